@@ -1,0 +1,31 @@
+"""AMOR: a language model that pays for attention only where it is unsure."""
+
+from typing import TYPE_CHECKING, Any
+
+from amor.errors import AmorError
+
+if TYPE_CHECKING:
+    from amor.config import Config
+    from amor.models.build import build
+    from amor.models.folder import load
+    from amor.presets import preset
+    from amor.state import State
+
+__version__ = "0.1.0"
+__all__ = ["AmorError", "Config", "State", "build", "load", "preset"]
+
+_HOMES = {
+    "Config": "amor.config",
+    "State": "amor.state",
+    "build": "amor.models.build",
+    "load": "amor.models.folder",
+    "preset": "amor.presets",
+}
+
+
+def __getattr__(name: str) -> Any:  # names are imported on first use, so that `import amor` stays quick
+    if name not in _HOMES:
+        raise AttributeError(f"module 'amor' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

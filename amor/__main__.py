@@ -1,0 +1,5 @@
+"""`python -m amor` is the same as `amor`."""
+
+from amor.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,13 @@
+"""Fires on every token: the ungated hybrid."""
+
+import torch
+
+from amor.gates.base import Evidence, Gate, Nothing, Verdict
+
+
+class Always(Gate):
+    kind = "always"
+    Options = Nothing
+
+    def forward(self, evidence: Evidence) -> Verdict:
+        return Verdict(torch.ones_like(evidence.position, dtype=torch.bool), torch.ones_like(evidence.position, dtype=torch.float32))

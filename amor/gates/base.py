@@ -1,0 +1,163 @@
+"""The contract of a gate, and the statistics that let a threshold follow the data.
+
+A gate sees one token at a time: its hidden vector, its position, and what the tied head says of it. It never sees a
+neighbour, a pad or a batch, so training, prefill and decode decide alike. Numbers it has gathered change only in
+`observe`, which the trainer calls once an optimiser step with the scores of the whole global batch.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from amor.config import at_least
+from amor.errors import AmorError
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a gate may look at, for tokens of any shape [...]; only what it `needs` is filled in."""
+
+    x: Tensor  # [..., D] the block's input, without gradient
+    position: Tensor  # [...]
+    entropy: Tensor | None = None  # [...] over log(vocab): in [0, 1]
+    margin: Tensor | None = None  # [...] best probability minus second best
+    gain: Tensor | None = None  # [...] nats the next token gains if the block fires; needs the true next token
+
+
+@dataclass(frozen=True)
+class Verdict:
+    fire: Tensor  # [...] bool
+    score: Tensor  # [...] what was compared with the threshold
+    weight: Tensor | None = None  # [...] 1 where it fires, with a gradient; None for a gate that has none
+
+
+class Gate(nn.Module):
+    kind: str
+    Options: type
+    needs: ClassVar[frozenset[str]] = frozenset()  # of Evidence: entropy, margin, gain
+
+    def __init__(self, width: int, options: object, salt: int):
+        super().__init__()
+        self.options = options
+
+    def forward(self, evidence: Evidence) -> Verdict:
+        raise NotImplementedError
+
+    @property
+    def threshold(self) -> Tensor:
+        """What a score is compared with; not a number where nothing is compared."""
+        return torch.tensor(torch.nan)
+
+    def observe(self, scores: Tensor) -> None:
+        """Take in the scores of one optimiser step: every real token of the global batch."""
+
+    def aim(self, rate: float | None) -> None:
+        """Fire on about this share of tokens from now on; None goes back to the trained threshold."""
+        raise AmorError(f"gate {self.kind!r} keeps no score quantiles, so it cannot aim at a firing rate")
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Options of a gate that has none."""
+
+    def check(self) -> None:
+        pass
+
+
+SKETCH = 257  # quantiles kept, 0 to 1 in even steps
+
+
+class Adaptive(Gate):
+    """A gate whose threshold is learned from the scores it meets: an average over steps of batch statistics.
+
+    Until the first `observe` it never fires: a model starts as its backbone.
+    """
+
+    mu: Tensor
+    sigma: Tensor
+    quantiles: Tensor
+    updates: Tensor
+
+    def __init__(self, width: int, options: object, salt: int):
+        super().__init__(width, options, salt)
+        self.register_buffer("mu", torch.zeros(()))
+        self.register_buffer("sigma", torch.zeros(()))
+        self.register_buffer("quantiles", torch.zeros(SKETCH))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+        self.aimed: float | None = None
+
+    def trained_threshold(self) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def threshold(self) -> Tensor:
+        if self.aimed is not None:
+            return self.quantile(1 - self.aimed)
+        return torch.where(self.updates > 0, self.trained_threshold(), torch.inf)
+
+    def quantile(self, q: float) -> Tensor:
+        """A quantile of the scores met, between the kept ones by a straight line."""
+        if q >= 1:
+            return torch.full_like(self.mu, torch.inf)
+        if q <= 0:
+            return torch.full_like(self.mu, -torch.inf)
+        place = q * (SKETCH - 1)
+        low = int(place)
+        return torch.lerp(self.quantiles[low], self.quantiles[min(low + 1, SKETCH - 1)], place - low)
+
+    @torch.no_grad()
+    def observe(self, scores: Tensor) -> None:
+        if scores.numel() == 0:
+            return
+        ordered = scores.detach().float().flatten().sort().values
+        last = len(ordered) - 1
+        places = torch.linspace(0, 1, SKETCH, device=ordered.device, dtype=torch.float64) * last
+        low = places.long()
+        sketch = torch.lerp(ordered[low], ordered[(low + 1).clamp(max=last)], (places - low).float())
+        # of an even number the lower middle one, as torch.median; the spread of one token is 0
+        seen = {"mu": ordered[last // 2], "sigma": ordered.std(correction=0), "quantiles": sketch}
+        eta = torch.where(self.updates > 0, self.options.eta, 1.0).to(ordered.device)  # type: ignore[attr-defined]
+        for name, value in seen.items():
+            buffer = getattr(self, name)
+            buffer.copy_(torch.lerp(buffer, value, eta))
+        self.updates += 1
+
+    def aim(self, rate: float | None) -> None:
+        if rate is not None:
+            if not 0 <= rate <= 1:
+                raise AmorError(f"firing rate {rate} is not between 0 and 1")
+            if int(self.updates) == 0:
+                raise AmorError("this gate has met no data yet, so it knows no quantiles; train or calibrate it first")
+        self.aimed = rate
+
+
+def check_rates(kind: str, **rates: float) -> None:
+    for name, value in rates.items():
+        at_least(f"gate {kind}.{name}", value, 0)
+        if value > 1:
+            raise AmorError(f"gate {kind}.{name} is {value}; it must be at most 1")
+
+
+@dataclass(frozen=True)
+class MedianOptions:
+    """Threshold = mu + kappa sigma; mu and sigma follow the batch median and spread with rate eta."""
+
+    kappa: float = 0.2
+    eta: float = 0.01
+
+    def check(self) -> None:
+        check_rates("entropy", eta=self.eta)
+
+
+class MedianGate(Adaptive):
+    """Fires where the score exceeds mu + kappa sigma."""
+
+    Options = MedianOptions
+
+    def trained_threshold(self) -> Tensor:
+        return self.mu + self.options.kappa * self.sigma  # type: ignore[attr-defined]
+
+    def judge(self, score: Tensor) -> Verdict:
+        return Verdict(score > self.threshold, score)

@@ -1,0 +1,39 @@
+"""A Mixture-of-Depths router: a learned score, a threshold that holds a firing rate, a straight-through gradient.
+
+Mixture-of-Depths takes the best k tokens of a sequence, which looks ahead; here the threshold is a quantile of scores
+met before, so a decision needs this token only.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from amor.gates.base import Adaptive, Evidence, Verdict, check_rates
+
+
+@dataclass(frozen=True)
+class Options:
+    rate: float = 0.4
+    eta: float = 0.01
+
+    def check(self) -> None:
+        check_rates("learned", rate=self.rate, eta=self.eta)
+
+
+class Learned(Adaptive):
+    kind = "learned"
+    Options = Options
+
+    def __init__(self, width: int, options: Options, salt: int):
+        super().__init__(width, options, salt)
+        self.router = nn.Linear(width, 1, bias=False)
+
+    def trained_threshold(self) -> Tensor:
+        return self.quantile(1 - self.options.rate)  # type: ignore[attr-defined]
+
+    def forward(self, evidence: Evidence) -> Verdict:
+        score = self.router(evidence.x).squeeze(-1).float()
+        fire = score > self.threshold
+        soft = torch.sigmoid(score - self.threshold)
+        return Verdict(fire, score.detach(), fire + (soft - soft.detach()))

@@ -1,0 +1,13 @@
+"""Fires where attention lowers the loss of the true next token. An upper bound for studies: it must be told the future."""
+
+from amor.gates.base import Evidence, Gate, Nothing, Verdict
+
+
+class Oracle(Gate):
+    kind = "oracle"
+    Options = Nothing
+    needs = frozenset({"gain"})
+
+    def forward(self, evidence: Evidence) -> Verdict:
+        assert evidence.gain is not None
+        return Verdict(evidence.gain > 0, evidence.gain)

@@ -1,0 +1,48 @@
+"""Fires on a random share of positions; the same ones in training, prefill and decode, whatever the batch."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from amor.gates.base import Evidence, Gate, Verdict, check_rates
+
+PRIME, MASK = 0x9E3779B1, 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Options:
+    rate: float = 0.4
+    seed: int = 0
+
+    def check(self) -> None:
+        check_rates("random", rate=self.rate)
+
+
+class Random(Gate):
+    kind = "random"
+    Options = Options
+
+    def __init__(self, width: int, options: Options, salt: int):
+        super().__init__(width, options, salt)
+        self.rate = options.rate
+        self.salt = options.seed * 1_000_003 + salt
+
+    def forward(self, evidence: Evidence) -> Verdict:
+        score = spread(evidence.position, self.salt)
+        return Verdict(score > self.threshold, score)
+
+    @property
+    def threshold(self) -> Tensor:
+        return torch.tensor(1 - self.rate)
+
+    def aim(self, rate: float | None) -> None:
+        self.rate = self.options.rate if rate is None else rate  # type: ignore[attr-defined]
+
+
+def spread(position: Tensor, salt: int) -> Tensor:
+    """A number in [0, 1) that looks random, from a position and a salt: three rounds of multiply and shift on 32 bits."""
+    bits = (position + 1 + salt * 7919) & MASK
+    for shift in (16, 13, 15):
+        bits = ((bits ^ (bits >> shift)) * PRIME) & MASK
+    return (bits ^ (bits >> 16)).float() / 2**32

@@ -1,0 +1,74 @@
+"""Causal multi-head attention with rotary positions."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from amor.config import at_least, divides, even_heads
+from amor.layout import Layout
+from amor.mixers.base import Mixer
+from amor.ops import attend
+from amor.parts import Cost, fan_heads, product, rotate
+from amor.state import KV, Part
+
+
+@dataclass(frozen=True)
+class Options:
+    head_size: int = 64
+    rope_theta: float = 10_000.0
+    width: int = 0  # of queries, keys and values together; 0: as wide as the model
+
+    def check(self, width: int) -> None:
+        at_least("attention.width", self.width, 0)
+        divides("attention.head_size", self.width or width, self.head_size, "head size")
+        even_heads("attention.head_size", self.head_size)
+        at_least("attention.rope_theta", self.rope_theta, 1)
+
+
+class Attention(Mixer):
+    kind = "attention"
+    Options = Options
+
+    def __init__(self, width: int, options: Options, eps: float):
+        super().__init__()
+        inner = options.width or width
+        self.head_size, self.theta, self.heads = options.head_size, options.rope_theta, inner // options.head_size
+        self.q_proj = nn.Linear(width, inner, bias=False)
+        self.k_proj = nn.Linear(width, inner, bias=False)
+        self.v_proj = nn.Linear(width, inner, bias=False)
+        self.o_proj = nn.Linear(inner, width, bias=False)
+
+    def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
+        return {"kv": KV.empty(batch, self.heads, self.head_size, device, dtype)}
+
+    def remember(self, x: Tensor, kv: KV, layout: Layout) -> tuple[Tensor, Tensor, KV]:
+        """Keys and values that queries of this call may look at, [B, H, L, d], and the state after it."""
+        k = rotate(fan_heads(self.k_proj(x), self.head_size), *layout.rotary(self.head_size, self.theta)).transpose(1, 2)
+        v = fan_heads(self.v_proj(x), self.head_size).transpose(1, 2)
+        after = kv.append(k, v, layout)
+        if layout.reset is None:
+            return after.k, after.v, after
+        return torch.cat([kv.k[:, :, : layout.past], k], 2), torch.cat([kv.v[:, :, : layout.past], v], 2), after
+
+    def ask(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries [..., H, d] of tokens x [..., D] at the positions of cos and sin."""
+        return rotate(fan_heads(self.q_proj(x), self.head_size), cos, sin)
+
+    def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
+        kv = state["kv"]
+        assert isinstance(kv, KV)
+        k, v, after = self.remember(x, kv, layout)
+        return self.all_queries(x, k, v, layout), {"kv": after}
+
+    def all_queries(self, x: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        q = self.ask(x, *layout.rotary(self.head_size, self.theta)).transpose(1, 2)
+        mask = None if layout.causal else layout.mask
+        a = attend.dense(q, k, v, mask=mask, causal=layout.causal)
+        return self.o_proj(a.transpose(1, 2).flatten(2))
+
+    def cost(self, context: int) -> Cost:
+        inner, seen = self.heads * self.head_size, context + 1
+        held = 2 * 4 * inner * seen
+        products = product(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+        return products + Cost(flops=4 * inner * seen, state_read=held, state_held=held)

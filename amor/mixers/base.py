@@ -1,0 +1,33 @@
+"""The contract of a mixer.
+
+A mixer reads T >= 1 tokens from a part of the state and gives the part after them; T = 1 is not special. It holds
+parameters only: what it remembers is handed in and out. Rows come aligned (real tokens first); pads must leave no trace
+in the state. Options say what shape it has, and refuse what cannot be built.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from amor.layout import Layout
+from amor.parts import Cost
+from amor.state import Part
+
+
+class Mixer(nn.Module):
+    kind: str
+    Options: type
+
+    def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
+        """The state of rows that have read nothing."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
+        """x [B, T, D] -> what the tokens say to each other [B, T, D], and the state after them."""
+        raise NotImplementedError
+
+    def cost(self, context: int) -> Cost:
+        """One more token when `context` tokens stand before it; the state in float32."""
+        raise NotImplementedError
+
+    def reset_parameters(self, generator: torch.Generator | None) -> None:
+        """Initialise what does not follow the house rule N(0, 0.02)."""

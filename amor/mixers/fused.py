@@ -1,0 +1,66 @@
+"""Fused: a whole Mamba2 mixer beside a narrow attention; both are normed, scaled a channel, and averaged."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from amor.config import divides
+from amor.layout import Layout
+from amor.mixers import attention, mamba2
+from amor.mixers.base import Mixer
+from amor.parts import Cost, RMSNorm
+from amor.state import Part
+
+
+@dataclass(frozen=True)
+class Options:
+    expand: int = 2
+    head_size: int = 64
+    state_size: int = 128
+    groups: int = 1
+    conv: int = 4
+    rope_theta: float = 10_000.0
+    share: int = 4  # attention is 1 / share of the model's width
+
+    def check(self, width: int) -> None:
+        self.mamba2.check(width)
+        divides("fused.share", width, self.share, "share")
+        self.attention(width).check(width)
+
+    @property
+    def mamba2(self) -> mamba2.Options:
+        return mamba2.Options(self.expand, self.head_size, self.state_size, self.groups, self.conv)
+
+    def attention(self, width: int) -> attention.Options:
+        return attention.Options(self.head_size, self.rope_theta, width // self.share)
+
+
+class Fused(Mixer):
+    kind = "fused"
+    Options = Options
+
+    def __init__(self, width: int, options: Options, eps: float):
+        super().__init__()
+        self.mamba2 = mamba2.Mamba2(width, options.mamba2, eps)
+        self.attention = attention.Attention(width, options.attention(width), eps)
+        self.mamba2_norm, self.attention_norm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.mamba2_scale, self.attention_scale = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(width))
+
+    def reset_parameters(self, generator: torch.Generator | None) -> None:
+        self.mamba2_scale.data.fill_(1.0)
+        self.attention_scale.data.fill_(1.0)
+
+    def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
+        return self.mamba2.start(batch, device, dtype) | self.attention.start(batch, device, dtype)
+
+    def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
+        m, after_m = self.mamba2(x, {"conv": state["conv"], "scan": state["scan"]}, layout)
+        a, after_a = self.attention(x, {"kv": state["kv"]}, layout)
+        m = self.mamba2_norm(m) * self.mamba2_scale.to(m.dtype)
+        a = self.attention_norm(a) * self.attention_scale.to(a.dtype)
+        return (m + a) / 2, after_m | after_a
+
+    def cost(self, context: int) -> Cost:
+        width = self.mamba2_scale.numel()
+        return self.mamba2.cost(context) + self.attention.cost(context) + Cost(weights=4 * width)

@@ -1,0 +1,98 @@
+"""Gated DeltaNet: a linear memory that corrects what it holds. Parameters are named as in fla's layer, with one convolution."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from amor.config import at_least
+from amor.errors import AmorError
+from amor.layout import Layout
+from amor.mixers.base import Mixer
+from amor.mixers.mamba2 import inverse_softplus, random_dt
+from amor.ops.delta import delta
+from amor.parts import Cost, RMSNorm, ShortConv, fan_heads, product
+from amor.state import Part
+
+
+@dataclass(frozen=True)
+class Options:
+    head_size: int = 64  # of a key
+    heads: int = 0  # 0: three quarters of the model's width, in heads
+    expand_v: int = 2  # a value is this many times a key
+    conv: int = 4
+
+    def check(self, width: int) -> None:
+        at_least("gated_deltanet.head_size", self.head_size, 1)
+        at_least("gated_deltanet.expand_v", self.expand_v, 1)
+        at_least("gated_deltanet.conv", self.conv, 2)
+        at_least("gated_deltanet.heads", self.heads, 0)
+        if not self.heads and (3 * width) % (4 * self.head_size):
+            near = max(1, round(3 * width / (4 * self.head_size)))
+            raise AmorError(
+                f"gated_deltanet: heads of {self.head_size} do not fill three quarters of width {width} "
+                f"({0.75 * width / self.head_size:.2f} heads); give heads={near}"
+            )
+
+    def count(self, width: int) -> int:
+        return self.heads or 3 * width // (4 * self.head_size)
+
+
+class GatedDeltaNet(Mixer):
+    kind = "gated_deltanet"
+    Options = Options
+
+    def __init__(self, width: int, options: Options, eps: float):
+        super().__init__()
+        self.options = options
+        self.heads = options.count(width)
+        self.value_size = options.head_size * options.expand_v
+        self.keys, self.values = self.heads * options.head_size, self.heads * self.value_size
+        self.q_proj = nn.Linear(width, self.keys, bias=False)
+        self.k_proj = nn.Linear(width, self.keys, bias=False)
+        self.v_proj = nn.Linear(width, self.values, bias=False)
+        self.g_proj = nn.Linear(width, self.values, bias=False)
+        self.a_proj = nn.Linear(width, self.heads, bias=False)
+        self.b_proj = nn.Linear(width, self.heads, bias=False)
+        self.conv1d = ShortConv(2 * self.keys + self.values, options.conv, bias=False)
+        self.A_log = nn.Parameter(torch.empty(self.heads))
+        self.dt_bias = nn.Parameter(torch.empty(self.heads))
+        self.o_norm = RMSNorm(self.value_size, eps)
+        self.o_proj = nn.Linear(self.values, width, bias=False)
+
+    def reset_parameters(self, generator: torch.Generator | None) -> None:
+        # A ~ U(0, 16); kept off 0, whose logarithm is -inf
+        self.A_log.data = (torch.rand(self.heads, generator=generator) * 16).clamp(min=1e-2).log()
+        self.dt_bias.data = inverse_softplus(random_dt(self.heads, generator))
+
+    def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
+        s = torch.zeros(batch, self.heads, self.options.head_size, self.value_size, device=device)
+        return {"conv": self.conv1d.start(batch, device, dtype), "delta": s}
+
+    def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
+        qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
+        qkv, window = self.conv1d(qkv, state["conv"], layout)
+        q, k, v = F.silu(qkv).split([self.keys, self.keys, self.values], dim=-1)
+        q, k = (unit(fan_heads(t, self.options.head_size).float()) for t in (q, k))
+        beta = self.b_proj(x).float().sigmoid()
+        g = -self.A_log.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.float())
+        if layout.valid is not None:
+            g, beta = g * layout.valid[..., None], beta * layout.valid[..., None]
+        s = state["delta"]
+        assert isinstance(s, Tensor)
+        o, s = delta(q * self.options.head_size**-0.5, k, fan_heads(v, self.value_size), g, beta, s, layout.reset)
+        o = self.o_norm(o) * F.silu(fan_heads(self.g_proj(x), self.value_size).float())
+        return self.o_proj(o.flatten(2).to(x.dtype)), {"conv": window, "delta": s}
+
+    def cost(self, context: int) -> Cost:
+        numbers = self.keys * self.value_size
+        held = 4 * (numbers + (2 * self.keys + self.values) * (self.options.conv - 1))
+        small = self.conv1d.weight.numel() + 2 * self.heads + self.value_size
+        products = product(self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj, self.o_proj)
+        return products + Cost(flops=6 * numbers, weights=small, state_read=held, state_held=held)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x scaled to length 1, with the 1e-6 of fla and transformers inside the root."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

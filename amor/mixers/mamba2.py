@@ -1,0 +1,94 @@
+"""Mamba2: a state-space mixer with a scalar decay a head. Parameters are named as in transformers' Mamba2Mixer."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from amor.config import at_least, divides
+from amor.layout import Layout
+from amor.mixers.base import Mixer
+from amor.ops.scan import scan
+from amor.parts import Cost, RMSNorm, ShortConv, product
+from amor.state import Part
+
+DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
+
+
+@dataclass(frozen=True)
+class Options:
+    expand: int = 2
+    head_size: int = 64
+    state_size: int = 128
+    groups: int = 1
+    conv: int = 4
+
+    def check(self, width: int) -> None:
+        for name in ("expand", "state_size", "groups"):
+            at_least(f"mamba2.{name}", getattr(self, name), 1)
+        at_least("mamba2.conv", self.conv, 2)
+        divides("mamba2.head_size", self.expand * width, self.head_size, "head size")
+        divides("mamba2.groups", self.expand * width // self.head_size, self.groups, "groups")
+
+
+class Mamba2(Mixer):
+    kind = "mamba2"
+    Options = Options
+
+    def __init__(self, width: int, options: Options, eps: float):
+        super().__init__()
+        self.options = options
+        self.inner = options.expand * width
+        self.heads = self.inner // options.head_size
+        self.mixed = self.inner + 2 * options.groups * options.state_size  # channels of x, B, C
+        self.in_proj = nn.Linear(width, self.inner + self.mixed + self.heads, bias=False)
+        self.conv1d = ShortConv(self.mixed, options.conv, bias=True)
+        self.dt_bias = nn.Parameter(torch.empty(self.heads))
+        self.A_log = nn.Parameter(torch.empty(self.heads))
+        self.D = nn.Parameter(torch.empty(self.heads))
+        self.norm = RMSNorm(self.inner, eps)
+        self.out_proj = nn.Linear(self.inner, width, bias=False)
+
+    def reset_parameters(self, generator: torch.Generator | None) -> None:
+        self.A_log.data = torch.arange(1, self.heads + 1, dtype=torch.float32).log()
+        self.D.data.fill_(1.0)
+        self.dt_bias.data = inverse_softplus(random_dt(self.heads, generator))
+
+    def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
+        s = torch.zeros(batch, self.heads, self.options.head_size, self.options.state_size, device=device)
+        return {"conv": self.conv1d.start(batch, device, dtype), "scan": s}
+
+    def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
+        z, xBC, dt = self.in_proj(x).split([self.inner, self.mixed, self.heads], dim=-1)
+        xBC, window = self.conv1d(xBC, state["conv"], layout)
+        states = self.options.groups * self.options.state_size
+        u, B, C = F.silu(xBC).split([self.inner, states, states], dim=-1)
+        u = u.unflatten(-1, (self.heads, -1))
+        B, C = (t.unflatten(-1, (self.options.groups, -1)) for t in (B, C))
+        dt = F.softplus(dt.float() + self.dt_bias.float())
+        if layout.valid is not None:
+            dt = dt * layout.valid[..., None]
+        s = state["scan"]
+        assert isinstance(s, Tensor)
+        y, s = scan(u, dt, -self.A_log.float().exp(), B, C, s, layout.reset)
+        y = y + u.float() * self.D.float()[:, None]
+        y = self.norm(y.flatten(2) * F.silu(z.float()))
+        return self.out_proj(y.to(x.dtype)), {"conv": window, "scan": s}
+
+    def cost(self, context: int) -> Cost:
+        numbers = self.inner * self.options.state_size
+        held = 4 * (numbers + self.mixed * (self.options.conv - 1))
+        small = self.conv1d.weight.numel() + self.mixed + 3 * self.heads + self.inner
+        return product(self.in_proj, self.out_proj) + Cost(flops=4 * numbers, weights=small, state_read=held, state_held=held)
+
+
+def random_dt(count: int, generator: torch.Generator | None) -> Tensor:
+    """Step sizes spread evenly on a logarithmic scale, as Mamba draws them."""
+    spread = math.log(DT_MAX) - math.log(DT_MIN)
+    return torch.exp(torch.rand(count, generator=generator) * spread + math.log(DT_MIN)).clamp(min=DT_FLOOR)
+
+
+def inverse_softplus(x: Tensor) -> Tensor:
+    return x + torch.log(-torch.expm1(-x))

@@ -1,0 +1,231 @@
+"""The whole model: embedding, backbone, gated blocks, tied head. One forward serves training, prefill and decode.
+
+    Embed -> layers x N -> norm_f -> block x K -> final norm -> tied head
+
+The three uses differ only in how many tokens are handed in and which state comes along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from amor.config import Config
+from amor.errors import AmorError
+from amor.gates.base import Evidence
+from amor.layout import Layout, align
+from amor.models.backbone import Backbone
+from amor.models.block import Block, Trace, last_real
+from amor.ops import head
+from amor.parts import Cost, RMSNorm
+from amor.state import Part, State
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one call found, in the columns the caller used; 0 (and no firing) at pads."""
+
+    hidden: Tensor  # [B, T, D] ready for the head; [B, 1, D] with keep="last"
+    state: State
+    gates: tuple[Trace, ...]  # one a block
+    loss: Tensor | None = None  # share-weighted sum of nll, differentiable; with targets
+    nll: Tensor | None = None  # [B, T] without gradient; with targets
+
+
+class Amor(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab, config.width)
+        self.backbone = Backbone(config)
+        self.norm_f = RMSNorm(config.width, config.norm_eps)
+        self.blocks = nn.ModuleList(Block(config, k) for k in range(config.blocks.count))
+        self.final_norm = RMSNorm(config.width, config.norm_eps) if config.blocks.count else None
+
+    def start(self, batch: int) -> State:
+        """The state of rows that have read nothing."""
+        device, dtype = self.embed.weight.device, self.embed.weight.dtype
+        parts = self.backbone.start(batch, device, dtype) + [b.start(batch, device, dtype) for b in self._blocks()]
+        return State(torch.zeros(batch, dtype=torch.long, device=device), tuple(parts))
+
+    def forward(
+        self,
+        tokens: Tensor,  # [B, T]
+        state: State | None = None,  # where to read on from; None: from the beginning
+        *,
+        valid: Tensor | None = None,  # [B, T] False at pads, wherever they are; None: every token is real
+        reset: Tensor | None = None,  # [B, T] True where a packed document begins
+        targets: Tensor | None = None,  # [B, T] true next tokens, head.IGNORE where none
+        share: Tensor | float | None = None,  # weight of each target in the loss; None: their mean
+        keep: Literal["all", "last"] = "all",  # "last": hidden of each row's last token only
+    ) -> Output:
+        tokens, lengths, reset, targets, order = _aligned(tokens, valid, reset, targets)
+        if tokens.shape[1] == 0:
+            raise AmorError("no tokens: a call reads at least one column; start a text with a beginning-of-text token")
+        state = self.start(len(tokens)) if state is None else state
+        if state.rows != len(tokens):
+            raise AmorError(f"{len(tokens)} rows of tokens, but the state holds {state.rows} rows")
+        layout = state.layout(tokens.shape[1], lengths, reset)
+        depth = len(self.backbone.layers)
+        h, parts = self.backbone(self.embed(tokens), state.parts[:depth], layout)
+        h, parts_of_blocks, gates = self._through_blocks(h, state.parts[depth:], layout, targets, keep)
+        after = state.advance(layout, parts + parts_of_blocks, tokens)
+
+        def home(t: Tensor) -> Tensor:
+            return t if keep == "last" else _restored(t, layout, order)
+
+        loss = nll = None
+        if targets is not None:
+            loss, nll = self._loss(h, last_real(targets, layout) if keep == "last" else targets, share)
+            nll = home(nll)
+        traces = tuple(Trace(home(g.score), home(g.fire), g.threshold) for g in gates)
+        return Output(home(h), after, traces, loss, nll)
+
+    def _through_blocks(
+        self, h: Tensor, parts: tuple[Part, ...], layout: Layout, targets: Tensor | None, keep: str
+    ) -> tuple[Tensor, list[Part], list[Trace]]:
+        """The residual through the K blocks and the final norm."""
+        blocks = self._blocks()
+        prenorm = self.config.blocks.first == "prenorm"
+        if not prenorm or not blocks:
+            h = self.norm_f(h)
+        after: list[Part] = []
+        gates: list[Trace] = []
+        for index, (block, part) in enumerate(zip(blocks, parts, strict=True)):
+            x = self.block_input(index, h)
+            final = index == len(blocks) - 1
+            h, part, trace = block(h, x, part, layout, self._probe(targets), keep if final else "all")
+            after.append(part)
+            gates.append(trace)
+        if keep == "last" and not blocks:
+            h = last_real(h, layout)
+        return (h if self.final_norm is None else self.final_norm(h)), after, gates
+
+    def block_input(self, index: int, h: Tensor) -> Tensor:
+        """What block `index` reads of the residual h."""
+        norm = self._blocks()[index].norm
+        if norm is not None:
+            return norm(h)
+        return self.norm_f(h) if self.config.blocks.first == "prenorm" else h
+
+    def _probe(self, targets: Tensor | None) -> Callable[..., Evidence]:
+        """Asks the tied head, without gradient, how sure it is of the next token."""
+
+        @torch.no_grad()
+        def probe(
+            x: Tensor, layout: Layout, needs: frozenset[str], opened: Callable[[], tuple[Tensor, Tensor]]
+        ) -> Evidence:
+            seen: dict[str, Tensor] = {}
+            if needs & {"entropy", "margin"}:
+                real = slice(None) if layout.valid is None else layout.valid.flatten()
+                reading = head.read(
+                    x.flatten(0, 1)[real], self.embed.weight, entropy="entropy" in needs, margin="margin" in needs
+                )
+                if reading.entropy is not None:
+                    # over log(vocab), so that one threshold means the same for every vocabulary
+                    seen["entropy"] = _spread(reading.entropy / math.log(self.config.vocab), layout, x)
+                if reading.margin is not None:
+                    seen["margin"] = _spread(reading.margin, layout, x)
+            if "gain" in needs:
+                seen["gain"] = self._gain(opened(), targets)
+            return Evidence(x, layout.positions, **seen)
+
+        return probe
+
+    def _gain(self, residuals: tuple[Tensor, Tensor], targets: Tensor | None) -> Tensor:
+        """[B, T] nats of the true next token gained by firing this block, the later ones closed."""
+        if targets is None:
+            raise AmorError("the oracle gate needs the true next tokens: call the model with targets")
+        if targets.shape != residuals[0].shape[:2]:
+            raise AmorError('the oracle gate judges every token: call the model with keep="all"')
+        assert self.final_norm is not None
+        closed, opened = (
+            head.read(self.final_norm(h).flatten(0, 1), self.embed.weight, targets.flatten()).nll for h in residuals
+        )
+        assert closed is not None and opened is not None
+        return (closed - opened).view_as(targets)
+
+    def _loss(self, h: Tensor, targets: Tensor, share: Tensor | float | None) -> tuple[Tensor, Tensor]:
+        flat = targets.flatten()
+        if share is None:
+            share = 1 / (flat != head.IGNORE).sum().clamp(min=1)
+        weights = torch.as_tensor(share, dtype=torch.float32, device=h.device).expand(targets.shape).flatten()
+        loss, reading = head.loss(h.flatten(0, 1), self.embed.weight, flat, weights)
+        assert reading.nll is not None
+        return loss, reading.nll.view_as(targets)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]: the only place where a logit a token and word is kept."""
+        return hidden @ self.embed.weight.to(hidden.dtype).T
+
+    def replay(self, tokens: Tensor, state: State, lengths: Tensor) -> State:
+        """Read tokens again, `lengths` of each row: what State.rollback calls."""
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        return self(tokens, state, valid=columns < lengths[:, None], keep="last").state
+
+    def cost(self, context: int, fire_rate: float = 1.0, heads: float | None = None) -> Cost:
+        """One more token in decode. `heads`: passes over the head; by default one a block and one for the output."""
+        blocks = self._blocks()
+        passes = len(blocks) + 1 if heads is None else heads
+        total = self.backbone.cost(context) + Cost(weights=self.norm_f.weight.numel() * (2 if self.final_norm else 1))
+        for block in blocks:
+            total = total + block.cost(context, fire_rate)
+        size = self.embed.weight.numel()
+        return total + Cost(flops=2 * size, weights=size) * passes + Cost(state_held=8)
+
+    @torch.no_grad()
+    def observe(self, scores: list[Tensor]) -> None:
+        """Let every gate take in the scores of one optimiser step, [n] each: real tokens of the global batch."""
+        for block, seen in zip(self._blocks(), scores, strict=True):
+            block.gate.observe(seen)
+
+    def _blocks(self) -> list[Block]:
+        return list(self.blocks)  # type: ignore[arg-type]
+
+
+def _aligned(
+    tokens: Tensor, valid: Tensor | None, reset: Tensor | None, targets: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Real tokens first in every row; pads become token 0, begin nothing and are not scored."""
+    if valid is None:
+        return tokens, None, reset, targets, None
+    valid = valid.bool()
+    if valid.shape != tokens.shape:
+        raise AmorError(f"valid is {list(valid.shape)}, tokens are {list(tokens.shape)}; one mark a token is needed")
+    if bool(valid.all()):
+        return tokens, None, reset, targets, None
+    lengths, order = align(valid)
+    tokens = tokens.masked_fill(~valid, 0)
+    reset = None if reset is None else reset & valid
+    targets = None if targets is None else targets.masked_fill(~valid, head.IGNORE)
+    if order is None:
+        return tokens, lengths, reset, targets, None
+    moved = [None if t is None else t.gather(1, order) for t in (tokens, reset, targets)]
+    assert moved[0] is not None
+    return moved[0], lengths, moved[1], moved[2], order
+
+
+def _restored(t: Tensor, layout: Layout, order: Tensor | None) -> Tensor:
+    """Back to the caller's columns, 0 at pads."""
+    if layout.valid is None:
+        return t
+    marks = layout.valid.view(layout.valid.shape + (1,) * (t.ndim - 2))
+    t = torch.where(marks, t, torch.zeros((), dtype=t.dtype, device=t.device))
+    if order is None:
+        return t
+    index = torch.argsort(order, dim=1).view(order.shape + (1,) * (t.ndim - 2))
+    return t.gather(1, index.expand_as(t))
+
+
+def _spread(values: Tensor, layout: Layout, x: Tensor) -> Tensor:
+    """[real tokens] -> [B, T], 0 at pads."""
+    if layout.valid is None:
+        return values.view(x.shape[:2])
+    out = values.new_zeros(x.shape[:2])
+    out[layout.valid] = values
+    return out

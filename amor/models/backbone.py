@@ -1,0 +1,56 @@
+"""The backbone: a pattern of layers, each a mixer and an MLP with a norm before either."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from amor import registry
+from amor.config import Config
+from amor.layout import Layout
+from amor.mixers.base import Mixer
+from amor.parts import Cost, RMSNorm, SwiGLU
+from amor.state import Part
+
+
+class Layer(nn.Module):
+    """h + mixer(norm h), then h + mlp(norm h)."""
+
+    def __init__(self, config: Config, kind: str):
+        super().__init__()
+        self.mixer_norm = RMSNorm(config.width, config.norm_eps)
+        self.mixer: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.norm_eps)
+        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
+        self.mlp = SwiGLU(config.width, config.d_ff)
+
+    def forward(self, h: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
+        mixed, after = self.mixer(self.mixer_norm(h), state, layout)
+        h = h + mixed
+        return h + self.mlp(self.mlp_norm(h)), after
+
+    def cost(self, context: int) -> Cost:
+        return self.mixer.cost(context) + self.mlp.cost() + Cost(weights=2 * self.mixer_norm.weight.numel())
+
+
+class Backbone(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(config, kind) for kind in config.pattern)
+        self.recompute = False  # forget activations in the forward pass and compute them again in the backward pass
+
+    def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> list[Part]:
+        return [layer.mixer.start(batch, device, dtype) for layer in self.layers]  # type: ignore[union-attr, operator]
+
+    def forward(self, h: Tensor, parts: Sequence[Part], layout: Layout) -> tuple[Tensor, list[Part]]:
+        after = []
+        for layer, part in zip(self.layers, parts, strict=True):
+            if self.recompute and torch.is_grad_enabled():
+                h, part = checkpoint(layer, h, part, layout, use_reentrant=False)
+            else:
+                h, part = layer(h, part, layout)
+            after.append(part)
+        return h, after
+
+    def cost(self, context: int) -> Cost:
+        return sum((layer.cost(context) for layer in self.layers), Cost())  # type: ignore[operator, misc]

@@ -1,0 +1,139 @@
+"""The AMOR block: attention on the residual stream, run only where the gate fires.
+
+    x = h or RMSNorm(h)      fire = gate(x)      h <- h + fire * sigmoid(alpha) * W_O SDPA(RoPE(W_Q x), RoPE(W_K x), W_V x)
+
+Keys and values are computed and kept for every token. Queries are computed for all and masked (`full_with_mask`, for
+training), or only where the gate fires (`true_sparse`); both give the same numbers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from amor import registry
+from amor.config import Config
+from amor.errors import AmorError, nearest
+from amor.gates.base import Evidence, Gate, Verdict
+from amor.layout import Layout
+from amor.mixers.attention import Attention, Options
+from amor.ops import attend
+from amor.parts import Cost, RMSNorm, SwiGLU
+from amor.state import KV, Part
+
+DENSE_ABOVE = 0.6  # firing rate above which computing all queries is faster than gathering the fired ones
+COMPUTE = ("auto", "full_with_mask", "true_sparse")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the gate of one block decided, [B, T] each; pads never fire and score 0."""
+
+    score: Tensor
+    fire: Tensor
+    threshold: Tensor
+
+
+# What a block asks of the model: x [B, T, D], what the gate needs, and the residual if the block fired -> evidence
+Probe = Callable[[Tensor, Layout, frozenset[str], Callable[[], tuple[Tensor, Tensor]]], Evidence]
+
+
+class Block(nn.Module):
+    def __init__(self, config: Config, index: int):
+        super().__init__()
+        blocks = config.blocks
+        # block 0 takes its input as it comes: norm_f's output, or (prenorm) it is normed by norm_f itself
+        self.norm = RMSNorm(config.width, config.norm_eps) if index else None
+        self.attention = Attention(config.width, Options(blocks.head_size, blocks.rope_theta), config.norm_eps)
+        self.alpha = nn.Parameter(torch.zeros(config.width))
+        self.gate: Gate = registry.find("gates", blocks.gate)(config.width, config.gate_options(), index)
+        self.mlp_norm = RMSNorm(config.width, config.norm_eps) if blocks.mlp else None
+        self.mlp = SwiGLU(config.width, config.d_ff) if blocks.mlp else None
+        self.compute = "auto"
+
+    def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
+        return self.attention.start(batch, device, dtype)
+
+    def forward(
+        self, h: Tensor, x: Tensor, state: Part, layout: Layout, probe: Probe, keep: str = "all"
+    ) -> tuple[Tensor, Part, Trace]:
+        """h [B, T, D] the residual, x its normed copy. keep="last": only each row's last token goes on."""
+        kv = state["kv"]
+        assert isinstance(kv, KV)
+        k, v, after = self.attention.remember(x, kv, layout)
+        if keep == "last":
+            h, x = last_real(h, layout), last_real(x, layout)
+            layout = layout.last()
+            k, v = after.k, after.v
+
+        def opened() -> Tensor:
+            return self.update(h, self.attention.all_queries(x, k, v, layout))
+
+        verdict = self.gate(probe(x.detach(), layout, self.gate.needs, lambda: (h, opened())))
+        fire = verdict.fire if layout.valid is None else verdict.fire & layout.valid
+        if self.dense_pays(fire):
+            out = choose(fire, opened(), h, verdict)
+        else:
+            out = self.fired_only(h, x, k, v, layout, fire)
+        return out, {"kv": after}, Trace(verdict.score.detach(), fire, self.gate.threshold)
+
+    def dense_pays(self, fire: Tensor) -> bool:
+        if self.compute not in COMPUTE:
+            raise AmorError(f"compute: no {self.compute!r}; {nearest(self.compute, COMPUTE)}")
+        if self.compute == "auto":
+            return torch.is_grad_enabled() or float(fire.float().mean()) > DENSE_ABOVE
+        return self.compute == "full_with_mask"
+
+    def update(self, h: Tensor, a: Tensor) -> Tensor:
+        """The residual of tokens that fired, from their attention output."""
+        h = h + self.alpha.sigmoid().to(a.dtype) * a
+        if self.mlp is None or self.mlp_norm is None:
+            return h
+        return h + self.mlp(self.mlp_norm(h))
+
+    def fired_only(self, h: Tensor, x: Tensor, k: Tensor, v: Tensor, layout: Layout, fire: Tensor) -> Tensor:
+        rows, columns = fire.nonzero(as_tuple=True)
+        if not len(rows):
+            return h
+        here = rows, columns
+        cos, sin = layout.rotary(self.attention.head_size, self.attention.theta)
+        q = self.attention.ask(x[here], cos[here], sin[here])
+        a = attend.gathered(q, k, v, rows, self.seen(layout, rows, columns, k.shape[2]))
+        return h.index_put(here, self.update(h[here], self.attention.o_proj(a.flatten(1))))
+
+    def seen(self, layout: Layout, rows: Tensor, columns: Tensor, keys: int) -> Tensor | None:
+        """[n, keys] what each fired query may look at."""
+        if layout.reset is not None:
+            assert layout.mask is not None
+            return layout.mask[rows, columns]
+        if layout.even and layout.columns == 1:
+            return None
+        return torch.arange(keys, device=rows.device) <= layout.positions[rows, columns][:, None]
+
+    def cost(self, context: int, fire_rate: float) -> Cost:
+        """One more token: keys and values always, the rest on a share of tokens."""
+        a = self.attention
+        whole = a.cost(context)
+        always = 2 * a.k_proj.weight.numel()
+        fired = Cost(whole.flops - 2 * always, whole.weights - always, whole.state_read)
+        if self.mlp is not None:
+            fired = fired + self.mlp.cost()
+        small = self.alpha.numel() * (2 if self.norm else 1)
+        return fired * fire_rate + Cost(flops=2 * always, weights=always + small, state_held=whole.state_held)
+
+
+def choose(fire: Tensor, opened: Tensor, h: Tensor, verdict: Verdict) -> Tensor:
+    """The updated residual where the gate fires, the old one elsewhere; a gate with a gradient gets it everywhere."""
+    out = torch.where(fire[..., None], opened, h)
+    if verdict.weight is None:
+        return out
+    return out + (verdict.weight - verdict.weight.detach())[..., None].to(h.dtype) * (opened - h)
+
+
+def last_real(t: Tensor, layout: Layout) -> Tensor:
+    """[B, 1, ...] each row's last real token."""
+    if layout.lengths is None:
+        return t[:, -1:]
+    index = (layout.lengths - 1).clamp(min=0)
+    return t[torch.arange(len(t), device=t.device), index][:, None]

@@ -1,0 +1,52 @@
+"""From a config to a model with its first weights."""
+
+import torch
+from torch import nn
+
+from amor.config import Config
+from amor.mixers.base import Mixer
+from amor.models.amor import Amor
+from amor.models.block import Block
+from amor.parts import RMSNorm, ShortConv
+
+SPREAD = 0.02
+
+
+def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") -> Amor:
+    """A model with fresh weights; on the meta device only its shapes."""
+    with torch.device("meta"):
+        model = Amor(config)
+    if str(device) == "meta":
+        return model
+    model.to_empty(device="cpu")
+    initialise(model, seed)
+    return model.to(device)
+
+
+@torch.no_grad()
+def initialise(model: Amor, seed: int) -> None:
+    """Linear, embedding and convolution weights ~ N(0, 0.02); norms 1; biases 0; W_O of blocks 0; mixers add their own rules."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding | ShortConv):
+            module.weight.normal_(0.0, SPREAD, generator=generator)
+            if isinstance(module, ShortConv) and module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, RMSNorm):
+            module.weight.fill_(1.0)
+        elif isinstance(module, Mixer):
+            module.reset_parameters(generator)
+    for module in model.modules():
+        if isinstance(module, Block):
+            closed_start(module)
+    for buffer in model.buffers():
+        buffer.zero_()
+
+
+@torch.no_grad()
+def closed_start(block: Block) -> None:
+    """A block that changes nothing yet, whether it fires or not."""
+    block.attention.o_proj.weight.zero_()
+    block.alpha.zero_()
+    if block.mlp is not None:
+        block.mlp.down_proj.weight.zero_()

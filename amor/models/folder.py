@@ -1,0 +1,82 @@
+"""A model on disk: config.json, model.safetensors and, where there is one, tokenizer.json, in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from amor.config import Config
+from amor.errors import AmorError
+from amor.models.amor import Amor
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+
+
+def save(model: Amor, folder: str | Path, tokenizer: Tokenizer | None = None) -> None:
+    """Write a model folder. Every file is written beside its name first, so that a reader never sees half of one."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().contiguous().cpu() for name, t in model.state_dict().items()}
+    _in_place(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    _in_place(folder / CONFIG, lambda path: Path(path).write_text(model.config.to_json() + "\n"))
+    if tokenizer is not None:
+        _in_place(folder / TOKENIZER, lambda path: tokenizer.save(path))
+
+
+def _in_place(path: Path, write: Any) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    write(str(beside))
+    os.replace(beside, path)
+
+
+def load_config(folder: str | Path) -> Config:
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise AmorError(f"{folder} holds no {CONFIG}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
+    try:
+        return Config.from_dict(json.loads(path.read_text()))
+    except json.JSONDecodeError as error:
+        raise AmorError(f"{path} is not JSON ({error})") from error
+
+
+def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Amor:
+    """The model of a folder; a missing, extra or misshapen tensor is an error, never a warning."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    config = load_config(folder)
+    path = Path(folder) / WEIGHTS
+    if not path.is_file():
+        raise AmorError(f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
+    try:
+        tensors = load_file(str(path), device=str(device))
+    except SafetensorError as error:
+        raise AmorError(f"{path} cannot be read ({error}); it may be cut short, copy it again") from error
+    with torch.device("meta"):
+        model = Amor(config)
+    wanted = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    wrong = sorted(wanted.keys() ^ tensors.keys()) or sorted(n for n in wanted if wanted[n] != tuple(tensors[n].shape))
+    if wrong:
+        raise AmorError(f"{path} does not fit its config: {len(wrong)} tensors differ, first {wrong[0]!r}")
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
+def load(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Amor, Tokenizer | None]:
+    """The model of a folder, ready to read, and its tokenizer (None where there is none)."""
+    model = load_model(folder, device).eval()
+    path = Path(folder) / TOKENIZER
+    if not path.is_file():
+        return model, None
+    from tokenizers import Tokenizer
+
+    return model, Tokenizer.from_file(str(path))

@@ -1,0 +1,33 @@
+"""The gated delta rule, one token at a time: the definition.
+
+    s <- exp(g_t) s         u_t = beta_t (v_t - s^T k_t)         s <- s + k_t u_t^T         o_t = s^T q_t
+
+Letters: B rows, T tokens, H heads, keys of size K, values of size V.
+"""
+
+import torch
+from torch import Tensor
+
+
+def delta(
+    q: Tensor,  # [B, T, H, K]
+    k: Tensor,  # [B, T, H, K] of length at most 1
+    v: Tensor,  # [B, T, H, V]
+    g: Tensor,  # [B, T, H] log decay <= 0
+    beta: Tensor,  # [B, T, H] in [0, 1]; g = beta = 0 holds the state still, which is how a pad is skipped
+    state: Tensor | None = None,  # [B, H, K, V]
+    reset: Tensor | None = None,  # [B, T] True: forget before reading this token
+) -> tuple[Tensor, Tensor]:  # o [B, T, H, V], state; both float32
+    q, k, v, g, beta = (t.float() for t in (q, k, v, g, beta))
+    rows, length, heads, size = k.shape
+    s = q.new_zeros(rows, heads, size, v.shape[-1]) if state is None else state.float()
+    outputs = []
+    for t in range(length):
+        if reset is not None:
+            s = torch.where(reset[:, t, None, None, None], 0.0, s)
+        s = s * g[:, t, :, None, None].exp()
+        held = (k[:, t, :, None] @ s).squeeze(-2)
+        u = beta[:, t, :, None] * (v[:, t] - held)
+        s = s + k[:, t, :, :, None] * u[:, :, None, :]
+        outputs.append((q[:, t, :, None] @ s).squeeze(-2))
+    return torch.stack(outputs, dim=1), s

@@ -1,0 +1,41 @@
+"""What the tied head says of hidden vectors, from all the logits at once: the definition."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORE = -100  # a target that is not scored
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One row of numbers a hidden vector, float32; None where it was not asked for."""
+
+    nll: Tensor | None = None  # [N] negative log-likelihood of the target; 0 where it is IGNORE. The only one with a gradient
+    entropy: Tensor | None = None  # [N] in nats
+    margin: Tensor | None = None  # [N] probability of the best token minus that of the second
+
+
+def read(x: Tensor, weight: Tensor, targets: Tensor | None = None, entropy: bool = False, margin: bool = False) -> Reading:
+    """x [N, D], weight [V, D], targets [N]."""
+    logits = (x @ weight.T).float()
+    nll = None
+    if targets is not None:
+        nll = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none")
+    with torch.no_grad():
+        logp = logits.log_softmax(-1)
+        H = -(logp.exp() * logp).sum(-1) if entropy else None
+        M = None
+        if margin:
+            best = logp.topk(2, dim=-1).values.exp()
+            M = best[:, 0] - best[:, 1]
+    return Reading(nll, H, M)
+
+
+def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:
+    """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
+    reading = read(x, weight, targets, entropy=True)
+    assert reading.nll is not None
+    return (reading.nll * share).sum(), Reading(reading.nll.detach(), reading.entropy)

@@ -1,0 +1,32 @@
+"""The Mamba2 recurrence, one token at a time: the definition.
+
+    s_t = exp(dt_t A) s_{t-1} + (dt_t x_t) B_t^T          y_t = s_t C_t
+
+Letters: B rows, T tokens, H heads of size P, G groups of states of size S.
+"""
+
+import torch
+from torch import Tensor
+
+
+def scan(
+    x: Tensor,  # [B, T, H, P]
+    dt: Tensor,  # [B, T, H] step size >= 0; 0 holds the state still, which is how a pad is skipped
+    A: Tensor,  # [H] < 0
+    B: Tensor,  # [B, T, G, S]
+    C: Tensor,  # [B, T, G, S]
+    state: Tensor | None = None,  # [B, H, P, S]
+    reset: Tensor | None = None,  # [B, T] True: forget before reading this token
+) -> tuple[Tensor, Tensor]:  # y [B, T, H, P], state; both float32
+    rows, length, heads, size = x.shape
+    x, dt, A, B, C = x.float(), dt.float(), A.float(), B.float(), C.float()
+    B, C = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (B, C))
+    s = x.new_zeros(rows, heads, size, B.shape[-1]) if state is None else state.float()
+    ys = []
+    for t in range(length):
+        if reset is not None:
+            s = torch.where(reset[:, t, None, None, None], 0.0, s)
+        decay = torch.exp(dt[:, t] * A)[..., None, None]
+        s = decay * s + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None, :]
+        ys.append((s @ C[:, t, :, :, None]).squeeze(-1))
+    return torch.stack(ys, dim=1), s

@@ -1,0 +1,94 @@
+"""Small pieces every room uses: norm, SwiGLU, rotary embedding, short convolution, and what a piece costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from amor.layout import Layout
+from amor.ops.conv import conv
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one more token costs at a context: FLOPs of matrix products, weights read, state read, state held (a row)."""
+
+    flops: float = 0.0
+    weights: float = 0.0  # parameters read, in numbers, not bytes
+    state_read: float = 0.0  # bytes
+    state_held: float = 0.0  # bytes
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops,
+            self.weights + other.weights,
+            self.state_read + other.state_read,
+            self.state_held + other.state_held,
+        )
+
+    def __mul__(self, times: float) -> Cost:
+        return Cost(self.flops * times, self.weights * times, self.state_read * times, self.state_held * times)
+
+
+def product(*layers: nn.Linear) -> Cost:
+    """One token through linear layers."""
+    count = sum(layer.weight.numel() for layer in layers)
+    return Cost(flops=2 * count, weights=count)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, in float32 inside."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x)."""
+
+    def __init__(self, width: int, d_ff: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(width, d_ff, bias=False)
+        self.up_proj = nn.Linear(width, d_ff, bias=False)
+        self.down_proj = nn.Linear(d_ff, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    def cost(self) -> Cost:
+        return product(self.gate_proj, self.up_proj, self.down_proj)
+
+
+class ShortConv(nn.Module):
+    """A causal convolution over a few tokens, each channel by itself. Weights lie as in nn.Conv1d: [channels, 1, taps]."""
+
+    def __init__(self, channels: int, taps: int, bias: bool):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, taps))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+
+    def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        channels, _, taps = self.weight.shape
+        return torch.zeros(batch, taps - 1, channels, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, window: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
+        return conv(x, self.weight[:, 0].to(x.dtype), self.bias, window, layout.lengths, layout.reset)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + size/2) of x [..., heads, size] by its position's angle; cos and sin [..., size/2]."""
+    a, b = x.float().chunk(2, dim=-1)
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+def fan_heads(x: Tensor, head_size: int) -> Tensor:
+    return x.unflatten(-1, (-1, head_size))

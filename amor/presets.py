@@ -1,0 +1,74 @@
+"""The eight architectures at four scales, and the paper's ablations, as data.
+
+The pattern of layers follows the paper: a serial hybrid replaces the mixer by attention at some layers, a fused hybrid
+runs attention beside Mamba2 at the first, a middle and the last layer, AMOR adds three gated blocks behind the backbone.
+"""
+
+from typing import Any
+
+from amor.config import Config
+from amor.errors import AmorError, nearest
+
+SCALES: dict[str, dict[str, Any]] = {
+    "tiny": dict(width=256, depth=4, d_ff=512, vocab=4096, context=256),
+    "180m": dict(width=768, depth=12, d_ff=1216, vocab=128_256, context=3072),
+    "440m": dict(width=1024, depth=24, d_ff=1984, vocab=128_256, context=3072),
+    "1.5b": dict(width=2048, depth=24, d_ff=4096, vocab=128_256, context=3072),
+}
+
+# depth -> where attention stands (zero-based)
+SERIAL = {4: (2,), 12: (4, 8), 24: (6, 12, 18)}
+FUSED = {4: (0, 2, 3), 12: (0, 6, 11), 24: (0, 12, 23)}
+
+# name -> (mixer everywhere, mixer at the special layers, where those are, K)
+ARCHITECTURES: dict[str, tuple[str, str, dict[int, tuple[int, ...]], int]] = {
+    "transformer": ("attention", "", {}, 0),
+    "mamba2": ("mamba2", "", {}, 0),
+    "gated-deltanet": ("gated_deltanet", "", {}, 0),
+    "mamba2-serial": ("mamba2", "attention", SERIAL, 0),
+    "gated-deltanet-serial": ("gated_deltanet", "attention", SERIAL, 0),
+    "mamba2-fused": ("mamba2", "fused", FUSED, 0),
+    "amor-mamba2": ("mamba2", "", {}, 3),
+    "amor-gated-deltanet": ("gated_deltanet", "", {}, 3),
+}
+
+# what an ablation changes in its AMOR model
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "classic": {"blocks.count": 1},
+    "prenorm": {"blocks.first": "prenorm"},
+    "nogate": {"blocks.gate": "always"},
+    "mlp": {"blocks.mlp": True},
+}
+
+NAMES = tuple(ARCHITECTURES)
+ABLATION_NAMES = tuple(f"{name}-{ablation}" for name in NAMES if name.startswith("amor-") for ablation in ABLATIONS)
+
+
+def preset(name: str, scale: str, **changes: Any) -> Config:
+    """A named architecture or ablation ('amor-mamba2-classic') at a scale, with any key changed."""
+    if scale not in SCALES:
+        raise AmorError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
+    base, _, ablation = name.rpartition("-")
+    if name in ARCHITECTURES:
+        base, ablation = name, ""
+    elif base not in ARCHITECTURES or not base.startswith("amor-") or ablation not in ABLATIONS:
+        raise AmorError(f"no model {name!r}; {nearest(name, NAMES + ABLATION_NAMES)}")
+    size = SCALES[scale]
+    config = Config(
+        name=f"{name}-{scale}",
+        vocab=size["vocab"],
+        width=size["width"],
+        d_ff=size["d_ff"],
+        context=size["context"],
+        pattern=pattern(base, size["depth"]),
+    ).change(**{"blocks.count": ARCHITECTURES[base][3]})
+    return config.change(**ABLATIONS.get(ablation, {})).change(**changes)
+
+
+def pattern(name: str, depth: int) -> tuple[str, ...]:
+    """The mixer kind of every layer of an architecture of a depth."""
+    everywhere, special, where, _ = ARCHITECTURES[name]
+    places = where.get(depth, ())
+    if where and not places:
+        raise AmorError(f"{name} is laid out for depths {sorted(where)}, not {depth}; give a pattern of your own")
+    return tuple(special if layer in places else everywhere for layer in range(depth))

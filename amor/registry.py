@@ -1,0 +1,39 @@
+"""Finds the one class a kind names: the class in amor/<room>/<kind>.py, or a dotted path outside the house."""
+
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+
+from amor.errors import AmorError, nearest
+
+
+@cache
+def kinds(room: str) -> tuple[str, ...]:
+    """Every kind a room holds: its modules that define a class of their own name, in alphabetical order."""
+    package = importlib.import_module(f"amor.{room}")
+    modules = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
+    return tuple(sorted(name for name in modules if _class_in(f"amor.{room}.{name}", name)))
+
+
+@cache
+def find(room: str, kind: str) -> type:
+    """The class of a kind; `package.module.Class` reaches one that lives elsewhere."""
+    if "." in kind:
+        module, _, name = kind.rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise AmorError(f"{room}: cannot import {kind!r} ({error}); give package.module.Class") from error
+    if kind not in kinds(room):
+        raise AmorError(f"{room}: no kind {kind!r}; {nearest(kind, kinds(room))}")
+    found = _class_in(f"amor.{room}.{kind}", kind)
+    assert found is not None
+    return found
+
+
+def _class_in(module: str, kind: str) -> type | None:
+    for _, member in inspect.getmembers(importlib.import_module(module), inspect.isclass):
+        if member.__module__ == module and getattr(member, "kind", None) == kind:
+            return member
+    return None

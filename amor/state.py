@@ -1,0 +1,331 @@
+"""What a model remembers of the tokens it has read: recurrent states, convolution windows, keys and values, positions.
+
+A State is a value: reading on from it gives a new one and leaves it as it was. Keys and values grow inside a shared
+buffer, so that reading on does not copy them; the buffer knows which State reads on in place, and copies for any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from amor.errors import AmorError
+from amor.layout import Layout
+
+Part = dict[str, "Tensor | KV"]
+
+
+class Buffer:
+    """Room for keys and values, [B, H, capacity, size] each, and the marks that keep two readers out of each other's way."""
+
+    def __init__(self, k: Tensor, v: Tensor):
+        self.k, self.v = k, v
+        self.mark = 0  # grows with every append; only the holder of the newest mark may append in place
+        self.age = 0  # grows with every rollback; a State that was rolled back is refused
+
+    @property
+    def capacity(self) -> int:
+        return self.k.shape[2]
+
+
+@dataclass(frozen=True)
+class KV:
+    """The keys and values of one attention; slot = position. Slots past a row's position hold nothing."""
+
+    buffer: Buffer
+    mark: int
+    age: int
+    used: int  # slots any row may use
+
+    @classmethod
+    def of(cls, k: Tensor, v: Tensor) -> KV:
+        return cls(Buffer(k, v), 0, 0, k.shape[2])
+
+    @classmethod
+    def empty(cls, batch: int, heads: int, size: int, device: torch.device, dtype: torch.dtype) -> KV:
+        nothing = torch.zeros(batch, heads, 0, size, device=device, dtype=dtype)
+        return cls.of(nothing, nothing)
+
+    @property
+    def k(self) -> Tensor:
+        self._fresh()
+        return self.buffer.k[:, :, : self.used]
+
+    @property
+    def v(self) -> Tensor:
+        self._fresh()
+        return self.buffer.v[:, :, : self.used]
+
+    def _fresh(self) -> None:
+        if self.age != self.buffer.age:
+            raise AmorError("this state was rolled back and is gone; fork it before rollback to keep both")
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> KV:
+        return KV.of(change(self.k), change(self.v))
+
+    def append(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
+        """The keys and values after a call; k and v are [B, H, T, size] of the new tokens."""
+        if layout.reset is not None:
+            return self._append_documents(k, v, layout)
+        if self.used == 0:
+            return KV.of(k, v)
+        if k.requires_grad or self.buffer.k.requires_grad:
+            return self._append_by_value(k, v, layout)
+        return self._append_in_place(k, v, layout)
+
+    def _append_in_place(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
+        self._fresh()
+        used = layout.past + layout.columns
+        buffer = self.buffer
+        if buffer.mark != self.mark or buffer.capacity < used:
+            buffer = Buffer(*(_with_room(t, used) for t in (self.k, self.v)))
+        for room, new in ((buffer.k, k), (buffer.v, v)):
+            if layout.even:
+                room[:, :, layout.past : used] = new
+            else:
+                room[_rows(layout), :, layout.positions] = new.transpose(1, 2)
+        buffer.mark += 1
+        return KV(buffer, buffer.mark, buffer.age, used)
+
+    def _append_by_value(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
+        if layout.even:
+            past = layout.past
+            return KV.of(torch.cat([self.k[:, :, :past], k], 2), torch.cat([self.v[:, :, :past], v], 2))
+        used, where = layout.past + layout.columns, (_rows(layout), layout.positions)
+        grown = [
+            _with_room(old, used, exact=True).transpose(1, 2).index_put(where, new.transpose(1, 2)).transpose(1, 2)
+            for old, new in ((self.k, k), (self.v, v))
+        ]
+        return KV.of(*grown)
+
+    def _append_documents(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
+        """Keep the keys of each row's last document only, moved to the slots of its positions."""
+        slots = torch.arange(max(int(layout.end.max()), 1), device=k.device)[None]
+        kept = torch.where(slots < layout.start[:, None], slots, layout.past + slots - layout.start[:, None])
+        began = layout.last_reset[:, None]
+        source = torch.where(began < 0, kept, layout.past + began + slots)
+        source = source.clamp(max=layout.past + layout.columns - 1)[:, None, :, None]
+
+        def moved(old: Tensor, new: Tensor) -> Tensor:
+            both = torch.cat([old[:, :, : layout.past], new], 2)
+            return both.gather(2, source.expand(-1, both.shape[1], -1, both.shape[3]))
+
+        return KV.of(moved(self.k, k), moved(self.v, v))
+
+    def claim(self, used: int) -> KV:
+        """This buffer up to fewer slots, to be written on from there; every State that used more is gone."""
+        self._fresh()
+        self.buffer.age += 1
+        self.buffer.mark += 1
+        return KV(self.buffer, self.buffer.mark, self.buffer.age, used)
+
+    @property
+    def nbytes(self) -> int:
+        return self.buffer.k.nbytes + self.buffer.v.nbytes
+
+
+def _rows(layout: Layout) -> Tensor:
+    return torch.arange(len(layout.start), device=layout.start.device)[:, None].expand_as(layout.positions)
+
+
+def _with_room(t: Tensor, used: int, exact: bool = False) -> Tensor:
+    """A copy with room for more slots. Zeros, not empty memory: a masked slot still meets the softmax, and 0 * NaN is NaN."""
+    capacity = used if exact else max(64, used + used // 2)
+    room = t.new_zeros(*t.shape[:2], capacity, t.shape[3])
+    room[:, :, : t.shape[2]] = t[:, :, :capacity]
+    return room
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call that was read, kept so that it can be taken back: what stood before it, and its tokens."""
+
+    before: State
+    tokens: Tensor
+    lengths: Tensor | None
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything a model carries from one call to the next, for a batch of rows."""
+
+    position: Tensor  # [B] tokens each row has read of its current document
+    parts: tuple[Part, ...]  # one a layer, then one a block
+    even: bool = True
+    longest: int = 0
+    memory: int = 0  # how many tokens can be taken back
+    steps: tuple[Step, ...] = field(default=(), repr=False)
+
+    @property
+    def rows(self) -> int:
+        return len(self.position)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, buffers with their spare room included; what is remembered for rollback counts too."""
+        own = sum(held.nbytes for part in self.parts for held in part.values())
+        recurrent = sum(
+            held.nbytes for step in self.steps for part in step.before.parts for held in part.values() if isinstance(held, Tensor)
+        )
+        return own + self.position.nbytes + recurrent
+
+    def layout(self, columns: int, lengths: Tensor | None, reset: Tensor | None) -> Layout:
+        return Layout(self.position, columns, self.even, self.longest, lengths, reset)
+
+    def advance(self, layout: Layout, parts: Sequence[Part], tokens: Tensor) -> State:
+        """The State after a call."""
+        longest, even = layout.past + layout.columns, layout.even
+        if layout.reset is not None or layout.lengths is not None:
+            longest = int(layout.end.max())
+            even = bool((layout.end == longest).all())
+        after = State(layout.end, tuple(parts), even, longest, self.memory)
+        if not self.memory:
+            return after
+        if layout.reset is not None:
+            raise AmorError("a state that remembers tokens cannot read packed documents; feed one document a row")
+        steps = (*self.steps, Step(replace(self, steps=()), tokens, layout.lengths))
+        return replace(after, steps=_needed(steps, self.memory))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> State:
+        """A new State of changed tensors (batch first in each)."""
+        parts = tuple({k: t.map(change) if isinstance(t, KV) else change(t) for k, t in part.items()} for part in self.parts)
+        return State(change(self.position), parts, self.even, self.longest)
+
+    def detach(self) -> State:
+        """The same numbers without their history: the boundary of truncated backpropagation through time."""
+        return self.map(Tensor.detach)
+
+    def fork(self) -> State:
+        """An independent copy: nothing done to one can reach the other."""
+        return replace(self.map(Tensor.clone), memory=self.memory)
+
+    def select(self, rows: Sequence[int] | Tensor) -> State:
+        """Some rows, in the order given; a row may be taken twice."""
+        index = torch.as_tensor(rows, device=self.position.device)
+        return self.map(lambda t: t.index_select(0, index))._tight()
+
+    @staticmethod
+    def join(states: Sequence[State]) -> State:
+        """The rows of several States as one batch."""
+        longest = max(s.longest for s in states)
+
+        def joined(name: str, layer: int) -> Tensor | KV:
+            held = [s.parts[layer][name] for s in states]
+            if isinstance(held[0], KV):
+                k = torch.cat([_with_room(h.k, longest, exact=True) for h in held])  # type: ignore[union-attr]
+                v = torch.cat([_with_room(h.v, longest, exact=True) for h in held])  # type: ignore[union-attr]
+                return KV.of(k, v)
+            return torch.cat(held)  # type: ignore[arg-type]
+
+        parts = tuple({name: joined(name, i) for name in part} for i, part in enumerate(states[0].parts))
+        return State(torch.cat([s.position for s in states]), parts, False, longest)._tight()
+
+    def _tight(self) -> State:
+        """Positions looked at again: even when all rows stand at the same one."""
+        longest = int(self.position.max()) if self.rows else 0
+        return replace(self, longest=longest, even=bool((self.position == longest).all()))
+
+    def remember(self, tokens: int) -> State:
+        """From here on, the last `tokens` tokens can be taken back by `rollback`."""
+        return replace(self, memory=tokens, steps=())
+
+    def rollback(self, count: int | Tensor, replay: Callable[..., State]) -> State:
+        """The State before the last `count` tokens (one number, or one a row); this one is gone.
+
+        Keys and values are cut; recurrent states cannot run backwards, so the nearest remembered State is taken and
+        `replay(tokens, state, lengths)` (the model's own forward) reads again what lies between.
+        """
+        back = torch.as_tensor(count, device=self.position.device).expand(self.rows)
+        available = sum((_lengths(s) for s in self.steps), torch.zeros_like(self.position))
+        if bool((back < 0).any()) or bool((back > available).any()):
+            raise AmorError(
+                f"rollback of {back.tolist()} tokens, but {available.tolist()} are remembered; "
+                "call state.remember(n) before reading what may be taken back"
+            )
+        if not bool(back.any()):
+            return self
+        steps = list(self.steps)
+        undone = torch.zeros_like(back)
+        taken: list[Step] = []
+        while bool((undone < back).any()):
+            taken.insert(0, steps.pop())
+            undone = undone + _lengths(taken[0])
+        state = replace(taken[0].before.cut_from(self), steps=tuple(steps))
+        again = undone - back  # tokens a row must read again
+        for step in taken:
+            now = torch.minimum(again, _lengths(step))
+            again = again - now
+            columns = int(now.max())
+            if columns:
+                state = replay(step.tokens[:, :columns], state, now)
+        return state
+
+    def cut_from(self, later: State) -> State:
+        """This State, taking over the key buffers of the later one that grew from it."""
+        parts: list[Part] = []
+        for mine, theirs in zip(self.parts, later.parts, strict=True):
+            part: Part = {}
+            for name, held in mine.items():
+                other = theirs[name]
+                if isinstance(held, KV) and isinstance(other, KV):
+                    part[name] = other.claim(self.longest) if held.used else held
+                else:
+                    part[name] = held
+            parts.append(part)
+        return replace(self, parts=tuple(parts))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as one safetensors file; what `rollback` would need is not kept."""
+        from safetensors.torch import save_file
+
+        tensors = {"position": self.position}
+        for layer, part in enumerate(self.parts):
+            for name, held in part.items():
+                if isinstance(held, KV):
+                    tensors[f"{layer}.{name}.k"], tensors[f"{layer}.{name}.v"] = held.k, held.v
+                else:
+                    tensors[f"{layer}.{name}"] = held
+        facts = {"layers": len(self.parts), "even": self.even, "longest": self.longest}
+        save_file({k: t.contiguous().clone() for k, t in tensors.items()}, str(path), metadata={"amor": json.dumps(facts)})
+
+    @staticmethod
+    def load(path: str | Path, device: str | torch.device = "cpu") -> State:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), "pt", device=str(device)) as file:
+                facts = json.loads((file.metadata() or {}).get("amor", "null"))
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        except (SafetensorError, OSError) as error:
+            raise AmorError(f"{path} is not a saved state ({error}); write one with state.save(path)") from error
+        if facts is None:
+            raise AmorError(f"{path} is a safetensors file but not a saved state; write one with state.save(path)")
+        parts: list[Part] = [{} for _ in range(facts["layers"])]
+        for key, tensor in tensors.items():
+            layer, _, name = key.partition(".")
+            if name.endswith(".k"):
+                parts[int(layer)][name[:-2]] = KV.of(tensor, tensors[f"{layer}.{name[:-2]}.v"])
+            elif name and not name.endswith(".v"):
+                parts[int(layer)][name] = tensor
+        return State(tensors["position"], tuple(parts), facts["even"], facts["longest"])
+
+
+def _lengths(step: Step) -> Tensor:
+    if step.lengths is not None:
+        return step.lengths
+    return torch.full_like(step.before.position, step.tokens.shape[1])
+
+
+def _needed(steps: tuple[Step, ...], memory: int) -> tuple[Step, ...]:
+    """The newest steps that together hold `memory` tokens of every row."""
+    held = torch.zeros_like(steps[-1].before.position)
+    for count, step in enumerate(reversed(steps), 1):
+        held = held + _lengths(step)
+        if bool((held >= memory).all()):
+            return steps[-count:]
+    return steps
