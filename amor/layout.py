@@ -22,10 +22,6 @@ class Layout:
     reset: Tensor | None = None  # True where a document begins and nothing before it may be seen
     _shared: dict = field(default_factory=dict, repr=False)  # what layers compute alike, computed once
 
-    @classmethod
-    def fresh(cls, batch: int, columns: int, device: torch.device, **more: Tensor | None) -> "Layout":
-        return cls(torch.zeros(batch, dtype=torch.long, device=device), columns, even=True, past=0, **more)
-
     @cached_property
     def valid(self) -> Tensor | None:
         if self.lengths is None:

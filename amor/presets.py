@@ -17,8 +17,8 @@ SCALES: dict[str, dict[str, Any]] = {
 }
 
 # depth -> where attention stands (zero-based)
-SERIAL = {4: (2,), 12: (4, 8), 24: (6, 12, 18)}
-FUSED = {4: (0, 2, 3), 12: (0, 6, 11), 24: (0, 12, 23)}
+SERIAL: dict[int, tuple[int, ...]] = {4: (2,), 12: (4, 8), 24: (6, 12, 18)}
+FUSED: dict[int, tuple[int, ...]] = {4: (0, 2, 3), 12: (0, 6, 11), 24: (0, 12, 23)}
 
 # name -> (mixer everywhere, mixer at the special layers, where those are, K)
 ARCHITECTURES: dict[str, tuple[str, str, dict[int, tuple[int, ...]], int]] = {

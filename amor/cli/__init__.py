@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from amor.errors import AmorError, nearest
 
 # The table of contents: verbs in the order a user meets them. A verb not named here is listed last.
-ORDER = "demo info doctor check prepare train report generate trace bench".split()
+ORDER = ["demo", "info", "doctor", "check", "prepare", "train", "report", "generate", "trace", "bench"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,10 +44,9 @@ def verbs() -> dict[str, str]:
 
 def contents() -> str:
     lines = [f"  {name:<10} {words}" for name, words in verbs().items()]
-    return "\n".join(
-        ["amor: a language model that pays for attention only where it is unsure.", "", "usage: amor <verb> [options]", "", *lines, ""]
-        + ["amor <verb> --help tells what a verb takes; every verb takes --json to end with one line of JSON."]
-    )
+    head = ["amor: a language model that pays for attention only where it is unsure.", "", "usage: amor <verb> [options]", ""]
+    foot = ["", "amor <verb> --help tells what a verb takes; every verb takes --json to end with one line of JSON."]
+    return "\n".join([*head, *lines, *foot])
 
 
 def main(words: list[str] | None = None) -> int:

@@ -10,4 +10,6 @@ class Always(Gate):
     Options = Nothing
 
     def forward(self, evidence: Evidence) -> Verdict:
-        return Verdict(torch.ones_like(evidence.position, dtype=torch.bool), torch.ones_like(evidence.position, dtype=torch.float32))
+        return Verdict(
+            torch.ones_like(evidence.position, dtype=torch.bool), torch.ones_like(evidence.position, dtype=torch.float32)
+        )

@@ -35,7 +35,7 @@ class Verdict:
 
 class Gate(nn.Module):
     kind: str
-    Options: type
+    Options: ClassVar[type]
     needs: ClassVar[frozenset[str]] = frozenset()  # of Evidence: entropy, margin, gain
 
     def __init__(self, width: int, options: object, salt: int):

@@ -13,7 +13,7 @@ from amor.gates.base import Adaptive, Evidence, Verdict, check_rates
 
 
 @dataclass(frozen=True)
-class Options:
+class LearnedOptions:
     rate: float = 0.4
     eta: float = 0.01
 
@@ -23,9 +23,9 @@ class Options:
 
 class Learned(Adaptive):
     kind = "learned"
-    Options = Options
+    Options = LearnedOptions
 
-    def __init__(self, width: int, options: Options, salt: int):
+    def __init__(self, width: int, options: LearnedOptions, salt: int):
         super().__init__(width, options, salt)
         self.router = nn.Linear(width, 1, bias=False)
 

@@ -11,7 +11,7 @@ PRIME, MASK = 0x9E3779B1, 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
-class Options:
+class RandomOptions:
     rate: float = 0.4
     seed: int = 0
 
@@ -21,9 +21,9 @@ class Options:
 
 class Random(Gate):
     kind = "random"
-    Options = Options
+    Options = RandomOptions
 
-    def __init__(self, width: int, options: Options, salt: int):
+    def __init__(self, width: int, options: RandomOptions, salt: int):
         super().__init__(width, options, salt)
         self.rate = options.rate
         self.salt = options.seed * 1_000_003 + salt

@@ -14,7 +14,7 @@ from amor.state import KV, Part
 
 
 @dataclass(frozen=True)
-class Options:
+class AttentionOptions:
     head_size: int = 64
     rope_theta: float = 10_000.0
     width: int = 0  # of queries, keys and values together; 0: as wide as the model
@@ -28,9 +28,9 @@ class Options:
 
 class Attention(Mixer):
     kind = "attention"
-    Options = Options
+    Options = AttentionOptions
 
-    def __init__(self, width: int, options: Options, eps: float):
+    def __init__(self, width: int, options: AttentionOptions, eps: float):
         super().__init__()
         inner = options.width or width
         self.head_size, self.theta, self.heads = options.head_size, options.rope_theta, inner // options.head_size

@@ -5,6 +5,8 @@ parameters only: what it remembers is handed in and out. Rows come aligned (real
 in the state. Options say what shape it has, and refuse what cannot be built.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,7 @@ from amor.state import Part
 
 class Mixer(nn.Module):
     kind: str
-    Options: type
+    Options: ClassVar[type]
 
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
         """The state of rows that have read nothing."""

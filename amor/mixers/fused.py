@@ -14,7 +14,7 @@ from amor.state import Part
 
 
 @dataclass(frozen=True)
-class Options:
+class FusedOptions:
     expand: int = 2
     head_size: int = 64
     state_size: int = 128
@@ -29,18 +29,18 @@ class Options:
         self.attention(width).check(width)
 
     @property
-    def mamba2(self) -> mamba2.Options:
-        return mamba2.Options(self.expand, self.head_size, self.state_size, self.groups, self.conv)
+    def mamba2(self) -> mamba2.Mamba2Options:
+        return mamba2.Mamba2Options(self.expand, self.head_size, self.state_size, self.groups, self.conv)
 
-    def attention(self, width: int) -> attention.Options:
-        return attention.Options(self.head_size, self.rope_theta, width // self.share)
+    def attention(self, width: int) -> attention.AttentionOptions:
+        return attention.AttentionOptions(self.head_size, self.rope_theta, width // self.share)
 
 
 class Fused(Mixer):
     kind = "fused"
-    Options = Options
+    Options = FusedOptions
 
-    def __init__(self, width: int, options: Options, eps: float):
+    def __init__(self, width: int, options: FusedOptions, eps: float):
         super().__init__()
         self.mamba2 = mamba2.Mamba2(width, options.mamba2, eps)
         self.attention = attention.Attention(width, options.attention(width), eps)

@@ -17,7 +17,7 @@ from amor.state import Part
 
 
 @dataclass(frozen=True)
-class Options:
+class GatedDeltaNetOptions:
     head_size: int = 64  # of a key
     heads: int = 0  # 0: three quarters of the model's width, in heads
     expand_v: int = 2  # a value is this many times a key
@@ -41,9 +41,9 @@ class Options:
 
 class GatedDeltaNet(Mixer):
     kind = "gated_deltanet"
-    Options = Options
+    Options = GatedDeltaNetOptions
 
-    def __init__(self, width: int, options: Options, eps: float):
+    def __init__(self, width: int, options: GatedDeltaNetOptions, eps: float):
         super().__init__()
         self.options = options
         self.heads = options.count(width)

@@ -18,7 +18,7 @@ DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
 
 @dataclass(frozen=True)
-class Options:
+class Mamba2Options:
     expand: int = 2
     head_size: int = 64
     state_size: int = 128
@@ -35,9 +35,9 @@ class Options:
 
 class Mamba2(Mixer):
     kind = "mamba2"
-    Options = Options
+    Options = Mamba2Options
 
-    def __init__(self, width: int, options: Options, eps: float):
+    def __init__(self, width: int, options: Mamba2Options, eps: float):
         super().__init__()
         self.options = options
         self.inner = options.expand * width

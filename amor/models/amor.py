@@ -117,9 +117,7 @@ class Amor(nn.Module):
         """Asks the tied head, without gradient, how sure it is of the next token."""
 
         @torch.no_grad()
-        def probe(
-            x: Tensor, layout: Layout, needs: frozenset[str], opened: Callable[[], tuple[Tensor, Tensor]]
-        ) -> Evidence:
+        def probe(x: Tensor, layout: Layout, needs: frozenset[str], opened: Callable[[], tuple[Tensor, Tensor]]) -> Evidence:
             seen: dict[str, Tensor] = {}
             if needs & {"entropy", "margin"}:
                 real = slice(None) if layout.valid is None else layout.valid.flatten()

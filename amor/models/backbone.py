@@ -53,4 +53,4 @@ class Backbone(nn.Module):
         return h, after
 
     def cost(self, context: int) -> Cost:
-        return sum((layer.cost(context) for layer in self.layers), Cost())  # type: ignore[operator, misc]
+        return sum((layer.cost(context) for layer in self.layers), Cost())  # type: ignore[operator]

@@ -17,7 +17,7 @@ from amor.config import Config
 from amor.errors import AmorError, nearest
 from amor.gates.base import Evidence, Gate, Verdict
 from amor.layout import Layout
-from amor.mixers.attention import Attention, Options
+from amor.mixers.attention import Attention, AttentionOptions
 from amor.ops import attend
 from amor.parts import Cost, RMSNorm, SwiGLU
 from amor.state import KV, Part
@@ -45,7 +45,7 @@ class Block(nn.Module):
         blocks = config.blocks
         # block 0 takes its input as it comes: norm_f's output, or (prenorm) it is normed by norm_f itself
         self.norm = RMSNorm(config.width, config.norm_eps) if index else None
-        self.attention = Attention(config.width, Options(blocks.head_size, blocks.rope_theta), config.norm_eps)
+        self.attention = Attention(config.width, AttentionOptions(blocks.head_size, blocks.rope_theta), config.norm_eps)
         self.alpha = nn.Parameter(torch.zeros(config.width))
         self.gate: Gate = registry.find("gates", blocks.gate)(config.width, config.gate_options(), index)
         self.mlp_norm = RMSNorm(config.width, config.norm_eps) if blocks.mlp else None

@@ -1,6 +1,6 @@
 """The short causal convolution of every channel with its own taps, tap by tap: the definition.
 
-    y_t = bias + sum_j w_j x_{t - (k-1) + j}          taps before the document's start read 0
+y_t = bias + sum_j w_j x_{t - (k-1) + j}          taps before the document's start read 0
 """
 
 import torch
