@@ -1,5 +1,16 @@
-"""conv: the short causal convolution."""
+"""conv: the short causal convolution. `reference.py` says what it is."""
 
-from amor.ops.conv.reference import conv
+from torch import Tensor
 
-__all__ = ["conv"]
+from amor.ops.backends import backend
+
+
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    window: Tensor | None = None,
+    lengths: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return backend("conv", x).conv(x, weight, bias, window, lengths, reset)

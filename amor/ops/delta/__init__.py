@@ -1,7 +1,11 @@
-"""delta: the gated delta rule."""
+"""delta: the gated delta rule. `reference.py` says what it is."""
 
-from amor.ops.delta.chunked import delta as chunked
-from amor.ops.delta.reference import delta as reference
+from torch import Tensor
 
-__all__ = ["chunked", "delta", "reference"]
-delta = chunked
+from amor.ops.backends import backend
+
+
+def delta(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None = None, reset: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return backend("delta", q).delta(q, k, v, g, beta, state, reset)

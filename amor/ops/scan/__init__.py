@@ -1,7 +1,11 @@
-"""scan: the Mamba2 recurrence."""
+"""scan: the Mamba2 recurrence. `reference.py` says what it is."""
 
-from amor.ops.scan.chunked import scan as chunked
-from amor.ops.scan.reference import scan as reference
+from torch import Tensor
 
-__all__ = ["chunked", "reference", "scan"]
-scan = chunked
+from amor.ops.backends import backend
+
+
+def scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None = None, reset: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return backend("scan", x).scan(x, dt, A, B, C, state, reset)
