@@ -1,0 +1,65 @@
+"""What the machine is, and its measured ceilings: how fast it multiplies matrices and how fast it reads memory."""
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amor.bench.timing import best
+
+GEMM_SIZE = 1536  # three matrices of 9 MB: large enough for the full rate, a tenth of a second a round
+READ_BYTES = 512 * 2**20  # well past any cache
+
+
+def describe() -> dict[str, Any]:
+    """What runs here, without measuring anything."""
+    import amor
+
+    found: dict[str, Any] = {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": round(total_memory() / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "simd": torch.backends.cpu.get_cpu_capability(),
+        "amor": amor.__version__,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+    return found
+
+
+def cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def total_memory() -> int:
+    """Bytes of main memory, 0 where the system does not say."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@cache
+def gemm_rate(rounds: int = 7) -> float:
+    """GFLOP/s of a square float32 product, the best of several."""
+    a, b = torch.randn(GEMM_SIZE, GEMM_SIZE), torch.randn(GEMM_SIZE, GEMM_SIZE)
+    out = torch.empty(GEMM_SIZE, GEMM_SIZE)
+    return 2 * GEMM_SIZE**3 / best(lambda: torch.mm(a, b, out=out), rounds) / 1e9
+
+
+@cache
+def bandwidth(rounds: int = 7) -> float:
+    """GB/s read from main memory by all threads, the best of several ways and rounds."""
+    data = torch.ones(READ_BYTES // 4)
+    rates = [READ_BYTES / best(read, rounds) / 1e9 for read in (lambda: data.sum(), lambda: data.amax())]
+    return max(rates)

@@ -1,0 +1,53 @@
+"""Honest timing: sides measured in turn in one process, the best of several kept, the warm-up left out."""
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one side, the warm-up apart."""
+
+    best: float
+    median: float
+    rounds: int
+    warm_up: float
+
+
+def clock(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int = 5, least: float = 0.0) -> dict[str, Times]:
+    """Each side in turn, `rounds` times; a side faster than `least` seconds is repeated inside a round to fill them.
+
+    Other programs come and go on a shared machine. Taking turns spreads their harm over all sides; the best round is the
+    one they harmed least.
+    """
+    warm = {name: clock(work) for name, work in sides.items()}
+    # the first call also builds and allocates, so how often to repeat is judged from a second one
+    repeats = {name: max(1, int(least / max(clock(work), 1e-9))) for name, work in sides.items()}
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    gc_was_on = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name, work in sides.items():
+                start = time.perf_counter()
+                for _ in range(repeats[name]):
+                    work()
+                taken[name].append((time.perf_counter() - start) / repeats[name])
+    finally:
+        if gc_was_on:
+            gc.enable()
+    return {name: Times(min(t), sorted(t)[len(t) // 2], rounds, warm[name]) for name, t in taken.items()}
+
+
+def best(work: Callable[[], Any], rounds: int = 5, least: float = 0.0) -> float:
+    """Seconds of the best round of one piece of work."""
+    return alternate({"it": work}, rounds, least)["it"].best
