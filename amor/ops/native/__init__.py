@@ -1,0 +1,131 @@
+"""C++ written by hand, compiled at first use for this machine and kept in the user's cache folder.
+
+    library = native.library(Path(__file__).with_suffix(".cpp"))     # a ctypes.CDLL, or an AmorError that says why not
+    reason = native.missing(Path(__file__).with_suffix(".cpp"))      # None, or the same reason as a sentence
+
+A source is plain C++17 with `extern "C"` functions; it may include the headers beside this file. Functions take raw
+pointers (`tensor.data_ptr()`) and `native.threads()`, torch's own number, as the argument of their `num_threads` clauses.
+The file name holds a hash of the source, the headers, the compiler, its flags and the processor, so that a changed source
+or another machine on the same disk compiles anew; it appears by one rename, so that processes may race.
+AMOR_NATIVE=0 switches native code off, AMOR_CACHE moves the folder, CXX names the compiler.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from amor.errors import AmorError
+
+HERE = Path(__file__).parent
+# no -ffast-math: NaN and infinity must stay what they are
+MATHS = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", *MATHS)
+
+
+def cache_folder() -> Path:
+    """Where compiled code and measured choices are kept."""
+    base = os.environ.get("AMOR_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "amor")
+    return Path(base).expanduser()
+
+
+@cache
+def processor() -> str:
+    """What -march=native looks at: the model and its instruction sets."""
+    try:
+        text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:  # not Linux
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("model name", "cpu family", "model", "stepping", "flags", "Features")
+    return "\n".join(line for line in text.splitlines() if line.split("\t")[0].split(":")[0].strip() in wanted)
+
+
+@cache
+def compiler() -> tuple[str, str] | None:
+    """The compiler's path and its version, or None."""
+    for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
+        path = shutil.which(name)
+        if path:
+            said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            if said.returncode == 0:
+                return path, said.stdout.splitlines()[0]
+    return None
+
+
+@cache
+def _built(source: Path) -> tuple[Path | None, str]:
+    """The compiled library, or None and why."""
+    if os.environ.get("AMOR_NATIVE") == "0":
+        return None, "switched off by AMOR_NATIVE=0"
+    found = compiler()
+    if found is None:
+        return None, "no C++ compiler found; install g++ (apt install g++) or set CXX"
+    path, version = found
+    parts = [source.read_text(), *(h.read_text() for h in sorted(HERE.glob("*.h"))), version, *FLAGS, processor()]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    target = cache_folder() / "native" / f"{source.parent.name}-{source.stem}-{digest}.so"
+    if not target.exists():
+        why = _compile(path, source, target)
+        if why:
+            return None, why
+    return target, ""
+
+
+def _compile(path: str, source: Path, target: Path) -> str:
+    """Compile into place; gives why it failed, or nothing."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            fresh = Path(folder) / target.name
+            command = [path, *FLAGS, f"-I{HERE}", str(source), "-o", str(fresh)]
+            said = subprocess.run(command, capture_output=True, text=True, check=False)
+            if said.returncode:
+                errors = (
+                    [line for line in said.stderr.splitlines() if "error" in line] or said.stderr.splitlines() or ["no words"]
+                )
+                return f"{path} could not compile {source.name}: {errors[0].strip()}"
+            fresh.replace(target)
+    except OSError as error:
+        return f"cannot write {target.parent} ({error.strerror}); set AMOR_CACHE to a folder that can be written"
+    return ""
+
+
+def missing(source: Path) -> str | None:
+    """Why a source cannot run here, or None. Compiles it at first use, which takes some seconds."""
+    return _loaded(source)[1] or None
+
+
+@cache
+def _loaded(source: Path) -> tuple[ctypes.CDLL | None, str]:
+    target, why = _built(source)
+    if target is None:
+        return None, why
+    try:
+        return ctypes.CDLL(str(target)), ""
+    except OSError as error:
+        return None, f"cannot load {target}: {error}"
+
+
+def library(source: Path) -> ctypes.CDLL:
+    """The compiled source, loaded once a process."""
+    loaded, why = _loaded(source)
+    if loaded is None:
+        raise AmorError(f"native code {source.name}: {why}")
+    return loaded
+
+
+def threads() -> ctypes.c_int:
+    """The threads native code may use: torch's number."""
+    return ctypes.c_int(torch.get_num_threads())
+
+
+def pointer(t: torch.Tensor | None) -> ctypes.c_void_p:
+    """A tensor's memory as an argument; None is the null pointer."""
+    return ctypes.c_void_p(None if t is None else t.data_ptr())
