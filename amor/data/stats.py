@@ -1,0 +1,23 @@
+"""What a model must beat: the perplexity of guessing every token by its frequency in the training text."""
+
+import math
+
+import numpy as np
+
+from amor.data.shards import Shards
+
+
+def counts(shards: Shards) -> np.ndarray:
+    """How often each id occurs, int64 [vocab]."""
+    return sum((np.bincount(piece, minlength=shards.vocab) for piece in shards.pieces()), np.zeros(shards.vocab, dtype=np.int64))
+
+
+def unigram_entropy(train: Shards, valid: Shards) -> float:
+    """Mean nats a token of `valid` under the token frequencies of `train`, each id counted once more than it was seen."""
+    train.check(tokenizer_hash=valid.tokenizer_hash)
+    seen, asked = counts(train) + 1, counts(valid)
+    return float((asked * (math.log(seen.sum()) - np.log(seen))).sum() / asked.sum())
+
+
+def unigram_perplexity(train: Shards, valid: Shards) -> float:
+    return math.exp(unigram_entropy(train, valid))

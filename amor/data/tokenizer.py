@@ -1,0 +1,156 @@
+"""Tokenizers by name: `bytes`, `bpe:4096` (trained on the user's text), `llama-3.1`, or the path of a tokenizer.json.
+
+All four are a `tokenizers.Tokenizer`, so that one tokenizer.json can be stored with the data and with the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.pre_tokenizers import ByteLevel
+
+from amor.errors import AmorError
+
+END_OF_TEXT = "<|end_of_text|>"
+# What tokenizers in use call the end of a document, in the order they are looked for.
+ENDS = (END_OF_TEXT, "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|end▁of▁sentence|>")
+NAMES = "bytes, bpe:SIZE, llama-3.1, or the path of a tokenizer.json"
+
+
+def bpe_size(name: str) -> int | None:
+    """The size in `bpe:SIZE`; None for any other name."""
+    match = re.fullmatch(r"bpe:([\d_,]+)", name)
+    if match is None:
+        if name.startswith("bpe"):
+            raise AmorError(f"tokenizer {name!r} has no size; write for instance bpe:4096")
+        return None
+    size = int(re.sub("[_,]", "", match[1]))
+    if not 257 <= size <= 1 << 20:
+        raise AmorError(f"tokenizer {name!r}: a size is 257 (256 bytes and {END_OF_TEXT}) to {1 << 20}")
+    return size
+
+
+def load(name: str) -> Tokenizer:
+    """The tokenizer of a name that needs no text."""
+    if name == "bytes":
+        return bytes_tokenizer()
+    if name == "llama-3.1":
+        from amor.data.llama import llama_tokenizer
+
+        return llama_tokenizer()
+    if Path(name).exists() or name.endswith(".json"):
+        return load_file(name)
+    raise AmorError(f"no tokenizer {name!r}; give {NAMES}")
+
+
+def load_file(path: str | Path) -> Tokenizer:
+    path = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
+    if not path.is_file():
+        raise AmorError(f"no file {path}; a tokenizer is {NAMES}")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for whatever is wrong in the file
+        raise AmorError(f"{path} is not a tokenizer.json that the package tokenizers can read ({error})") from error
+
+
+def byte_letters() -> dict[int, str]:
+    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's table).
+
+    Printable latin-1 bytes stand for themselves, the others take the characters from 256 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {**{b: chr(b) for b in printable}, **{b: chr(256 + i) for i, b in enumerate(others)}}
+
+
+def bytes_tokenizer() -> Tokenizer:
+    """The UTF-8 bytes themselves: id = byte, and 256 for the end of a text."""
+    tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in byte_letters().items()}, merges=[]))
+    # The regex cuts text into words, which a cache then serves; without merges it cannot change the ids.
+    return _byte_level(tokenizer, ByteLevel(add_prefix_space=False, use_regex=True))
+
+
+def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
+    """A byte-level BPE with exactly `size` tokens, the same for the same texts: every text has a spelling in it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
+    alphabet = sorted(ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=size - 1, initial_alphabet=alphabet, special_tokens=[], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    reached = tokenizer.get_vocab_size() + 1
+    if reached != size:
+        raise AmorError(
+            f"the text is too small for bpe:{size}, it yields {reached} tokens; use bpe:{reached} or less, or more text"
+        )
+    return _byte_level(tokenizer, tokenizer.pre_tokenizer)
+
+
+def _byte_level(tokenizer: Tokenizer, cut: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    tokenizer.pre_tokenizer = cut
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return tokenizer
+
+
+def canonical(tokenizer: Tokenizer) -> str:
+    """The tokenizer.json without what changes no id: truncation, padding, key order and white space."""
+    held = json.loads(tokenizer.to_str())
+    return json.dumps({**held, "truncation": None, "padding": None}, sort_keys=True, ensure_ascii=False)
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(canonical(tokenizer).encode()).hexdigest()
+
+
+def vocabulary(tokenizer: Tokenizer) -> int:
+    """How many rows an embedding needs: one more than the largest id, for ids may have gaps."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:
+    """The id that closes a document: the named token, or the first of the usual names."""
+    for token in ENDS if name is None else (name,):
+        found = tokenizer.token_to_id(token)
+        if found is not None:
+            return found
+    specials = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
+    asked = "a token for the end of a text" if name is None else f"a token {name!r}"
+    raise AmorError(f"the tokenizer does not have {asked}; name one with --end-of-text, special tokens: {specials[:20]}")
+
+
+class Encoder:
+    """Text -> ids, with the words of special tokens in a text read as plain text, and nothing added."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: what follows must not reach the caller's
+        self.tokenizer.encode_special_tokens = True
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        # Only a byte-level tokenizer that changes no text may read a document in pieces.
+        self.may_cut = tokenizer.normalizer is None and "ByteLevel" in str(tokenizer.pre_tokenizer)
+
+    def __call__(self, texts: list[str], dtype: str) -> list[np.ndarray]:
+        held = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=dtype) for encoding in held]
+
+
+# A line end between a visible character and a letter: no byte-level pattern in use joins the two sides, so ids do not change.
+CUT = re.compile(r"(?<=\S)\n(?=[A-Za-z])")
+
+
+def pieces(text: str, size: int) -> list[str]:
+    """A long text in pieces of about `size` characters that are encoded one by one to the same ids as the whole."""
+    found, start = [], 0
+    while len(text) - start > size:
+        match = CUT.search(text, start + size)
+        if match is None:
+            break
+        found.append(text[start : match.end()])
+        start = match.end()
+    return [*found, text[start:]]
