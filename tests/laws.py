@@ -1,0 +1,46 @@
+"""What every law shares: the one tolerance, and small models of every kind."""
+
+import torch
+from torch import Tensor
+
+import amor
+from amor.models.amor import Amor
+from amor.models.check import stir
+
+# how far two ways of computing the same number may lie apart, relative to the largest number compared
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+# every architecture, small enough that a law takes milliseconds; odd sizes on purpose
+SMALL = {
+    "width": 64,
+    "d_ff": 96,
+    "vocab": 211,
+    "mixers": {
+        "attention": {"head_size": 16},
+        "mamba2": {"head_size": 16, "state_size": 24},
+        "gated_deltanet": {"head_size": 16},
+        "fused": {"head_size": 16, "state_size": 24},
+    },
+    "blocks.head_size": 16,
+}
+
+
+def close(a: Tensor, b: Tensor, what: str = "values", dtype: torch.dtype | None = None) -> None:
+    """a and b are the same numbers, computed in two ways."""
+    assert a.shape == b.shape, f"{what}: shapes {list(a.shape)} and {list(b.shape)}"
+    assert torch.isfinite(a).all() and torch.isfinite(b).all(), f"{what}: not finite"
+    if a.numel() == 0:
+        return
+    allowed = TOLERANCE[dtype or a.dtype] * max(1.0, b.detach().abs().max().item())
+    worst = (a - b).abs().max().item()
+    assert worst <= allowed, f"{what}: differ by {worst:.2e}, allowed {allowed:.2e}"
+
+
+def small(name: str, **changes: object) -> Amor:
+    """A small model of an architecture with weights large enough to matter and gates that fire."""
+    config = amor.preset(name, "tiny", **SMALL).change(**changes)
+    return stir(amor.build(config), seed=1).eval()
+
+
+def tokens(rows: int, columns: int, vocab: int = 211, seed: int = 0) -> Tensor:
+    return torch.randint(0, vocab, (rows, columns), generator=torch.Generator().manual_seed(seed))
