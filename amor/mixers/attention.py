@@ -69,6 +69,6 @@ class Attention(Mixer):
 
     def cost(self, context: int) -> Cost:
         inner, seen = self.heads * self.head_size, context + 1
-        held = 2 * 4 * inner * seen
+        token = 2 * 4 * inner  # bytes of one key and value
         products = product(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        return products + Cost(flops=4 * inner * seen, state_read=held, state_held=held)
+        return products + Cost(flops=4 * inner * seen, state_read=token * seen, state_held=token * context)

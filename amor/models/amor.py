@@ -50,7 +50,7 @@ class Amor(nn.Module):
     def start(self, batch: int) -> State:
         """The state of rows that have read nothing."""
         device, dtype = self.embed.weight.device, self.embed.weight.dtype
-        parts = self.backbone.start(batch, device, dtype) + [b.start(batch, device, dtype) for b in self._blocks()]
+        parts = self.backbone.start(batch, device, dtype) + [b.start(batch, device, dtype) for b in self.each_block()]
         return State(torch.zeros(batch, dtype=torch.long, device=device), tuple(parts))
 
     def forward(
@@ -90,7 +90,7 @@ class Amor(nn.Module):
         self, h: Tensor, parts: tuple[Part, ...], layout: Layout, targets: Tensor | None, keep: str
     ) -> tuple[Tensor, list[Part], list[Trace]]:
         """The residual through the K blocks and the final norm."""
-        blocks = self._blocks()
+        blocks = self.each_block()
         prenorm = self.config.blocks.first == "prenorm"
         if not prenorm or not blocks:
             h = self.norm_f(h)
@@ -108,7 +108,7 @@ class Amor(nn.Module):
 
     def block_input(self, index: int, h: Tensor) -> Tensor:
         """What block `index` reads of the residual h."""
-        norm = self._blocks()[index].norm
+        norm = self.each_block()[index].norm
         if norm is not None:
             return norm(h)
         return self.norm_f(h) if self.config.blocks.first == "prenorm" else h
@@ -168,7 +168,7 @@ class Amor(nn.Module):
 
     def cost(self, context: int, fire_rate: float = 1.0, heads: float | None = None) -> Cost:
         """One more token in decode. `heads`: passes over the head; by default one a block and one for the output."""
-        blocks = self._blocks()
+        blocks = self.each_block()
         passes = len(blocks) + 1 if heads is None else heads
         total = self.backbone.cost(context) + Cost(weights=self.norm_f.weight.numel() * (2 if self.final_norm else 1))
         for block in blocks:
@@ -179,10 +179,10 @@ class Amor(nn.Module):
     @torch.no_grad()
     def observe(self, scores: list[Tensor]) -> None:
         """Let every gate take in the scores of one optimiser step, [n] each: real tokens of the global batch."""
-        for block, seen in zip(self._blocks(), scores, strict=True):
+        for block, seen in zip(self.each_block(), scores, strict=True):
             block.gate.observe(seen)
 
-    def _blocks(self) -> list[Block]:
+    def each_block(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,57 @@
+"""What every verb that takes a model shares: naming it, changing it, opening it."""
+
+import argparse
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from amor.config import Config
+from amor.errors import AmorError
+from amor.presets import ABLATION_NAMES, NAMES, SCALES, preset
+
+
+def model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="a model folder, or a preset such as amor-mamba2")
+    parser.add_argument("--model", metavar="MODEL", help="the same, as an option")
+    parser.add_argument("--scale", default="tiny", help=f"scale of a preset: {', '.join(SCALES)} (default tiny)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a config key, e.g. blocks.count=1"
+    )
+
+
+def changes(words: list[str]) -> dict[str, Any]:
+    """--set a.b=1 --set c=true -> {"a.b": 1, "c": True}; values are read as TOML, a bare word is a text."""
+    found: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise AmorError(f"--set {word!r}: write it as key=value, e.g. blocks.count=1")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
+
+
+def named(args: argparse.Namespace) -> str:
+    if args.name and args.model:
+        raise AmorError(f"two models given, {args.name!r} and --model {args.model!r}; give one")
+    name = args.name or args.model
+    if not name:
+        raise AmorError(f"which model? give a model folder or a preset: {', '.join(NAMES)}")
+    return name
+
+
+def model_config(args: argparse.Namespace) -> Config:
+    """The config of the model a command names."""
+    from amor.models.folder import load_config
+
+    name = named(args)
+    if name in NAMES + ABLATION_NAMES or not Path(name).exists():
+        return preset(name, args.scale, **changes(args.set))
+    return load_config(name).change(**changes(args.set))
+
+
+def is_preset(args: argparse.Namespace) -> bool:
+    name = named(args)
+    return name in NAMES + ABLATION_NAMES or not Path(name).exists()

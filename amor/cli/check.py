@@ -1,0 +1,58 @@
+"""Whether a model says the same however its tokens are fed: whole, cut, stepped, padded, ragged, packed, restored.
+
+Compares logits, gate decisions and final states with the plain forward, on this machine. Exit code 1 when one differs.
+A preset is given random weights that matter and gates that fire.
+
+  amor check amor-mamba2
+  amor check runs/demo --length 300
+"""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from amor.cli._model import changes, is_preset, model_arguments, model_config, named
+from amor.errors import AmorError
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    model_arguments(parser)
+    parser.add_argument("--length", type=int, default=80, help="tokens of the longest row (default 80)")
+    parser.add_argument("--rows", type=int, default=4, help="rows of the batch (default 4)")
+    parser.add_argument("--seed", type=int, default=0, help="of tokens, lengths and cuts")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    from amor.models.build import build
+    from amor.models.check import check, stir
+    from amor.models.folder import load_model
+
+    if args.length < 8 or args.rows < 1:
+        raise AmorError(f"--length {args.length} --rows {args.rows}: at least 8 tokens and 1 row are needed")
+    if is_preset(args):
+        model = stir(build(model_config(args)))
+    elif changes(args.set):
+        raise AmorError("--set changes a preset; a model folder is checked as it is")
+    else:
+        model = load_model(named(args))
+    findings = check(model, args.length, args.rows, args.seed)
+    draw(model.config.name, findings)
+    rows = [dataclasses.asdict(f) for f in findings]
+    for row in rows:  # JSON has no nan
+        row["states"] = None if row["states"] != row["states"] else row["states"]
+    return {"model": model.config.name, "ok": all(f.ok for f in findings), "ways": rows}
+
+
+def draw(name: str, findings: list[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{name}: largest difference from the plain forward", title_justify="left")
+    for column in ("fed", "logits", "states", "gate flips", "ties", ""):
+        table.add_column(column, justify="left" if column == "fed" else "right")
+    for f in findings:
+        states = "-" if f.states != f.states else f"{f.states:.1e}"
+        table.add_row(
+            f.way, f"{f.logits:.1e}", states, str(f.flips), str(f.ties), "[green]same[/]" if f.ok else "[red]DIFFERS[/]"
+        )
+    Console(highlight=False).print(table)

