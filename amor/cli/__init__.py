@@ -2,7 +2,7 @@
 
 A verb module defines `arguments(parser)` and `run(args) -> dict`. It prints for people as it goes; the dict is what it
 found, printed as the last line when `--json` is given. A wrong input is an AmorError: one line, exit code 2.
-A verb that finds a failure puts `"ok": False` into its dict and the command leaves with exit code 1.
+A verb that finds a failure puts `"ok": False` into its dict and the command leaves with exit code 1, or with `"exit"`.
 """
 
 import argparse
@@ -84,4 +84,4 @@ def run_verb(verb: str, words: list[str]) -> int:
         return 130
     if args.json:
         print(json.dumps(found))
-    return 0 if found.get("ok", True) else 1
+    return found.get("exit", 0 if found.get("ok", True) else 1)

@@ -1,0 +1,237 @@
+"""Checkpoints: a model folder with the state of training beside the weights, complete or not there at all.
+
+    step-000100/  config.json, model.safetensors, tokenizer.json   what amor.load opens
+                  optimizer/                                       AdamW's moments, sharded (torch.distributed.checkpoint)
+                  trainer.json                                     step, data fingerprint, what the loop remembers
+                  manifest.json                                    size and sha256 of every other file
+
+A checkpoint is written under another name, forced to disk, and renamed: whoever lists the folder sees whole ones only.
+An old one is renamed before it is deleted, for the same reason.
+"""
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from amor.data.shards import sha256_of
+from amor.errors import AmorError
+from amor.models import folder as model_folder
+from amor.models.amor import Amor
+from amor.models.build import build
+from amor.run import Run, replace_file
+from amor.train.distributed import Team
+from amor.train.recipe import Keeping
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+MANIFEST, TRAINER, OPTIMIZER = "manifest.json", "trainer.json", "optimizer"
+WRITING, OLD, DAMAGED = ".writing-", ".old-", "damaged-"
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def listed(run: Run) -> list[Path]:
+    """Checkpoints of a run, the oldest first."""
+    return sorted((p for p in run.checkpoints.glob("step-*") if p.name[5:].isdigit()), key=step_of)
+
+
+def save(
+    run: Run, team: Team, model: Amor, optimizer: torch.optim.Optimizer, trainer: dict[str, Any], tokenizer: "Tokenizer | None"
+) -> Path:
+    """Write the checkpoint of trainer["step"]; every rank calls it. A full disk leaves the earlier ones as they were."""
+    final = run.checkpoints / name_of(trainer["step"])
+    writing = run.checkpoints / f"{WRITING}{final.name}"
+    weights = {name: team.whole(t).detach().cpu() for name, t in model.state_dict().items()}
+
+    def write_model() -> None:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        plain = build(model.config, device="meta")
+        plain.load_state_dict(weights, assign=True)
+        model_folder.save(plain, writing, tokenizer)
+        (writing / TRAINER).write_text(json.dumps(trainer, indent=2) + "\n")
+
+    try:
+        _by_leader(team, write_model)
+        _write_moments(writing / OPTIMIZER, moments(model, optimizer), team)
+        _by_leader(team, lambda: _finish(run, writing, final))
+    except _write_errors() as error:
+        _by_leader(team, lambda: shutil.rmtree(writing, ignore_errors=True))
+        kept = [p.name for p in listed(run)]
+        raise AmorError(
+            f"checkpoint {final.name} could not be written ({_reason(error)}); "
+            f"{'the last good one is ' + kept[-1] if kept else 'there is none yet'}. "
+            f"Free some space in {run.folder} and run the same command again: it resumes"
+        ) from error
+    return final
+
+
+def _by_leader(team: Team, work: Callable[[], None]) -> None:
+    """Done by one, an error known to all."""
+    problem: BaseException | None = None
+    if team.leads:
+        try:
+            work()
+        except _write_errors() as error:  # handed to every rank below, so that none waits for ever
+            problem = error
+    told = team.tell(None if problem is None else _reason(problem))
+    if problem is not None:
+        raise problem
+    if told is not None:
+        raise OSError(told)
+
+
+def _write_errors() -> tuple[type[BaseException], ...]:
+    """What a full or failing disk looks like: the system's error, or the same in the wrapping of torch or safetensors."""
+    from safetensors import SafetensorError
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    return OSError, RuntimeError, SafetensorError, CheckpointException
+
+
+def _reason(error: BaseException) -> str:
+    """The lowest cause in one line: torch and safetensors wrap what the system said."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _finish(run: Run, writing: Path, final: Path) -> None:
+    files = sorted(p for p in writing.rglob("*") if p.is_file())
+    for path in files:
+        _to_disk(path)
+    held = {str(p.relative_to(writing)): {"bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in files}
+    replace_file(writing / MANIFEST, json.dumps(held, indent=1) + "\n")
+    _to_disk(writing / OPTIMIZER)
+    _to_disk(writing)
+    os.rename(writing, final)
+    _to_disk(final.parent)
+    point(run, "latest", final)
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def point(run: Run, name: str, target: Path) -> None:
+    """RUN/name -> a checkpoint, switched in one move."""
+    beside = run.folder / f".{name}.{os.getpid()}"
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(target.relative_to(run.folder))
+    os.replace(beside, run.folder / name)
+
+
+def moments(model: Amor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """AdamW's two moments of every parameter by name; zeros where there are none yet."""
+    held: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        if not state:
+            # torch keeps the count on the device for a fused optimiser
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        held |= {f"{name}.exp_avg": state["exp_avg"].detach(), f"{name}.exp_avg_sq": state["exp_avg_sq"].detach()}
+    return held
+
+
+def _write_moments(folder: Path, held: dict[str, Tensor], team: Team) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process: that is what we ask for
+        dcp.save(held, storage_writer=dcp.FileSystemWriter(folder), no_dist=team.world == 1)
+
+
+def load_moments(folder: Path, model: Amor, optimizer: torch.optim.Optimizer, updates: int, team: Team) -> None:
+    """Put the moments of a checkpoint into an optimiser, whatever number of ranks wrote them."""
+    import torch.distributed.checkpoint as dcp
+
+    held = moments(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(held, storage_reader=dcp.FileSystemReader(folder / OPTIMIZER), no_dist=team.world == 1)
+    for state in optimizer.state.values():
+        state["step"].fill_(updates)
+
+
+def problem_with(folder: Path) -> str | None:
+    """Why a checkpoint cannot be trusted, or None."""
+    try:
+        held: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        return f"{MANIFEST} cannot be read ({error})"
+    for name, wanted in held.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != wanted["bytes"]:
+            return f"{name} has {path.stat().st_size:,} bytes instead of {wanted['bytes']:,}"
+        if sha256_of(path) != wanted["sha256"]:
+            return f"{name} is not what was written (its sha256 differs)"
+    return None
+
+
+def newest_good(run: Run, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose every byte is right; a damaged one is said and set aside, never used and never deleted."""
+    for folder in reversed(listed(run)):
+        problem = problem_with(folder)
+        if problem is None:
+            point(run, "latest", folder)
+            return folder
+        aside = folder.with_name(f"{DAMAGED}{folder.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(folder, aside)
+        say(f"checkpoint {folder.name} is damaged: {problem}; set aside as {aside.name}, going back to the one before")
+    return None
+
+
+def read_trainer(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / TRAINER).read_text())
+
+
+def sweep(run: Run) -> None:
+    """Remove what a kill left half written or half deleted."""
+    for pattern in (f"{WRITING}*", f"{OLD}*"):
+        for left in run.checkpoints.glob(pattern):
+            shutil.rmtree(left)
+
+
+def prune(run: Run, keeping: Keeping) -> None:
+    """Delete what the policy does not keep."""
+    known = listed(run)
+    best = best_of(known)
+    keep = set(known[-keeping.latest :])
+    if keeping.milestones:
+        keep |= {p for p in known if step_of(p) % keeping.milestones == 0}
+    if best is not None and keeping.best:
+        keep.add(best)
+        point(run, "best", best)
+    for folder in known:
+        if folder not in keep:
+            old = folder.with_name(f"{OLD}{folder.name}")
+            os.rename(folder, old)
+            shutil.rmtree(old)
+
+
+def best_of(known: list[Path]) -> Path | None:
+    """The checkpoint with the lowest validation nll of its own step, the earlier of equals."""
+    judged = [(trainer["valid"]["nll"], p) for p in known if (trainer := read_trainer(p)).get("valid")]
+    return min(judged, key=lambda pair: pair[0])[1] if judged else None

@@ -1,0 +1,180 @@
+"""Who trains together: one process, replicas that sum their gradients, or ranks that hold a shard of everything each.
+
+The loop speaks to a team and knows nothing of ranks and devices. Every rank works on its own rows of the global batch;
+gradients are summed, not averaged, because each rank already weighs its targets by the size of the global batch.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from amor.errors import AmorError
+from amor.models.amor import Amor
+
+BUCKET = 25_000_000  # numbers summed over ranks at a time: 100 MB
+
+
+class Team:
+    """One process on one device: the whole batch is its own, there is nothing to agree on."""
+
+    rank, world = 0, 1
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    @property
+    def leads(self) -> bool:
+        """Writes files and talks to people."""
+        return self.rank == 0
+
+    def share(self, rows: int) -> tuple[int, int]:
+        """Which rows of a global batch are this process's: first and one past the last."""
+        if rows % self.world:
+            raise AmorError(f"{rows} sequences cannot be shared by {self.world} ranks; give a multiple of {self.world}")
+        mine = rows // self.world
+        return self.rank * mine, (self.rank + 1) * mine
+
+    def place(self, model: Amor) -> None:
+        """Move a model to where it is trained."""
+        model.to(self.device)
+
+    def settle(self, model: nn.Module) -> None:
+        """Turn gradients of own rows into gradients of the global batch."""
+
+    def whole(self, t: Tensor) -> Tensor:
+        """The full tensor, whatever part of it this process holds."""
+        return t
+
+    def sum(self, t: Tensor) -> Tensor:
+        return t
+
+    def gather(self, t: Tensor) -> Tensor:
+        """The same-shaped tensors of all ranks, one after the other."""
+        return t
+
+    def tell(self, thing: Any) -> Any:
+        """What the leader has, to all."""
+        return thing
+
+    def all(self, thing: Any) -> list[Any]:
+        """What everyone has, to all."""
+        return [thing]
+
+    def wait(self) -> None:
+        """Until all are here."""
+
+    def close(self) -> None:
+        """Nothing more will be said."""
+
+
+class Replicas(Team):
+    """Every rank holds the whole model; gradients are summed once an optimiser step."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        if not dist.is_initialized():
+            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+
+    def settle(self, model: nn.Module) -> None:
+        for bucket in buckets([p.grad for p in model.parameters() if p.grad is not None], BUCKET):
+            together = torch.cat([g.flatten() for g in bucket])
+            dist.all_reduce(together)
+            for g, summed in zip(bucket, together.split([g.numel() for g in bucket]), strict=True):
+                g.copy_(summed.view_as(g))
+
+    def sum(self, t: Tensor) -> Tensor:
+        t = t.clone()
+        dist.all_reduce(t)
+        return t
+
+    def gather(self, t: Tensor) -> Tensor:
+        parts = [torch.empty_like(t) for _ in range(self.world)]
+        dist.all_gather(parts, t.contiguous())
+        return torch.cat(parts)
+
+    def tell(self, thing: Any) -> Any:
+        box = [thing]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def all(self, thing: Any) -> list[Any]:
+        box: list[Any] = [None] * self.world
+        dist.all_gather_object(box, thing)
+        return box
+
+    def wait(self) -> None:
+        dist.barrier()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class Shared(Replicas):
+    """Every rank holds a shard of every tensor (FSDP2); a layer's weights are gathered while it works."""
+
+    def place(self, model: Amor) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        model.to(self.device)
+        for layer in model.backbone.layers:
+            fully_shard(layer, mesh=mesh)
+        # The rest is one group that stays gathered from the forward to the backward pass: the blocks and the loss read
+        # the tied embedding inside the forward, and the model calls a block's norm outside the block.
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)  # a sum, not a mean
+
+    def settle(self, model: nn.Module) -> None:
+        """FSDP2 has summed them in the backward pass."""
+
+    def whole(self, t: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def buckets(tensors: list[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Tensors in order, in groups of about `size` numbers."""
+    held: list[Tensor] = []
+    for t in tensors:
+        held.append(t)
+        if sum(h.numel() for h in held) >= size:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
+def form(mode: str, device: str) -> Team:
+    """The team this process belongs to, from the recipe and from what torchrun has set."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    place = pick_device(device)
+    if world == 1:
+        return Team(place)
+    if mode == "none":
+        raise AmorError(f'{world} processes were started but distributed = "none"; use --set distributed=ddp or fsdp')
+    return {"ddp": Replicas, "fsdp": Shared}[mode](place)
+
+
+def pick_device(device: str) -> torch.device:
+    """The device of this process; "auto" is a GPU where there is one."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise AmorError('device = "cuda", but torch sees no GPU here; use "cpu" or "auto"')
+        torch.cuda.set_device(local)
+        return torch.device("cuda", local)
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise AmorError(f"device: no {device!r}; choices: auto, cpu, cuda") from error

@@ -1,0 +1,231 @@
+"""The loop: for each step forward, backward, update; now and then evaluate, save, tell.
+
+    summary = train(recipe, "runs/first", observers=[Lines()])
+
+A run that was stopped, by whatever, goes on from its newest good checkpoint when the same is called again, and on a CPU
+ends with the same bits as one that was never stopped.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amor.errors import AmorError, nearest
+from amor.models.amor import Amor
+from amor.models.build import build
+from amor.models.folder import load_model
+from amor.run import Run
+from amor.train import checkpoint, resume
+from amor.train.data import Data
+from amor.train.distributed import Team, form
+from amor.train.evaluate import evaluate
+from amor.train.optim import adamw, describe, groups
+from amor.train.recipe import Recipe
+from amor.train.step import Stepper
+from amor.train.stop import Stop
+from amor.train.trouble import Spikes, UnsoundError, first_unsound
+from amor.train.watch import Observer, Record
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    observers: Iterable[Observer] = (),
+    go_on: str = "auto",  # "auto": if there is a checkpoint; "yes": there must be one; "no": the folder must be new
+    machine: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Train to the end of the recipe, or until asked to stop; {"ok", "done", "step", "exit", ...}."""
+    team = form(recipe.distributed, recipe.device)
+    try:
+        run = Run(out)
+        told = [Record(run), *observers] if team.leads else []
+        return Trainer(recipe, run, team, told, machine or {}).go(go_on)
+    finally:
+        team.close()
+
+
+class Trainer:
+    """One run: what it is made of, and the loop over its steps."""
+
+    def __init__(self, recipe: Recipe, run: Run, team: Team, observers: Sequence[Observer], machine: dict[str, Any]):
+        self.recipe, self.run, self.team, self.observers, self.machine = recipe, run, team, observers, machine
+        self.steps = recipe.total_steps
+        self.done = 0  # optimiser steps taken
+        self.saved = -1  # the step of the newest checkpoint
+        self.valid: dict[str, Any] | None = None  # the last evaluation, with its step
+
+    def go(self, go_on: str) -> dict[str, Any]:
+        self.data = Data.open(self.recipe, self.team)
+        found = self.begin(go_on)
+        self.assemble(found)
+        self.tell("on_start", self.about())
+        with Stop(self.team) as stop:
+            stopped = self.loop(stop)
+        summary: dict[str, Any] = {"ok": True, "done": self.done == self.steps, "step": self.done, "folder": str(self.run.folder)}
+        if stopped:
+            summary |= {"exit": stop.code, "stopped_by": stop.name}
+        if self.valid is not None:
+            summary["valid"] = self.valid
+        self.tell("on_end", summary)
+        return summary
+
+    def loop(self, stop: Stop) -> bool:
+        """Step by step to the end; True if it was asked to stop before."""
+        while self.done < self.steps:
+            self.step()
+            stopping = stop.asked()
+            if self.due(self.recipe.eval.every):
+                self.judge()
+            if self.due(self.recipe.checkpoint.every) or stopping:
+                self.save()
+            if stopping and self.done < self.steps:
+                self.event(
+                    "stopped",
+                    f"{stop.name}: stopped after step {self.done} of {self.steps}, checkpoint written; "
+                    f"the same command with --out {self.run.folder} goes on from here",
+                )
+                return True
+        return False
+
+    def due(self, every: int) -> bool:
+        """At every so many steps, and at the end."""
+        return bool(every) and (self.done % every == 0 or self.done == self.steps)
+
+    def step(self) -> None:
+        started = time.perf_counter()
+        try:
+            found = self.stepper(self.done)
+        except UnsoundError as error:
+            raise self.unsound(error) from error
+        self.done += 1
+        seconds = time.perf_counter() - started
+        timing = {"seconds": seconds, "tokens_per_second": self.recipe.step_tokens / seconds, "time": time.time()}
+        if "spike" in found:
+            self.event(
+                "spike", f"step {self.done}: gradient norm {found['grad_norm']:.3g} is a spike; the step was {found['spike']}"
+            )
+        self.tell("on_step", found | {"timing": timing})
+
+    def judge(self) -> None:
+        if self.data.valid is None:
+            return
+        started = time.perf_counter()
+        found = evaluate(self.stepper, self.data.valid, self.data.valid.batch)
+        self.valid = {"step": self.done, **found}
+        self.tell("on_eval", {"step": self.done, "valid": found, "timing": {"seconds": time.perf_counter() - started}})
+
+    def save(self) -> None:
+        if self.saved == self.done:
+            return
+        started = time.perf_counter()
+        trainer = {
+            "step": self.done,
+            "updates": self.stepper.updates,
+            "norms": list(self.stepper.spikes.norms),
+            "data": self.data.train.fingerprint,
+            "valid": self.valid if self.valid and self.valid["step"] == self.done else None,
+        }
+        folder = checkpoint.save(self.run, self.team, self.model, self.optimizer, trainer, self.data.tokenizer)
+        self.saved = self.done
+        if self.team.leads:
+            checkpoint.prune(self.run, self.recipe.checkpoint)
+        self.tell("on_checkpoint", {"step": self.done, "folder": str(folder), "seconds": time.perf_counter() - started})
+
+    def begin(self, go_on: str) -> Path | None:
+        """Make the run directory, or find the checkpoint to go on from."""
+        if go_on not in resume.CHOICES:
+            raise AmorError(f"resume: no {go_on!r}; {nearest(go_on, resume.CHOICES)}")
+        if go_on == "no" and self.run.used:
+            raise AmorError(f"{self.run.folder} holds a run already; give another --out, or let it resume")
+        found = None
+        if self.team.leads and self.run.used:
+            checkpoint.sweep(self.run)
+            changed = resume.differences(self.run.read_config(), self.recipe)
+            found = checkpoint.newest_good(self.run, lambda words: self.event("damaged", words))
+            for key, (was, now) in changed.items() if found else ():
+                self.event("changed", f"{key} was {was!r} and is {now!r} from here on", key=key, was=was, now=now)
+        found = self.team.tell(found)
+        if go_on == "yes" and found is None:
+            raise AmorError(f"{self.run.folder} holds no checkpoint to resume from; leave --resume away to start")
+        if self.team.leads:
+            self.run.make()
+            self.run.write(self.run.config, self.recipe.to_dict())
+            self.run.write(self.run.machine, self.machine)
+        return found
+
+    def assemble(self, found: Path | None) -> None:
+        """Model, optimiser and stepper: fresh, or as a checkpoint has them."""
+        trainer: dict[str, Any] = checkpoint.read_trainer(found) if found else {"step": 0, "updates": 0, "norms": [], "data": ""}
+        if found:
+            self.data.train.check(trainer["data"])
+        self.model: Amor = load_model(found) if found else build(self.recipe.config(), self.recipe.seed)
+        self.model.backbone.recompute = self.recipe.recompute
+        self.team.place(self.model)
+        if self.recipe.compile:
+            for layer in self.model.backbone.layers:
+                layer.compile()
+        self.groups = groups(self.model, self.recipe.optimiser, self.recipe.lr)
+        self.optimizer = adamw(self.groups, self.recipe.optimiser)
+        self.stepper = Stepper(self.model, self.optimizer, self.recipe, self.data.train, self.team, self.data.end_of_text)
+        self.done, self.stepper.updates = trainer["step"], trainer["updates"]
+        self.stepper.spikes = Spikes(self.recipe.optimiser.spike, trainer["norms"])
+        if self.team.leads:
+            self.run.rewind(self.done)
+        if found:
+            checkpoint.load_moments(found, self.model, self.optimizer, trainer["updates"], self.team)
+            self.saved, self.valid = self.done, trainer["valid"]
+            self.event("resumed", f"going on from {found.name} ({self.steps - self.done:,} steps to go)", step=self.done)
+
+    def about(self) -> dict[str, Any]:
+        parameters = sum(p.numel() for p in self.model.parameters())
+        team, recipe = self.team, self.recipe
+        where = f"{recipe.precision} on {team.world} x {team.device.type}" + (
+            f" ({recipe.distributed})" if team.world > 1 else ""
+        )
+        return {
+            "recipe": recipe.to_dict(),
+            "model": self.model.config.name,
+            "parameters": parameters,
+            "groups": describe(self.groups),
+            "step": self.done,
+            "steps": self.steps,
+            "step_tokens": recipe.step_tokens,
+            "folder": str(self.run.folder),
+            "where": where,
+        }
+
+    def unsound(self, error: UnsoundError) -> AmorError:
+        """Name what is not finite, keep the batch, and save what was good before it."""
+        pieces = list(self.stepper.pieces(error.step))
+        where = first_unsound(self.model, lambda: [self.stepper.read(part, 1.0) for part in pieces], self.team.whole)
+        where = min(self.team.all(where), key=lambda words: words == "the loss itself")
+        folder = self.run.failures / f"step-{error.step + 1:06d}"
+        if self.team.leads:
+            keep_batch(folder, self.data.train.rows(error.step, 0, self.recipe.batch))
+            known = {"loss": str(error.loss), "grad_norm": str(error.norm), "first": where}
+            self.run.write(folder / "failure.json", {"step": error.step + 1, "rows": [0, self.recipe.batch], **known})
+        if self.done and not where.startswith("parameter"):
+            self.save()
+        words = (
+            f"{error}; the first number that is not finite: {where}. No weight was changed; the batch is kept in {folder}. "
+            "The same command tries this step again; to go on differently change the recipe, e.g. --set lr.peak=..."
+        )
+        self.event("unsound", words, step=error.step + 1)
+        return AmorError(words)
+
+    def tell(self, moment: str, about: dict[str, Any]) -> None:
+        for observer in self.observers:
+            getattr(observer, moment)(about)
+
+    def event(self, kind: str, message: str, **more: Any) -> None:
+        self.tell("on_event", {"event": kind, "message": message, **more})
+
+
+def keep_batch(folder: Path, rows: tuple[torch.Tensor, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"tokens": rows[0], "targets": rows[1]}, folder / "batch.safetensors")

@@ -1,0 +1,63 @@
+"""Which parameter is trained how: AdamW with decay on matrices only, and alpha in a group of its own.
+
+No decay on norms, biases, A_log, D, dt_bias, alpha and the scales of fused branches: all of them are vectors, and all
+other parameters (projections, convolutions, the tied embedding) are not. So the number of dimensions decides.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from amor.train.recipe import Optimiser, Rates
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    peak: float
+    decay: float
+    members: Named
+
+
+def groups(model: nn.Module, optimiser: Optimiser, rates: Rates) -> list[Group]:
+    """Every parameter in exactly one group; a group without parameters is left out."""
+    sorted_out: dict[str, Named] = {"matrices": [], "vectors": [], "alpha": []}
+    for name, parameter in model.named_parameters():
+        sorted_out[kind(name, parameter)].append((name, parameter))
+    found = [
+        Group("matrices", rates.peak, optimiser.weight_decay, sorted_out["matrices"]),
+        Group("vectors", rates.peak, 0.0, sorted_out["vectors"]),
+        Group("alpha", rates.alpha, 0.0, sorted_out["alpha"]),
+    ]
+    return [group for group in found if group.members]
+
+
+def kind(name: str, parameter: nn.Parameter) -> str:
+    if name.startswith("blocks.") and name.endswith(".alpha"):
+        return "alpha"
+    return "matrices" if parameter.ndim >= 2 else "vectors"
+
+
+def adamw(found: list[Group], optimiser: Optimiser) -> torch.optim.AdamW:
+    sets = [
+        {"params": [p for _, p in group.members], "lr": 0.0, "peak": group.peak, "weight_decay": group.decay, "name": group.name}
+        for group in found
+    ]
+    return torch.optim.AdamW(sets, betas=optimiser.betas, eps=optimiser.eps, fused=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, shape: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * shape
+
+
+def describe(found: list[Group]) -> list[str]:
+    """One line a group."""
+    return [
+        f"{group.name:<9} {len(group.members):>4} tensors {sum(p.numel() for _, p in group.members):>14,} parameters"
+        f"   peak lr {group.peak:g}, weight decay {group.decay:g}"
+        for group in found
+    ]

@@ -1,0 +1,116 @@
+"""What a recipe will take before it is run: steps, tokens, parameters, memory of a rank, floating-point work and time."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amor.models.amor import Amor
+from amor.models.build import build
+from amor.train.optim import describe, groups
+from amor.train.recipe import Recipe
+
+# share of the matrix-product ceiling a training step reaches; a guess that the first steps of a run correct
+REACHED = 0.4
+
+
+def predict(recipe: Recipe, flops: float, source: str) -> dict[str, Any]:
+    """Everything in numbers; bytes are of one rank of the world torchrun has set, or of one process."""
+    model = build(recipe.config(), device="meta")
+    parameters = sum(p.numel() for p in model.parameters())
+    tokens = recipe.total_steps * recipe.step_tokens
+    work = train_flops(model, recipe.context) * tokens
+    return {
+        "recipe": recipe.name,
+        "model": model.config.name,
+        "parameters": parameters,
+        "groups": describe(groups(model, recipe.optimiser, recipe.lr)),
+        "steps": recipe.total_steps,
+        "tokens": tokens,
+        "step_tokens": recipe.step_tokens,
+        "memory": memory(model, parameters, recipe),
+        "flops": work,
+        "flops_per_second": flops,
+        "flops_source": source,
+        "reached": REACHED,
+        "seconds": work / (flops * REACHED),
+    }
+
+
+def train_flops(model: Amor, context: int) -> float:
+    """FLOPs of matrix products a token of training: thrice the forward, and one head pass a block for its gate."""
+    forward = model.cost(context // 2, fire_rate=1.0, heads=1).flops  # attention sees half the context on average
+    probes = sum(2 * model.embed.weight.numel() for block in model.blocks if block.gate.needs)  # type: ignore[union-attr, misc]
+    return 3 * forward + probes
+
+
+def memory(model: Amor, parameters: int, recipe: Recipe) -> dict[str, int]:
+    """Bytes a rank holds; activations are counted on a model without numbers."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1")) if recipe.distributed == "fsdp" else 1
+    held = 4 * parameters // ranks
+    found = {"weights": held, "gradients": held, "optimiser": 2 * held, "activations": activations(model, recipe)}
+    return found | {"total": sum(found.values())}
+
+
+def activations(model: Amor, recipe: Recipe) -> int:
+    """Bytes kept from the forward for the backward pass of one micro-batch, as if in float32."""
+    rows = min(recipe.micro_batch, recipe.batch)
+    shape = rows, recipe.context
+    tokens = torch.zeros(shape, dtype=torch.long, device="meta")
+    kept = Kept({p.untyped_storage()._cdata for p in model.parameters()})
+    if recipe.recompute:
+        # every layer keeps its input, and one layer at a time is computed again
+        h = torch.empty(*shape, model.config.width, device="meta", requires_grad=True)
+        state = model.start(rows)
+        with kept:
+            model.backbone.layers[0](h, state.parts[0], state.layout(recipe.context, None, None))
+        return kept.bytes + len(model.config.pattern) * 4 * h.numel()
+    with kept:
+        model(tokens, targets=tokens)
+    return kept.bytes
+
+
+class Kept:
+    """Counts the bytes autograd keeps while it is entered, each storage once, parameters not."""
+
+    def __init__(self, known: set[int]):
+        self.known, self.bytes = known, 0
+        self.held: list[Tensor] = []  # so that no storage is freed and its address counted as known
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t)
+
+    def _keep(self, t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage._cdata not in self.known:
+            self.known.add(storage._cdata)
+            self.held.append(t)
+            self.bytes += storage.nbytes()
+        return t
+
+    def __enter__(self) -> None:
+        self.hooks.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """A prediction for people."""
+    memory = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in found["memory"].items() if name != "total")
+    return [
+        f"{found['recipe']}: {found['model']}",
+        f"parameters  {found['parameters']:,}",
+        *(f"  {line}" for line in found["groups"]),
+        f"steps       {found['steps']:,} of {found['step_tokens']:,} tokens: {found['tokens'] / 1e9:.3g} B tokens",
+        f"memory      {found['memory']['total'] / 1e9:.2f} GB a rank ({memory}; float32, activations of one micro-batch)",
+        f"work        {found['flops']:.3g} FLOPs",
+        f"time        {spoken(found['seconds'])} at {found['reached']:.0%} of {found['flops_per_second']:.3g} FLOP/s "
+        f"({found['flops_source']})",
+    ]
+
+
+def spoken(seconds: float) -> str:
+    for size, unit in ((86400 * 365.25, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,34 @@
+"""Whether a run may go on under a recipe, and what of the recipe has changed since."""
+
+from typing import Any
+
+from amor.errors import AmorError
+from amor.train.recipe import Recipe, flat
+
+CHOICES = ("auto", "yes", "no")
+# what a run is: with another of these it would be another run
+FIXED = ("model", "documents", "context", "batch", "seed")
+# where and how it is computed and looked at: may change without a word
+FREE = (
+    "name",
+    "data",
+    "verify",
+    "micro_batch",
+    "precision",
+    "device",
+    "recompute",
+    "compile",
+    "eval",
+    "checkpoint",
+    "distributed",
+)
+
+
+def differences(before: dict[str, Any], recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Keys that matter and their two values; a key that would make it another run is an error."""
+    old, new = flat(before), flat(recipe.to_dict())
+    changed = {key: (old.get(key), new.get(key)) for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    for key, (was, now) in sorted(changed.items()):
+        if key.split(".")[0] in FIXED:
+            raise AmorError(f"this run was made with {key} = {was!r}, not {now!r}; give back {was!r} or another --out")
+    return {key: pair for key, pair in sorted(changed.items()) if key.split(".")[0] not in FREE}

@@ -1,0 +1,215 @@
+"""One optimiser step: micro-batches forward and backward, one clipped update, and what the gates learn from it.
+
+Gate statistics: every gate decides with the numbers from before the step, and takes in the scores of the whole global
+batch once, after it. In the very first step there are none yet: a pass without gradient meets the batch first, the step
+decides with those, and nothing is taken in a second time. Blocks start as no-ops, so the scores of that pass are the
+scores of the step.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from amor.data.loader import document_starts
+from amor.errors import AmorError
+from amor.gates.base import Adaptive
+from amor.models.amor import Amor, Output
+from amor.models.block import Block, Trace
+from amor.ops.head import IGNORE
+from amor.train.distributed import Team
+from amor.train.optim import set_rate
+from amor.train.recipe import Recipe
+from amor.train.schedule import shape
+from amor.train.trouble import Spikes, UnsoundError
+
+
+class Source(Protocol):
+    """Where batches come from: amor.data.loader.Batches."""
+
+    def rows(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One micro-batch."""
+
+    tokens: Tensor
+    targets: Tensor
+    reset: Tensor | None
+
+
+@dataclass
+class Tally:
+    """What the micro-batches of a step have shown so far; a list a block."""
+
+    loss: Tensor
+    scores: list[list[Tensor]] = field(default_factory=list)
+    fired: list[Tensor] = field(default_factory=list)
+
+    def add(self, loss: Tensor, gates: tuple[Trace, ...]) -> None:
+        self.loss = self.loss + loss.detach().double()
+        if not self.scores:
+            self.scores, self.fired = [[] for _ in gates], [torch.zeros_like(self.loss) for _ in gates]
+        for block, gate in enumerate(gates):
+            self.scores[block].append(gate.score.flatten())
+            self.fired[block] += gate.fire.sum()
+
+
+class Stepper:
+    """Takes optimiser steps with a model, an optimiser and a source of batches."""
+
+    def __init__(
+        self,
+        model: Amor,
+        optimizer: torch.optim.Optimizer,
+        recipe: Recipe,
+        source: Source,
+        team: Team,
+        end_of_text: int | None = None,
+    ):
+        self.model, self.optimizer, self.recipe, self.source, self.team = model, optimizer, recipe, source, team
+        self.end_of_text = end_of_text
+        self.spikes = Spikes(recipe.optimiser.spike)
+        self.updates = 0  # optimiser steps that changed the weights
+        self.first, self.last = team.share(recipe.batch)
+        check_precision(recipe.precision, team.device)
+
+    def __call__(self, step: int) -> dict[str, Any]:
+        """Take step number `step` (the first is 0); what it found, or UnsoundError before anything is changed."""
+        share = shape(step, self.recipe.total_steps, self.recipe.lr)
+        set_rate(self.optimizer, share)
+        pieces = list(self.pieces(step))
+        fresh = self.meet(pieces)
+        used = self.gate_numbers()
+        tally = self.learn(pieces)
+        self.team.settle(self.model)
+        norm = self.gradient_norm()
+        loss = float(self.team.sum(tally.loss))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise UnsoundError(step, loss, norm)
+        pooled = self.pooled(tally)
+        spike = self.spikes.meets(norm)
+        skipped = spike and self.recipe.optimiser.skip_spikes
+        if not skipped:
+            self.update(norm)
+            if not fresh:
+                self.model.observe(pooled)
+        blocks = self.blocks_found(tally, pooled, used)
+        found: dict[str, Any] = {"step": step + 1, "loss": loss, "lr": self.recipe.lr.peak * share, "grad_norm": norm}
+        found["tokens"] = (step + 1) * self.recipe.step_tokens
+        if spike:
+            found["spike"] = "skipped" if skipped else "taken"
+        return found | ({"blocks": blocks} if blocks else {})
+
+    def pieces(self, step: int) -> Iterator[Piece]:
+        """This process's micro-batches of a step."""
+        for first in range(self.first, self.last, self.recipe.micro_batch):
+            tokens, targets = self.source.rows(step, first, min(first + self.recipe.micro_batch, self.last))
+            yield piece(tokens.to(self.team.device), targets.to(self.team.device), self.recipe, self.end_of_text)
+
+    def read(self, part: Piece, share: float) -> Output:
+        with autocast(self.recipe.precision, self.team.device):
+            return self.model(part.tokens, reset=part.reset, targets=part.targets, share=share)
+
+    def meet(self, pieces: list[Piece]) -> bool:
+        """Show gates that have met nothing the whole batch, before they decide on it; whether there were any."""
+        fresh = any(isinstance(b.gate, Adaptive) and int(b.gate.updates) == 0 for b in self.blocks())
+        if fresh:
+            tally = Tally(self.nothing())
+            with torch.no_grad():
+                for part in pieces:
+                    tally.add(self.nothing(), self.read(part, 0.0).gates)
+            self.model.observe(self.pooled(tally))
+        return fresh
+
+    def learn(self, pieces: list[Piece]) -> Tally:
+        """Forward and backward over the micro-batches: gradients and scores of the whole batch."""
+        scored = self.team.sum(torch.stack([(p.targets != IGNORE).sum() for p in pieces]).sum())
+        share = 1 / max(int(scored), 1)
+        tally = Tally(self.nothing())
+        self.optimizer.zero_grad(set_to_none=True)
+        for part in pieces:
+            out = self.read(part, share)
+            assert out.loss is not None
+            out.loss.backward()
+            tally.add(out.loss, out.gates)
+        return tally
+
+    def gradient_norm(self) -> float:
+        self.gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return float(self.team.whole(torch.nn.utils.get_total_norm(self.gradients)))
+
+    def update(self, norm: float) -> None:
+        clip = self.recipe.optimiser.clip
+        if norm > clip:
+            for gradient in self.gradients:
+                gradient.mul_(clip / norm)
+        self.optimizer.step()
+        self.updates += 1
+
+    def pooled(self, tally: Tally) -> list[Tensor]:
+        """Scores of every token of the global batch, in no particular order: a gate sorts them."""
+        return [self.team.gather(torch.cat(scores)) for scores in tally.scores]
+
+    def nothing(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.team.device)
+
+    def gate_numbers(self) -> list[dict[str, Any]]:
+        """A block: what its gate decides with (threshold tau), and how wide it is open (alpha, the mean over channels)."""
+        found = []
+        for block in self.blocks():
+            gate = block.gate
+            numbers = {"mu": gate.mu, "sigma": gate.sigma} if isinstance(gate, Adaptive) else {}
+            numbers |= {"tau": gate.threshold, "alpha": self.team.whole(block.alpha).detach().sigmoid().mean()}
+            found.append({name: finite(float(value)) for name, value in numbers.items()})
+        return found
+
+    def blocks_found(self, tally: Tally, pooled: list[Tensor], used: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A block: the share of tokens that fired, the numbers that decided, and where 10 % and 90 % of the scores lie."""
+        if not used:
+            return []
+        fired = self.team.sum(torch.stack(tally.fired)) / self.recipe.step_tokens
+        found = []
+        for rate, scores, numbers in zip(fired.tolist(), pooled, used, strict=True):
+            last, ordered = scores.numel() - 1, scores.sort().values
+            found.append(
+                {"fire": rate, **numbers, "score_10": float(ordered[last // 10]), "score_90": float(ordered[last * 9 // 10])}
+            )
+        return found
+
+    def blocks(self) -> list[Block]:
+        return list(self.model.blocks)  # type: ignore[arg-type]
+
+
+def piece(tokens: Tensor, targets: Tensor, recipe: Recipe, end_of_text: int | None) -> Piece:
+    """A micro-batch; documents that stand apart begin after every end of text."""
+    if recipe.documents == "joined":
+        return Piece(tokens, targets, None)
+    if end_of_text is None:
+        raise AmorError('documents = "apart" needs to know the end-of-text token, and this data does not say it')
+    return Piece(tokens, targets, document_starts(tokens, end_of_text))
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """bf16 is for GPUs; on a CPU it must be asked for by name."""
+    if precision == "bf16" and device.type == "cpu":
+        raise AmorError(
+            'precision = "bf16" on a CPU: without bf16 units it is slower than float32 and less exact; '
+            'use --set precision=float32, or "bf16-cpu" to have it all the same'
+        )
+    if precision == "bf16-cpu" and device.type != "cpu":
+        raise AmorError(f'precision = "bf16-cpu" is for a CPU, and this is {device.type}; use "bf16"')
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, torch.bfloat16)
+
+
+def finite(value: float) -> float | None:
+    """A number JSON can hold; None where there is none."""
+    return value if math.isfinite(value) else None

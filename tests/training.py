@@ -1,0 +1,118 @@
+"""What the laws of training share: a small corpus, small recipes, and a model's numbers after a run."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from laws import SMALL
+
+from amor.data.prepare import Request, prepare
+from amor.run import Run
+from amor.train.loop import train
+from amor.train.recipe import Recipe, load
+from amor.train.watch import Observer
+
+VOCAB = 257  # bytes and an end of text
+
+
+def corpus(folder: Path) -> Path:
+    """60 documents of invented words, some much more common than others; the same every time."""
+    chance = random.Random(0)
+    words = ["".join(chance.choice("abcdefghijklmnop") for _ in range(chance.randint(2, 6))) for _ in range(150)]
+    texts = folder / "texts"
+    texts.mkdir(parents=True)
+    for number in range(60):
+        picked = (chance.choice(words[:20] if chance.random() < 0.7 else words) for _ in range(200))
+        (texts / f"{number:03d}.txt").write_text(" ".join(picked) + "\n")
+    prepare(Request(inputs=(str(texts),), tokenizer="bytes", valid=0.1), folder / "data", workers=1)
+    return folder / "data"
+
+
+def small_recipe(data: Path, name: str = "amor-mamba2", **keys: Any) -> Recipe:
+    """A tiny recipe of an architecture, made smaller: a step takes some hundredths of a second."""
+    tree: dict[str, Any] = load(f"tiny/{name}").to_dict()
+    tree["model"]["changes"] = SMALL | {"vocab": VOCAB, "pattern": pattern(name)}
+    tree |= {"data": str(data), "context": 24, "batch": 4, "micro_batch": 4, "steps": 6}
+    tree["lr"]["warmup"] = 2
+    tree["eval"] = {"every": 3, "windows": 4}
+    tree["checkpoint"] = {"every": 2, "latest": 2}
+    for key, value in keys.items():
+        if isinstance(value, dict):
+            tree[key] = tree[key] | value
+        else:
+            tree[key] = value
+    return Recipe.from_dict(tree)
+
+
+def pattern(name: str) -> str:
+    """Two layers that hold every mixer of the architecture."""
+    base = "gated_deltanet" if "gated-deltanet" in name else "attention" if name == "transformer" else "mamba2"
+    second = "attention" if "serial" in name else "fused" if "fused" in name else base
+    return f"{base}, {second}"
+
+
+class Watch(Observer):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+
+    def on_step(self, metrics: dict[str, Any]) -> None:
+        self.steps.append(metrics)
+
+    def on_event(self, about: dict[str, Any]) -> None:
+        self.events.append(about)
+
+
+class KilledError(BaseException):
+    """Stands for kill -9: nothing in the house catches it."""
+
+
+class Killer(Observer):
+    """Ends the run in the middle, without a word, after a step."""
+
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step(self, metrics: dict[str, Any]) -> None:
+        if metrics["step"] == self.step:
+            raise KilledError
+
+
+def trained(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any]:
+    """Train, and everything the run left behind that must be the same when it is done another way."""
+    watch = Watch()
+    summary = train(recipe, out, observers=[watch], **options)
+    return left_by(out) | {"summary": summary, "watch": watch}
+
+
+def left_by(out: Path) -> dict[str, Any]:
+    """Weights, gate statistics and moments of the newest checkpoint, and the metrics without their timing."""
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    latest = out / "latest"
+    reader = dcp.FileSystemReader(latest / "optimizer")
+    held = {
+        name: torch.empty(about.size, dtype=about.properties.dtype)
+        for name, about in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(about, TensorStorageMetadata)
+    }
+    dcp.load(held, storage_reader=dcp.FileSystemReader(latest / "optimizer"), no_dist=True)
+    lines = [{key: value for key, value in line.items() if key != "timing"} for line in Run(out).lines()]
+    trainer = json.loads((latest / "trainer.json").read_text())
+    return {"weights": load_file(latest / "model.safetensors"), "moments": held, "metrics": lines, "trainer": trainer}
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Two runs left the same bits."""
+    assert a["metrics"] == b["metrics"]
+    assert a["trainer"] == b["trainer"]
+    for what in ("weights", "moments"):
+        assert a[what].keys() == b[what].keys()
+        wrong = [name for name in a[what] if not torch.equal(a[what][name], b[what][name])]
+        assert not wrong, f"{what} differ: {wrong}"
