@@ -73,7 +73,7 @@ class GatedDeltaNet(Mixer):
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
         qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
         qkv, window = self.conv1d(qkv, state["conv"], layout)
-        q, k, v = F.silu(qkv).split([self.keys, self.keys, self.values], dim=-1)
+        q, k, v = qkv.split([self.keys, self.keys, self.values], dim=-1)
         q, k = (unit(fan_heads(t, self.options.head_size).float()) for t in (q, k))
         beta = self.b_proj(x).float().sigmoid()
         g = -self.A_log.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.float())

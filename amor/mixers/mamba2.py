@@ -64,7 +64,7 @@ class Mamba2(Mixer):
         z, xBC, dt = self.in_proj(x).split([self.inner, self.mixed, self.heads], dim=-1)
         xBC, window = self.conv1d(xBC, state["conv"], layout)
         states = self.options.groups * self.options.state_size
-        u, B, C = F.silu(xBC).split([self.inner, states, states], dim=-1)
+        u, B, C = xBC.split([self.inner, states, states], dim=-1)
         u = u.unflatten(-1, (self.heads, -1))
         B, C = (t.unflatten(-1, (self.options.groups, -1)) for t in (B, C))
         dt = F.softplus(dt.float() + self.dt_bias.float())
@@ -72,8 +72,7 @@ class Mamba2(Mixer):
             dt = dt * layout.valid[..., None]
         s = state["scan"]
         assert isinstance(s, Tensor)
-        y, s = scan(u, dt, -self.A_log.float().exp(), B, C, s, layout.reset)
-        y = y + u.float() * self.D.float()[:, None]
+        y, s = scan(u, dt, -self.A_log.float().exp(), B, C, s, layout.reset, self.D)
         y = self.norm(y.flatten(2) * F.silu(z.float()))
         return self.out_proj(y.to(x.dtype)), {"conv": window, "scan": s}
 

@@ -28,10 +28,10 @@ class Backend:
 ANYWHERE = ("cpu", "cuda", "xpu", "mps", "meta")
 # operator -> backends, the fastest first
 BACKENDS: dict[str, tuple[Backend, ...]] = {
-    "scan": (Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
+    "scan": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
     "delta": (Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
-    "conv": (Backend("reference", ANYWHERE),),
-    "head": (Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
+    "conv": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
+    "head": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
 }
 
 

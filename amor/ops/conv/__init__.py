@@ -1,4 +1,4 @@
-"""conv: the short causal convolution. `reference.py` says what it is."""
+"""conv: the short causal convolution and its SiLU. `reference.py` says what it is."""
 
 from torch import Tensor
 

@@ -1,9 +1,10 @@
-"""The short causal convolution of every channel with its own taps, tap by tap: the definition.
+"""The short causal convolution of every channel with its own taps, and its SiLU, tap by tap: the definition.
 
-y_t = bias + sum_j w_j x_{t - (k-1) + j}          taps before the document's start read 0
+y_t = silu(bias + sum_j w_j x_{t - (k-1) + j})          taps before the document's start read 0
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -19,16 +20,21 @@ def conv(
     reach = weight.shape[1] - 1
     past = x.new_zeros(rows, reach, channels) if window is None else window.to(x.dtype)
     both = torch.cat([past, x], dim=1)
-    segment = None
-    if reset is not None:
-        segment = torch.cat([torch.zeros_like(reset[:, :1]).long().expand(-1, reach), reset.long().cumsum(1)], dim=1)
+    segment = segments(reset, reach)
     y = torch.zeros_like(x) if bias is None else bias.to(x.dtype).expand_as(x)
     for tap in range(reach + 1):
         seen = both[:, tap : tap + length]
         if segment is not None:
             seen = seen * (segment[:, tap : tap + length] == segment[:, reach:])[..., None]
         y = y + seen * weight[:, tap]
-    return y, last_inputs(both, reach, lengths, segment)
+    return F.silu(y), last_inputs(both, reach, lengths, segment)
+
+
+def segments(reset: Tensor | None, reach: int) -> Tensor | None:
+    """[B, k - 1 + T] documents begun so far, for the window and the call; 0 is the one the window belongs to."""
+    if reset is None:
+        return None
+    return torch.cat([torch.zeros_like(reset[:, :1]).long().expand(-1, reach), reset.long().cumsum(1)], dim=1)
 
 
 def last_inputs(both: Tensor, reach: int, lengths: Tensor | None, segment: Tensor | None) -> Tensor:

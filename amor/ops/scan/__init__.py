@@ -6,6 +6,13 @@ from amor.ops.backends import backend
 
 
 def scan(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None = None, reset: Tensor | None = None
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor | None = None,
+    reset: Tensor | None = None,
+    D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return backend("scan", x).scan(x, dt, A, B, C, state, reset)
+    return backend("scan", x).scan(x, dt, A, B, C, state, reset, D)

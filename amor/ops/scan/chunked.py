@@ -19,6 +19,7 @@ def scan(
     C: Tensor,
     state: Tensor | None = None,
     reset: Tensor | None = None,
+    D: Tensor | None = None,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
     rows, length, heads, size = x.shape
@@ -59,4 +60,5 @@ def scan(
         s = carry[:, i, :, None, None] * s + gathered[:, i]
     before = torch.stack(befores, dim=1)
     y = inside + (shared(C_) @ before.mT) * since[..., None]
-    return y.transpose(2, 3).flatten(1, 2)[:, :length], s
+    y = y.transpose(2, 3).flatten(1, 2)[:, :length]
+    return y if D is None else y + D.float()[:, None] * x.float(), s

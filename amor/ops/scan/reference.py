@@ -1,6 +1,6 @@
 """The Mamba2 recurrence, one token at a time: the definition.
 
-    s_t = exp(dt_t A) s_{t-1} + (dt_t x_t) B_t^T          y_t = s_t C_t
+    s_t = exp(dt_t A) s_{t-1} + (dt_t x_t) B_t^T          y_t = s_t C_t + D x_t
 
 Letters: B rows, T tokens, H heads of size P, G groups of states of size S.
 """
@@ -17,6 +17,7 @@ def scan(
     C: Tensor,  # [B, T, G, S]
     state: Tensor | None = None,  # [B, H, P, S]
     reset: Tensor | None = None,  # [B, T] True: forget before reading this token
+    D: Tensor | None = None,  # [H] how much of x passes by the state
 ) -> tuple[Tensor, Tensor]:  # y [B, T, H, P], state; both float32
     rows, length, heads, size = x.shape
     x, dt, A, B, C = x.float(), dt.float(), A.float(), B.float(), C.float()
@@ -27,6 +28,7 @@ def scan(
         if reset is not None:
             s = torch.where(reset[:, t, None, None, None], 0.0, s)
         decay = torch.exp(dt[:, t] * A)[..., None, None]
-        s = decay * s + (dt[:, t, :, None] * x[:, t])[..., None] * B[:, t, :, None, :]
+        s = decay * s + (dt[:, t, :, None] * x[:, t])[..., None] @ B[:, t, :, None, :]
         ys.append((s @ C[:, t, :, :, None]).squeeze(-1))
-    return torch.stack(ys, dim=1), s
+    y = torch.stack(ys, dim=1)
+    return y if D is None else y + D.float()[:, None] * x, s

@@ -1,0 +1,114 @@
+// The short causal convolution and its SiLU, forward and backward, a row of channels at a time.
+// Letters: rows, length T, channels C, taps k; weight lies as [k, C] here, so that a tap is a row of channels.
+#include <algorithm>
+#include <cstdint>
+
+#include "lanes.h"
+
+struct Shape3 {
+    long rows, length, channels, taps, block;  // block: tokens whose share of the weight's gradient is one partial sum
+    long blocks() const { return (length + block - 1) / block; }
+};
+
+struct Inputs {  // strides count floats; channels are dense
+    const float *x, *weight, *bias, *window;
+    const long* start;  // [rows, length] the column where a token's document begins; before the call's start: -taps. May be null
+    long x_row, x_token;
+};
+
+// The input under tap j of token t, or null where the document had not begun.
+static const float* under(const Shape3& d, const Inputs& in, long row, long t, long j) {
+    const long reach = d.taps - 1, at = t - reach + j;
+    if (in.start && at < in.start[row * d.length + t]) return nullptr;
+    if (at >= 0) return in.x + row * in.x_row + at * in.x_token;
+    return in.window ? in.window + (row * reach + reach + at) * d.channels : nullptr;
+}
+
+// Calls body(c, n) for whole vectors of channels, then for the rest.
+template <class Body>
+static inline void over(long channels, Body body) {
+    long c = 0;
+    for (; c + LANES <= channels; c += LANES) body(c, LANES);
+    if (c < channels) body(c, (int)(channels - c));
+}
+static inline vec get(const float* p, int n) { return n == LANES ? load(p) : load_part(p, n); }
+static inline void put(float* p, vec v, int n) {
+    if (n == LANES) store(p, v);
+    else store_part(p, v, n);
+}
+
+constexpr long MAX_TAPS = 64;
+
+struct Taps {  // the taps of one token that see something
+    int count = 0;
+    const float *x[MAX_TAPS], *w[MAX_TAPS];
+    Taps(const Shape3& d, const Inputs& in, long row, long t) {
+        for (long j = 0; j < d.taps; j++)
+            if (const float* p = under(d, in, row, t, j)) x[count] = p, w[count++] = in.weight + j * d.channels;
+    }
+    vec sum(const float* bias, long c, int n) const {
+        vec y = bias ? get(bias + c, n) : vec{};
+        if (count == 4 && n == LANES) {  // the usual number, told to the compiler
+            for (int j = 0; j < 4; j++) y += load(x[j] + c) * load(w[j] + c);
+            return y;
+        }
+        for (int j = 0; j < count; j++) y += get(x[j] + c, n) * get(w[j] + c, n);
+        return y;
+    }
+};
+
+extern "C" void conv_forward(const Shape3* d, const Inputs* in, float* y, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < d->rows * d->length; i++) {
+        const Taps taps(*d, *in, i / d->length, i % d->length);
+        over(d->channels, [&](long c, int n) {
+            const vec s = taps.sum(in->bias, c, n);
+            put(y + i * d->channels + c, s * sigmoid(s), n);
+        });
+    }
+}
+
+// inner [rows, T, C] becomes the gradient before the SiLU; dweight [rows, blocks, k + 1, C] partial sums, the bias last.
+extern "C" void conv_backward(const Shape3* d, const Inputs* in, const float* dy, float* inner, float* dx, float* dweight,
+                              float* dwindow, int threads) {
+    const long C = d->channels, T = d->length, k = d->taps, reach = k - 1;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < d->rows * d->blocks(); i++) {
+        const long row = i / d->blocks(), from = i % d->blocks() * d->block, to = std::min(T, from + d->block);
+        float* dw = dweight + i * (k + 1) * C;
+        std::fill(dw, dw + (k + 1) * C, 0.f);
+        for (long t = from; t < to; t++) {
+            const Taps taps(*d, *in, row, t);
+            const long at = (row * T + t) * C;
+            over(C, [&](long c, int n) {
+                const vec s = taps.sum(in->bias, c, n), open = sigmoid(s);
+                const vec g = get(dy + at + c, n) * open * (1.f + s * (1.f - open));
+                put(inner + at + c, g, n);
+                for (int j = 0; j < taps.count; j++) {
+                    float* sum = dw + (taps.w[j] - in->weight) + c;
+                    put(sum, get(sum, n) + g * get(taps.x[j] + c, n), n);
+                }
+                put(dw + k * C + c, get(dw + k * C + c, n) + g, n);
+            });
+        }
+    }
+    // an input at column t (or before the call, t < 0) was under tap j of token t + reach - j
+    const long held = dwindow ? reach : 0;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < d->rows * (T + held); i++) {
+        const long row = i / (T + held), t = i % (T + held) - held;
+        float* out = t >= 0 ? dx + (row * T + t) * C : dwindow + (row * reach + reach + t) * C;
+        const float *g[MAX_TAPS], *w[MAX_TAPS];
+        int count = 0;
+        for (long j = 0; j < k; j++) {
+            const long later = t + reach - j;
+            if (later < 0 || later >= T || (in->start && t < in->start[row * T + later])) continue;
+            g[count] = inner + (row * T + later) * C, w[count++] = in->weight + j * C;
+        }
+        over(C, [&](long c, int n) {
+            vec s{};
+            for (int j = 0; j < count; j++) s += get(g[j] + c, n) * get(w[j] + c, n);
+            put(out + c, s, n);
+        });
+    }
+}

@@ -1,0 +1,96 @@
+"""The short causal convolution and its SiLU as C++ for this machine (native.cpp), with its gradient written by hand.
+
+Memory beyond inputs and outputs, in floats: B T C while the gradient runs; linear in T.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amor.ops import native
+from amor.ops.conv.reference import last_inputs, segments
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+BLOCK = 128  # tokens whose share of the weight's gradient is summed together: a fixed cut, so that sums do not depend on threads
+
+
+def missing() -> str | None:
+    return native.missing(SOURCE)
+
+
+class Shape(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("rows", "length", "channels", "taps", "block")]
+
+
+class Inputs(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "weight", "bias", "window", "start")] + [
+        (name, ctypes.c_long) for name in ("x_row", "x_token")
+    ]
+
+
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    window: Tensor | None = None,
+    lengths: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    turned = weight.float().T.contiguous()
+    dense = x.float() if x.stride(2) == 1 else x.float().contiguous()
+    offset, past = (None if t is None else t.float().contiguous() for t in (bias, window))
+    start = None if reset is None else beginnings(reset, weight.shape[1])
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dense, turned, offset, past)):
+        y = Conv.apply(dense, turned, offset, past, start)
+    else:
+        y = forward(dense, turned, offset, past, start)
+    return y.to(x.dtype), next_window(x, weight.shape[1] - 1, window, lengths, reset)
+
+
+def beginnings(reset: Tensor, taps: int) -> Tensor:
+    """[B, T] the column where each token's document begins; one that began before this call: below every window's column."""
+    column = torch.arange(reset.shape[1], device=reset.device)
+    return torch.where(reset, column, -taps).cummax(1).values
+
+
+def next_window(x: Tensor, reach: int, window: Tensor | None, lengths: Tensor | None, reset: Tensor | None) -> Tensor:
+    """What the next call must see; a plain call copies its last columns only."""
+    past = x.new_zeros(len(x), reach, x.shape[2]) if window is None else window.to(x.dtype)
+    if lengths is None and reset is None:
+        return torch.cat([past[:, x.shape[1] :], x[:, -reach:]], dim=1)
+    return last_inputs(torch.cat([past, x], dim=1), reach, lengths, segments(reset, reach))
+
+
+def describe(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None) -> tuple[Shape, Inputs]:
+    tensors = [native.pointer(t) for t in (x, weight, bias, window, start)]
+    return Shape(*x.shape, len(weight), BLOCK), Inputs(*tensors, x.stride(0), x.stride(1))
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None) -> Tensor:
+    shape, inputs = describe(x, weight, bias, window, start)
+    y = x.new_empty(x.shape)
+    native.library(SOURCE).conv_forward(ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.threads())
+    return y
+
+
+class Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight, bias, window, start)
+        return forward(x, weight, bias, window, start)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, window, start = ctx.saved_tensors
+        shape, inputs = describe(x, weight, bias, window, start)
+        taps, channels = weight.shape
+        dy, inner, dx = dy.contiguous(), x.new_empty(x.shape), x.new_empty(x.shape)
+        parts = x.new_empty(len(x) * -(-x.shape[1] // BLOCK), taps + 1, channels)
+        dwindow = None if window is None else torch.empty_like(window)
+        outputs = [native.pointer(t) for t in (dy, inner, dx, parts, dwindow)]
+        native.library(SOURCE).conv_backward(ctypes.byref(shape), ctypes.byref(inputs), *outputs, native.threads())
+        total = parts.sum(0)
+        return dx, total[:-1], None if bias is None else total[-1], dwindow, None

@@ -1,0 +1,44 @@
+// Vectors of floats as wide as the machine's, and the functions of them that the operators need.
+#pragma once
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef double dvec __attribute__((vector_size(LANES * 8)));
+typedef int ivec __attribute__((vector_size(LANES * 4)));
+
+static inline vec load(const float* p) { vec v; std::memcpy(&v, p, sizeof v); return v; }
+static inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
+static inline vec all(float f) { return f - vec{}; }
+static inline vec load_part(const float* p, int n) { vec v{}; std::memcpy(&v, p, n * sizeof(float)); return v; }
+static inline void store_part(float* p, vec v, int n) { std::memcpy(p, &v, n * sizeof(float)); }
+static inline vec choose(ivec which, vec a, vec b) { return (vec)((which & (ivec)a) | (~which & (ivec)b)); }
+static inline float sum(vec v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
+static inline ivec count_up() { ivec v; for (int i = 0; i < LANES; i++) v[i] = i; return v; }
+
+// exp to about 2 units in the last place: 2^n times a polynomial of the rest; below 2^-126 it is 0, NaN stays NaN
+static inline vec exp(vec x) {
+    const vec low = all(-87.336544f), high = all(88.02969f);
+    vec y = choose(x < low, low, choose(x > high, high, x));
+    vec scaled = y * 1.44269504f + 12582912.f;  // the magic number leaves round(y / ln 2) in the low bits
+    ivec n = (ivec)scaled - 0x4B400000;
+    vec whole = scaled - 12582912.f;
+    vec r = y - whole * 0.693359375f - whole * -2.12194440e-4f;
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.f;
+    vec value = p * (vec)((n + 127) << 23);
+    return choose(x < low, vec{}, choose(x > high, value * all(__builtin_inff()), value));
+}
+
+static inline vec sigmoid(vec x) { return 1.f / (1.f + exp(-x)); }
