@@ -1,4 +1,8 @@
-"""head: negative log-likelihood, entropy and margin of the tied head, without T x V. `reference.py` says what it is."""
+"""head: what the tied head says of hidden vectors (likelihood, entropy, margin, best tokens) without T x V.
+
+`reference.py` says what it is. torch's own F.linear_cross_entropy gives the loss alone, and on two cores its chunks take
+seven times as long as the dense loss (docs/benchmarks.md), so it is not one of the guests.
+"""
 
 from torch import Tensor
 
@@ -8,8 +12,16 @@ from amor.ops.head.reference import IGNORE, Reading
 __all__ = ["IGNORE", "Reading", "loss", "read"]
 
 
-def read(x: Tensor, weight: Tensor, targets: Tensor | None = None, entropy: bool = False, margin: bool = False) -> Reading:
-    return backend("head", x).read(x, weight, targets, entropy, margin)
+def read(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor | None = None,
+    entropy: bool = False,
+    margin: bool = False,
+    topk: int = 0,
+    chosen: Tensor | None = None,
+) -> Reading:
+    return backend("head", x).read(x, weight, targets, entropy, margin, topk, chosen)
 
 
 def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:

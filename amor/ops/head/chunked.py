@@ -2,110 +2,167 @@
 
 `read` goes over slices of the vocabulary and keeps running sums, so its memory is one tile. `loss` must know a token's
 whole softmax before it can form a gradient, so its tile is a few tokens by the whole vocabulary; gradients are formed
-on the way, and no logit is computed twice.
+on the way, and no logit is computed twice. What is done to a tile after its product is handed in (`Sums`, `finish`):
+here it is written in torch and runs on every device, `native.py` has it in C++.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from amor.errors import AmorError
 from amor.ops.head.reference import IGNORE, Reading
 
-READ_TOKENS, READ_SLICE = 512, 4096  # a tile of 8 MB
-LOSS_LOGITS = 24_000_000  # logits of one tile of the loss: 96 MB
+READ_TOKENS, READ_SLICE = 512, 4096  # a tile of 8 MB: torch's passes over it stay in the cache
+LOSS_LOGITS = 24_000_000  # logits of one tile of the loss: 96 MB, and two more while it is finished
+
+
+class Sums:
+    """Running maximum m, sum of exp(z - m), sum of (z - m) exp(z - m), and the best logits met so far."""
+
+    def __init__(self, tokens: int, best: int, device: torch.device):
+        self.m = torch.full((tokens,), -torch.inf, device=device)
+        self.total, self.weighted = torch.zeros_like(self.m), torch.zeros_like(self.m)
+        self.values = torch.full((tokens, best), -torch.inf, device=device)
+        self.ids = torch.zeros(tokens, best, dtype=torch.long, device=device)
+
+    def take(self, z: Tensor, start: int) -> None:
+        """Logits of the tokens from `start` on; they may be written over."""
+        if self.values.shape[1]:
+            values, ids = z.topk(min(self.values.shape[1], z.shape[1]), dim=1)
+            values, ids = torch.cat([self.values, values], 1), torch.cat([self.ids, ids + start], 1)
+            self.values, order = values.topk(self.values.shape[1], dim=1)
+            self.ids = ids.gather(1, order)
+        new = torch.maximum(self.m, z.amax(1))
+        shrink = torch.exp(self.m - new)
+        z -= new[:, None]
+        e = z.exp()
+        # moving the maximum by d moves the weighted sum by d times the sum
+        moved = torch.where(self.total > 0, (self.m - new) * self.total, 0.0)
+        self.weighted = shrink * (self.weighted + moved) + torch.linalg.vecdot(e, z)
+        self.total = shrink * self.total + e.sum(1)
+        self.m = new
+
+    def logsumexp(self) -> Tensor:
+        return self.m + self.total.log()
+
+    def entropy(self) -> Tensor:
+        return self.total.log() - self.weighted / self.total
+
+
+def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of whole rows of logits: nll, entropy, logsumexp, and the gradient share * (softmax - target) where wanted."""
+    log_sum = z.logsumexp(1, keepdim=True)
+    nll = (log_sum - z.gather(1, goal[:, None]))[:, 0]
+    z -= log_sum
+    p = z.exp()
+    entropy = -torch.linalg.vecdot(p, z)
+    if gradient:
+        p.scatter_add_(1, goal[:, None], -torch.ones_like(goal, dtype=p.dtype)[:, None])
+        p *= share[:, None]
+    return nll, entropy, log_sum[:, 0], p
 
 
 @torch.no_grad()
-def read(x: Tensor, weight: Tensor, targets: Tensor | None = None, entropy: bool = False, margin: bool = False) -> Reading:
+def read(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor | None = None,
+    entropy: bool = False,
+    margin: bool = False,
+    topk: int = 0,
+    chosen: Tensor | None = None,
+    sums: type[Sums] = Sums,
+    tile: tuple[int, int] = (READ_TOKENS, READ_SLICE),
+) -> Reading:
+    wanted = [ids for ids in (None if targets is None else targets.clamp(min=0)[:, None], chosen) if ids is not None]
+    picked = torch.cat(wanted, 1) if wanted else torch.zeros(len(x), 0, dtype=torch.long, device=x.device)
+    best = max(topk, 2 if margin else 0)
     parts = [
-        _read_tile(x[i : i + READ_TOKENS], weight, None if targets is None else targets[i : i + READ_TOKENS], margin)
-        for i in range(0, len(x), READ_TOKENS)
+        _read_rows(x[i : i + tile[0]], weight, picked[i : i + tile[0]], sums, best, tile[1])
+        for i in range(0, max(len(x), 1), tile[0])
     ]
-    if not parts:
-        nothing = x.new_zeros(0, dtype=torch.float32)
-        return Reading(nothing, nothing, nothing)
-    nll, H, M = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Reading(nll if targets is not None else None, H if entropy else None, M if margin else None)
-
-
-def _read_tile(x: Tensor, weight: Tensor, targets: Tensor | None, margin: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Running maximum m, sum of exp(z - m), sum of z exp(z - m); rescaled whenever the maximum grows."""
-    m = x.new_full((len(x),), -torch.inf, dtype=torch.float32)
-    total, weighted, hit = torch.zeros_like(m), torch.zeros_like(m), torch.zeros_like(m)
-    best = m[:, None].expand(-1, 2)
-    for start in range(0, len(weight), READ_SLICE):
-        rows = weight[start : start + READ_SLICE]
-        z = (x @ rows.to(x.dtype).T).float()
-        if targets is not None:
-            here = (targets >= start) & (targets < start + len(rows))
-            hit = torch.where(here, z.gather(1, (targets - start).clamp(0, len(rows) - 1)[:, None])[:, 0], hit)
-        if margin:
-            best = torch.cat([best, z.topk(min(2, len(rows)), dim=1).values], 1).topk(2, dim=1).values
-        new = torch.maximum(m, z.amax(1))
-        shrink = torch.exp(m - new)
-        z -= new[:, None]
-        e = z.exp()
-        # sum of z' exp(z') with z' = z - m; moving the maximum by d moves it by d times the sum
-        moved = torch.where(total > 0, (m - new) * total, 0.0)
-        weighted = shrink * (weighted + moved) + torch.linalg.vecdot(e, z)
-        total = shrink * total + e.sum(1)
-        m = new
-    log_sum = total.log()
-    entropy = log_sum - weighted / total
-    M = torch.exp(best[:, 0] - m - log_sum) - torch.exp(best[:, 1] - m - log_sum) if margin else m
-    nll = m + log_sum - hit
+    H, log_sum, values, ids, logits = (torch.cat(column) for column in zip(*parts, strict=True))
+    nll = None
     if targets is not None:
-        nll = nll.masked_fill(targets == IGNORE, 0.0)
-    return nll, entropy, M
+        nll = (log_sum - logits[:, 0]).masked_fill(targets == IGNORE, 0.0)
+        logits = logits[:, 1:]
+    M = None
+    if margin:
+        p = (values[:, :2] - log_sum[:, None]).exp()
+        M = p[:, 0] - p[:, 1]
+    top = (values[:, :topk], ids[:, :topk]) if topk else None
+    return Reading(nll, H if entropy else None, M, log_sum, top, None if chosen is None else logits)
+
+
+def _read_rows(x: Tensor, weight: Tensor, picked: Tensor, sums: type[Sums], best: int, width: int) -> tuple[Tensor, ...]:
+    """Entropy, logsumexp, best logits and their tokens, picked logits: of a few tokens, over the whole vocabulary."""
+    seen = sums(len(x), best, x.device)
+    logits = torch.zeros(picked.shape, device=x.device)
+    room = x.new_empty(len(x) * min(width, len(weight)))
+    for start in range(0, len(weight), width):
+        rows = weight[start : start + width].to(x.dtype)
+        z = torch.mm(x, rows.T, out=room[: len(x) * len(rows)].view(len(x), len(rows))).float()
+        if picked.shape[1]:
+            here = (picked >= start) & (picked < start + len(rows))
+            logits = torch.where(here, z.gather(1, (picked - start).clamp(0, len(rows) - 1)), logits)
+        seen.take(z, start)
+    return seen.entropy(), seen.logsumexp(), seen.values, seen.ids, logits
+
+
+Finish = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 class _Loss(torch.autograd.Function):
     """Sum of share * nll, with both gradients formed in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tokens = max(1, LOSS_LOGITS // len(weight))
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, share: Tensor, finish: Finish, logits: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        count = -(-len(x) * len(weight) // logits)  # tiles, of even size: a small last one would waste a pass over the head
+        tokens = max(1, -(-len(x) // max(count, 1)))
         head = weight.to(x.dtype)
         wants_x, wants_weight = ctx.needs_input_grad[:2]
         grad_x = torch.empty_like(x) if wants_x else None
-        grad_weight = torch.zeros_like(weight) if wants_weight else None
-        nll, entropy = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
+        grad_weight = None
+        share = share * (targets != IGNORE)
+        nll, entropy, log_sum = (x.new_empty(len(x), dtype=torch.float32) for _ in range(3))
+        room = x.new_empty(min(tokens, len(x)) * len(weight))
         for start in range(0, len(x), tokens):
             part = slice(start, start + tokens)
-            goal, scored = targets[part].clamp(min=0)[:, None], targets[part] != IGNORE
-            z = (x[part] @ head.T).float()
-            log_sum = z.logsumexp(1, keepdim=True)
-            nll[part] = (log_sum - z.gather(1, goal))[:, 0] * scored
-            z -= log_sum
-            p = z.exp()
-            entropy[part] = -torch.linalg.vecdot(p, z)
-            if not (wants_x or wants_weight):
-                continue
-            p.scatter_add_(1, goal, -torch.ones_like(goal, dtype=p.dtype))
-            p *= (share[part] * scored)[:, None]
+            mine = x[part]
+            z = torch.mm(mine, head.T, out=room[: len(mine) * len(weight)].view(len(mine), len(weight))).float()
+            goal = targets[part].clamp(min=0)
+            nll[part], entropy[part], log_sum[part], p = finish(z, goal, share[part], wants_x or wants_weight)
             p = p.to(x.dtype)
             if grad_x is not None:
-                grad_x[part] = p @ head
-            if grad_weight is not None:
-                grad_weight.addmm_(p.T.to(weight.dtype), x[part].to(weight.dtype))
-        ctx.save_for_backward(grad_x, grad_weight)
-        ctx.mark_non_differentiable(nll, entropy)
-        return (nll * share).sum(), nll, entropy
+                torch.mm(p, head, out=grad_x[part])
+            if wants_weight:
+                mine, p = mine.to(weight.dtype), p.to(weight.dtype)
+                grad_weight = torch.mm(p.T, mine) if grad_weight is None else grad_weight.addmm_(p.T, mine)
+        if wants_weight and grad_weight is None:
+            grad_weight = torch.zeros_like(weight)
+        ctx.gradients = grad_x, grad_weight  # not saved_tensors: the one reference is handed on, so that no copy is made
+        nll.masked_fill_(targets == IGNORE, 0.0)
+        ctx.mark_non_differentiable(nll, entropy, log_sum)
+        return (nll * share).sum(), nll, entropy, log_sum
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scale = grads[0]
-        grad_x, grad_weight = ctx.saved_tensors
-        return (
-            None if grad_x is None else grad_x * scale.to(grad_x.dtype),
-            None if grad_weight is None else grad_weight.mul_(scale.to(grad_weight.dtype)),
-            None,
-            None,
-        )
+        if ctx.gradients is None:
+            raise AmorError("the head's gradient was used up by an earlier backward; compute the loss again for another")
+        gradients, ctx.gradients = ctx.gradients, None
+        if grads[0].device.type != "cpu" or float(grads[0]) != 1.0:  # 1 is usual, and saves a pass over the head
+            gradients = tuple(None if g is None else g.mul_(grads[0].to(g.dtype)) for g in gradients)
+        return *gradients, None, None, None, None
 
 
-def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:
+def loss(
+    x: Tensor, weight: Tensor, targets: Tensor, share: Tensor, finish: Finish = finish, logits: int = LOSS_LOGITS
+) -> tuple[Tensor, Reading]:
     """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
-    total, nll, entropy = _Loss.apply(x, weight, targets, share)
-    return total, Reading(nll, entropy)
+    total, nll, entropy, log_sum = _Loss.apply(x, weight, targets, share, finish, logits)
+    return total, Reading(nll, entropy, logsumexp=log_sum)

@@ -16,11 +16,21 @@ class Reading:
     nll: Tensor | None = None  # [N] negative log-likelihood of the target; 0 where it is IGNORE. The only one with a gradient
     entropy: Tensor | None = None  # [N] in nats
     margin: Tensor | None = None  # [N] probability of the best token minus that of the second
+    logsumexp: Tensor | None = None  # [N] of the logits; always there
+    topk: tuple[Tensor, Tensor] | None = None  # [N, k] the largest logits, falling, and their tokens
+    chosen: Tensor | None = None  # [N, C] logits of the tokens asked for
 
 
-def read(x: Tensor, weight: Tensor, targets: Tensor | None = None, entropy: bool = False, margin: bool = False) -> Reading:
-    """x [N, D], weight [V, D], targets [N]."""
-    logits = (x @ weight.T).float()
+def read(
+    x: Tensor,  # [N, D]
+    weight: Tensor,  # [V, D]
+    targets: Tensor | None = None,  # [N]
+    entropy: bool = False,
+    margin: bool = False,
+    topk: int = 0,
+    chosen: Tensor | None = None,  # [N, C] tokens whose logits are wanted
+) -> Reading:
+    logits = (x @ weight.to(x.dtype).T).float()
     nll = None
     if targets is not None:
         nll = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none")
@@ -31,11 +41,13 @@ def read(x: Tensor, weight: Tensor, targets: Tensor | None = None, entropy: bool
         if margin:
             best = logp.topk(2, dim=-1).values.exp()
             M = best[:, 0] - best[:, 1]
-    return Reading(nll, H, M)
+        top = tuple(logits.topk(topk, dim=-1)) if topk else None
+        picked = None if chosen is None else logits.gather(1, chosen)
+        return Reading(nll, H, M, logits.logsumexp(-1), top, picked)
 
 
 def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:
     """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
     reading = read(x, weight, targets, entropy=True)
     assert reading.nll is not None
-    return (reading.nll * share).sum(), Reading(reading.nll.detach(), reading.entropy)
+    return (reading.nll * share).sum(), Reading(reading.nll.detach(), reading.entropy, logsumexp=reading.logsumexp)
