@@ -12,6 +12,7 @@ from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.mixers.mamba2 import inverse_softplus, random_dt
 from amor.ops.delta import delta
+from amor.ops.gated_norm import norm_gate
 from amor.parts import Cost, RMSNorm, ShortConv, fan_heads, product
 from amor.state import Part
 
@@ -82,8 +83,8 @@ class GatedDeltaNet(Mixer):
         s = state["delta"]
         assert isinstance(s, Tensor)
         o, s = delta(q * self.options.head_size**-0.5, k, fan_heads(v, self.value_size), g, beta, s, layout.reset)
-        o = self.o_norm(o) * F.silu(fan_heads(self.g_proj(x), self.value_size).float())
-        return self.o_proj(o.flatten(2).to(x.dtype)), {"conv": window, "delta": s}
+        o = norm_gate(o, fan_heads(self.g_proj(x), self.value_size), self.o_norm.weight, self.o_norm.eps)
+        return self.o_proj(o.flatten(2)), {"conv": window, "delta": s}
 
     def cost(self, context: int) -> Cost:
         numbers = self.keys * self.value_size

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from amor.config import at_least, divides
 from amor.layout import Layout
 from amor.mixers.base import Mixer
+from amor.ops.gated_norm import gate_norm
 from amor.ops.scan import scan
 from amor.parts import Cost, RMSNorm, ShortConv, product
 from amor.state import Part
@@ -73,8 +74,8 @@ class Mamba2(Mixer):
         s = state["scan"]
         assert isinstance(s, Tensor)
         y, s = scan(u, dt, -self.A_log.float().exp(), B, C, s, layout.reset, self.D)
-        y = self.norm(y.flatten(2) * F.silu(z.float()))
-        return self.out_proj(y.to(x.dtype)), {"conv": window, "scan": s}
+        y = gate_norm(y.flatten(2), z, self.norm.weight, self.norm.eps)
+        return self.out_proj(y), {"conv": window, "scan": s}
 
     def cost(self, context: int) -> Cost:
         numbers = self.inner * self.options.state_size

@@ -29,9 +29,11 @@ ANYWHERE = ("cpu", "cuda", "xpu", "mps", "meta")
 # operator -> backends, the fastest first
 BACKENDS: dict[str, tuple[Backend, ...]] = {
     "scan": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
-    "delta": (Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
+    "delta": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
     "conv": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
+    "gated_norm": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
     "head": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
+    "product": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
 }
 
 

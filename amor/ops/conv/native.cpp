@@ -24,19 +24,6 @@ static const float* under(const Shape3& d, const Inputs& in, long row, long t, l
     return in.window ? in.window + (row * reach + reach + at) * d.channels : nullptr;
 }
 
-// Calls body(c, n) for whole vectors of channels, then for the rest.
-template <class Body>
-static inline void over(long channels, Body body) {
-    long c = 0;
-    for (; c + LANES <= channels; c += LANES) body(c, LANES);
-    if (c < channels) body(c, (int)(channels - c));
-}
-static inline vec get(const float* p, int n) { return n == LANES ? load(p) : load_part(p, n); }
-static inline void put(float* p, vec v, int n) {
-    if (n == LANES) store(p, v);
-    else store_part(p, v, n);
-}
-
 constexpr long MAX_TAPS = 64;
 
 struct Taps {  // the taps of one token that see something

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from amor.ops import native
 from amor.ops.conv.reference import last_inputs, segments
@@ -83,6 +84,7 @@ class Conv(torch.autograd.Function):
         return forward(x, weight, bias, window, start)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, window, start = ctx.saved_tensors
         shape, inputs = describe(x, weight, bias, window, start)

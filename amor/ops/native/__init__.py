@@ -129,3 +129,9 @@ def threads() -> ctypes.c_int:
 def pointer(t: torch.Tensor | None) -> ctypes.c_void_p:
     """A tensor's memory as an argument; None is the null pointer."""
     return ctypes.c_void_p(None if t is None else t.data_ptr())
+
+
+def inner_dense(t: torch.Tensor) -> torch.Tensor:
+    """t [B, T, h, n] with its last two dimensions dense; rows and tokens may stand apart, as after a split."""
+    dense = t.stride(3) == 1 and t.stride(2) == t.shape[3]
+    return t if dense else t.contiguous()

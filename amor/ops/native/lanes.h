@@ -42,3 +42,18 @@ static inline vec exp(vec x) {
 }
 
 static inline vec sigmoid(vec x) { return 1.f / (1.f + exp(-x)); }
+
+// Part of a vector at the end of a row.
+static inline vec get(const float* p, int n) { return n == LANES ? load(p) : load_part(p, n); }
+static inline void put(float* p, vec v, int n) {
+    if (n == LANES) store(p, v);
+    else store_part(p, v, n);
+}
+
+// Calls body(i, n) for whole vectors of a row, then for the rest.
+template <class Body>
+static inline void over(long count, Body body) {
+    long i = 0;
+    for (; i + LANES <= count; i += LANES) body(i, LANES);
+    if (i < count) body(i, (int)(count - i));
+}

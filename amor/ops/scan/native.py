@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from amor.ops import native
 from amor.ops.chunks import chunk_size
@@ -49,66 +50,38 @@ def scan(
 ) -> tuple[Tensor, Tensor]:
     if chunk is None:
         chunk = chunk_size("scan", "native", x.shape[1], (x.shape[2], x.shape[3], B.shape[3]))
-    x, B, C = (inner_dense(t.float()) for t in (x, B, C))
+    x, B, C = (native.inner_dense(t.float()) for t in (x, B, C))
     dt, A = dt.float().contiguous(), A.float().contiguous()
     D, state = (None if t is None else t.float().contiguous() for t in (D, state))
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dt, A, B, C, D, state))
-    if wanted:
+    reset = None if reset is None else reset.contiguous()
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dt, A, B, C, D, state)):
         return Scan.apply(x, dt, A, B, C, D, state, reset, chunk)
-    y, after, _ = forward(x, dt, A, B, C, D, state, reset, chunk, keep=False)
-    return y, after
+    return forward((x, dt, A, B, C, D, state, reset), chunk, room_for_scores(x, B, chunk), None, None)
 
 
-def inner_dense(t: Tensor) -> Tensor:
-    """t [B, T, h, n] with its last two dimensions dense; rows and tokens may stand apart, as after a split."""
-    dense = t.stride(3) == 1 and t.stride(2) == t.shape[3]
-    return t if dense else t.contiguous()
+def room_for_scores(x: Tensor, B: Tensor, chunk: int) -> Tensor:
+    return x.new_empty(len(x), B.shape[2], -(-x.shape[1] // chunk), chunk, chunk)
 
 
-def describe(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    state: Tensor | None,
-    reset: Tensor | None,
-    chunk: int,
-) -> tuple[Shape, Inputs]:
-    tensors = [native.pointer(t) for t in (x, dt, A, B, C, D, state, reset)]
+def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[Shape, Inputs]:
+    x, _, _, B, C = inputs[:5]
+    assert x is not None and B is not None and C is not None
     strides = [t.stride(i) for t in (x, B, C) for i in (0, 1)]
-    return Shape(*x.shape, *B.shape[2:], chunk), Inputs(*tensors, *strides)
+    return Shape(*x.shape, *B.shape[2:], chunk), Inputs(*(native.pointer(t) for t in inputs), *strides)
 
 
 def forward(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    state: Tensor | None,
-    reset: Tensor | None,
-    chunk: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """y, the state after, and what the gradient needs (nothing unless it is to be kept)."""
-    rows, length, heads, size = x.shape
-    groups, width = B.shape[2:]
-    count = -(-length // chunk)
-    reset = None if reset is None else reset.contiguous()
-    shape, inputs = describe(x, dt, A, B, C, D, state, reset, chunk)
-    y = x.new_empty(rows, length, heads, size)
-    after = x.new_empty(rows, heads, size, width)
-    scores = x.new_empty(rows, groups, count, chunk, chunk)
-    carried = x.new_empty(rows, length, heads, size) if keep else None
-    starts = x.new_empty(rows, heads, count, width, size) if keep else None
+    inputs: tuple[Tensor | None, ...], chunk: int, scores: Tensor, carried: Tensor | None, starts: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """y and the state after; what the state tells each token and the states before each chunk go where room is given."""
+    shape, described = describe(inputs, chunk)
+    y = scores.new_empty(shape.rows, shape.length, shape.heads, shape.size)
+    after = scores.new_empty(shape.rows, shape.heads, shape.size, shape.width)
     threads = native.threads()
-    room = x.new_empty(threads.value, width * size + chunk * (chunk + size))
+    room = scores.new_empty(threads.value, shape.width * shape.size + chunk * (chunk + shape.size))
     outputs = [native.pointer(t) for t in (scores, y, carried, starts, after, room)]
-    native.library(SOURCE).scan_forward(ctypes.byref(shape), ctypes.byref(inputs), *outputs, threads)
-    return y, after, (scores, carried, starts) if carried is not None and starts is not None else ()
+    native.library(SOURCE).scan_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
+    return y, after
 
 
 class Scan(torch.autograd.Function):
@@ -125,31 +98,36 @@ class Scan(torch.autograd.Function):
         reset: Tensor | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        y, after, kept = forward(x, dt, A, B, C, D, state, reset, chunk, keep=True)
-        ctx.save_for_backward(x, dt, A, B, C, D, state, reset, *kept)
+        scores = room_for_scores(x, B, chunk)
+        carried = x.new_empty(x.shape)
+        starts = x.new_empty(len(x), x.shape[2], scores.shape[2], B.shape[3], x.shape[3])
+        ctx.save_for_backward(x, dt, A, B, C, D, state, reset, scores, carried, starts)
         ctx.chunk = chunk
-        return y, after
+        return forward((x, dt, A, B, C, D, state, reset), chunk, scores, carried, starts)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
-        x, dt, A, B, C, D, state, reset, scores, carried, starts = ctx.saved_tensors
-        rows, length, heads, size = x.shape
-        groups, width = B.shape[2:]
-        block = next(b for b in range(min(BLOCK, heads // groups), 0, -1) if heads // groups % b == 0)
-        parts, count, threads = rows * heads // block, starts.shape[2], native.threads()
-        reset = None if reset is None else reset.contiguous()
-        shape, inputs = describe(x, dt, A, B, C, D, state, reset, ctx.chunk)
+        *inputs, scores, carried, starts = ctx.saved_tensors
+        x, dt, _, B, C, D, state, _ = inputs
+        shape, described = describe(tuple(inputs), ctx.chunk)
         dy, dstate = dy.contiguous(), dstate.contiguous()
-        dx, ddt, started = x.new_empty(rows, length, heads, size), torch.empty_like(dt), x.new_empty(rows, heads, size, width)
-        dA, dD = x.new_empty(rows, heads), x.new_empty(rows, heads)
-        dB, dC = x.new_empty(rows, length, groups, width), x.new_empty(rows, length, groups, width)
-        turned = [x.new_empty(parts, count, width, ctx.chunk) for _ in range(2)]
-        pairs = x.new_empty(parts, count, ctx.chunk, ctx.chunk)
+        dx, ddt, dB, dC, started = (t.new_empty(t.shape) for t in (x, dt, B, C, dstate))
+        dA, dD = x.new_empty(shape.rows, shape.heads), x.new_empty(shape.rows, shape.heads)
+        block = shared_heads(shape.heads // shape.groups)
+        parts = shape.rows * shape.heads // block, scores.shape[2]
+        turned = [x.new_empty(*parts, shape.width, ctx.chunk) for _ in range(2)]
+        pairs = x.new_empty(*parts, ctx.chunk, ctx.chunk)
         grads = Grads(*(native.pointer(t) for t in (dy, dstate, dx, ddt, dA, dD, started, *turned, pairs)))
-        room = x.new_empty(threads.value, 2 * ctx.chunk * (ctx.chunk + size) + block * width * size)
-        kept = [native.pointer(t) for t in (scores, carried, starts)]
-        last = [native.pointer(t) for t in (dB, dC, room)]
+        threads = native.threads()
+        room = x.new_empty(threads.value, 2 * ctx.chunk * (ctx.chunk + shape.size) + block * shape.width * shape.size)
+        kept, last = ([native.pointer(t) for t in ts] for ts in ((scores, carried, starts), (dB, dC, room)))
         arguments = (*kept, ctypes.byref(grads), ctypes.c_long(block), *last, threads)
-        native.library(SOURCE).scan_backward(ctypes.byref(shape), ctypes.byref(inputs), *arguments)
+        native.library(SOURCE).scan_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)
         skip = None if D is None else dD.sum(0)
         return dx, ddt, dA.sum(0), dB, dC, skip, None if state is None else started, None, None
+
+
+def shared_heads(heads: int) -> int:
+    """How many of a group's heads share a part of the gradients of B and C."""
+    return next(b for b in range(min(BLOCK, heads), 0, -1) if heads % b == 0)

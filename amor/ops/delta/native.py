@@ -1,0 +1,113 @@
+"""The gated delta rule in matrix form as C++ for this machine (native.cpp), with its gradient written by hand.
+
+Memory beyond inputs and outputs, in floats a row: T H V + (T / chunk) H K V kept for the gradient; linear in T.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from amor.ops import native
+from amor.ops.chunks import chunk_size
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def missing() -> str | None:
+    return native.missing(SOURCE)
+
+
+class Shape(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("rows", "length", "heads", "keys", "values", "chunk")]
+
+
+class Inputs(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("q", "k", "v", "g", "beta", "state", "reset")] + [
+        (name, ctypes.c_long) for name in ("q_row", "q_token", "k_row", "k_token", "v_row", "v_token")
+    ]
+
+
+class Grads(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("o", "state", "q", "k", "v", "g", "beta", "started")]
+
+
+def delta(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor | None = None,
+    reset: Tensor | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    if chunk is None:
+        chunk = chunk_size("delta", "native", k.shape[1], (k.shape[2], k.shape[3], v.shape[3]))
+    q, k, v = (native.inner_dense(t.float()) for t in (q, k, v))
+    g, beta = g.float().contiguous(), beta.float().contiguous()
+    state = None if state is None else state.float().contiguous()
+    reset = None if reset is None else reset.contiguous()
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, g, beta, state)):
+        return Delta.apply(q, k, v, g, beta, state, reset, chunk)
+    return forward((q, k, v, g, beta, state, reset), chunk, None, None)
+
+
+def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[Shape, Inputs]:
+    q, k, v = inputs[:3]
+    assert q is not None and k is not None and v is not None
+    strides = [t.stride(i) for t in (q, k, v) for i in (0, 1)]
+    return Shape(*k.shape, v.shape[3], chunk), Inputs(*(native.pointer(t) for t in inputs), *strides)
+
+
+def forward(inputs: tuple[Tensor | None, ...], chunk: int, solved: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    """o and the state after; the corrected values and the states before each chunk are written where room is given."""
+    shape, described = describe(inputs, chunk)
+    k = inputs[1]
+    assert k is not None
+    o = k.new_empty(shape.rows, shape.length, shape.heads, shape.values)
+    after = k.new_empty(shape.rows, shape.heads, shape.keys, shape.values)
+    threads = native.threads()
+    room = k.new_empty(threads.value, chunk * (3 * chunk + 2 * shape.values))
+    outputs = [native.pointer(t) for t in (o, solved, starts, after, room)]
+    native.library(SOURCE).delta_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
+    return o, after
+
+
+class Delta(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        state: Tensor | None,
+        reset: Tensor | None,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        rows, length, heads, size = k.shape
+        solved = v.new_empty(rows, length, heads, v.shape[3])
+        starts = v.new_empty(rows, heads, -(-length // chunk), size, v.shape[3])
+        ctx.save_for_backward(q, k, v, g, beta, state, reset, solved, starts)
+        ctx.chunk = chunk
+        return forward((q, k, v, g, beta, state, reset), chunk, solved, starts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor, dstate: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, solved, starts = ctx.saved_tensors
+        shape, described = describe(tuple(inputs), ctx.chunk)
+        do, dstate = do.contiguous(), dstate.contiguous()
+        wanted = [t.new_empty(t.shape) for t in (*inputs[:5], dstate)]
+        grads = Grads(*(native.pointer(t) for t in (do, dstate, *wanted)))
+        threads = native.threads()
+        room = do.new_empty(threads.value, ctx.chunk * (4 * ctx.chunk + 2 * shape.values + shape.keys))
+        kept = [native.pointer(t) for t in (solved, starts)]
+        arguments = (*kept, ctypes.byref(grads), native.pointer(room), threads)
+        native.library(SOURCE).delta_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)
+        return *wanted[:5], None if inputs[5] is None else wanted[5], None, None
