@@ -1,0 +1,19 @@
+"""product: y = x W^T for the few rows of a decode step, weights in float32 or 8 bits, at the speed of reading them once."""
+
+from torch import Tensor
+
+from amor.ops.backends import backend
+from amor.ops.product.bound import bound
+from amor.ops.product.matrix import KINDS, Matrix, Probe, pack
+
+__all__ = ["KINDS", "Matrix", "Probe", "bound", "pack", "probe", "product"]
+
+
+def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
+    """x [R, K] -> [R, N] in float32; into `out` (rows may lie apart), added to it where `add`. No gradient."""
+    return backend("product", x).product(x, matrix, out, add)
+
+
+def probe(x: Tensor, matrix: Matrix, logits: bool = False) -> Probe:
+    """One pass over the head [V, K] for all rows of x [R, K]: entropy, logsumexp, the two best, logits where wanted."""
+    return backend("product", x).probe(x, matrix, logits)

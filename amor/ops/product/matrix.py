@@ -1,0 +1,87 @@
+"""A weight matrix made ready for skinny products: float32 as it is, or 8 bits a weight with a scale a group of 64.
+
+An 8-bit weight is a whole number from -127 to 127 times its group's scale. What rounding took away is kept as one length
+a row (`residuals`), which bounds the error of every product: |x w8 - x w| <= |x| |w8 - w|.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from amor.errors import AmorError, nearest
+
+GROUP = 64  # weights that share a scale; native.cpp has the same number
+KINDS = ("float32", "int8")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """W [outputs, inner]."""
+
+    outputs: int
+    inner: int
+    weight: Tensor  # float32 [outputs, inner], or int8 [outputs, groups * GROUP]
+    scales: Tensor | None = None  # [outputs, groups]
+    residuals: Tensor | None = None  # [outputs] length of what rounding took from a row
+    longest: float = 0.0  # length of the longest row of W
+
+    @property
+    def kind(self) -> str:
+        return "float32" if self.scales is None else "int8"
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def floats(self) -> Tensor:
+        """The matrix these weights stand for, in float32."""
+        if self.scales is None:
+            return self.weight
+        whole = self.weight.unflatten(1, (-1, GROUP)).float() * self.scales[..., None]
+        return whole.flatten(1)[:, : self.inner]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one pass over the head found of a few rows, [R] each."""
+
+    entropy: Tensor  # in nats
+    logsumexp: Tensor
+    best: Tensor  # [R, 2] the two largest logits
+    token: Tensor  # the token of the largest
+    spread: Tensor  # standard deviation of the logit under the softmax
+    residual: Tensor | None = None  # 8-bit weights: root of the mean square of `residuals` under the softmax
+    logits: Tensor | None = None  # [R, V] where asked for
+
+    @property
+    def margin(self) -> Tensor:
+        """Probability of the best token minus that of the second."""
+        p = (self.best - self.logsumexp[:, None]).exp()
+        return p[:, 0] - p[:, 1]
+
+
+@torch.no_grad()
+def pack(weight: Tensor, kind: str = "float32") -> Matrix:
+    """Make a matrix ready. float32 shares the tensor's memory where it can; int8 is a new one of a quarter of the size."""
+    if kind not in KINDS:
+        raise AmorError(f"weights: no {kind!r}; {nearest(kind, KINDS)}")
+    weight = weight.detach()
+    if kind == "float32":
+        return Matrix(*weight.shape, weight.float().contiguous())
+    outputs, inner = weight.shape
+    groups = -(-inner // GROUP)
+    whole = torch.empty(outputs, groups * GROUP, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(outputs, groups, device=weight.device)
+    residuals, lengths = (torch.empty(outputs, device=weight.device) for _ in range(2))
+    for start in range(0, outputs, 4096):  # a slice at a time: the float copies would be larger than what is made
+        part = slice(start, start + 4096)
+        w = F.pad(weight[part].float(), (0, groups * GROUP - inner)).unflatten(1, (groups, GROUP))
+        scales[part] = w.abs().amax(2) / 127
+        rounded = (w / scales[part][..., None].clamp(min=torch.finfo(torch.float32).tiny)).round().clamp(-127, 127)
+        whole[part] = rounded.flatten(1).to(torch.int8)
+        left = w.double() - rounded.double() * scales[part].double()[..., None]
+        residuals[part] = left.square().sum((1, 2)).sqrt().float()
+        lengths[part] = w.double().square().sum((1, 2)).sqrt().float()
+    return Matrix(outputs, inner, whole, scales, residuals, float(lengths.max()))

@@ -1,0 +1,95 @@
+"""Skinny products in C++: one pass over the weights for up to 8 rows, a row's bits the same whatever its neighbours are."""
+
+import ctypes
+from ctypes import c_int, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from amor.ops import native
+from amor.ops.product.matrix import GROUP, Matrix, Probe
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+MOST = 8  # rows of x in one pass
+SLAB, FACTS = 512, 8  # as in native.cpp
+
+
+def missing() -> str | None:
+    return native.missing(SOURCE)
+
+
+@cache
+def _functions() -> ctypes.CDLL:
+    """The library with the types of its arguments, so that plain numbers can be handed in."""
+    library = native.library(SOURCE)
+    x, y = [c_void_p, c_int], [c_void_p, c_long, c_int, c_int]
+    library.round_rows.argtypes = [c_void_p, c_long, c_long, c_long, c_void_p, c_void_p]
+    library.product_floats.argtypes = [c_void_p, c_long, c_long, *x, *y]
+    library.product_bytes.argtypes = [c_void_p, c_void_p, c_long, c_long, c_void_p, *x, *y]
+    library.probe_floats.argtypes = [c_void_p, c_long, c_long, *x, c_void_p, c_void_p, c_void_p, c_int]
+    library.probe_bytes.argtypes = [c_void_p, c_void_p, c_long, c_long, c_void_p, *x, *[c_void_p] * 4, c_int]
+    library.stream.argtypes, library.stream.restype = [c_void_p, c_long, c_int], ctypes.c_float
+    return library
+
+
+def rounded(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
+    """x [R, K] as whole numbers of 16 bits, and what one of them stands for in each row."""
+    padded = matrix.weight.shape[1]
+    whole, units = torch.empty(len(x), padded, dtype=torch.int16), torch.empty(len(x))
+    _functions().round_rows(x.data_ptr(), *x.shape, padded, whole.data_ptr(), units.data_ptr())
+    return whole, units
+
+
+def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
+    x = x.float().contiguous()
+    y = torch.empty(len(x), matrix.outputs) if out is None else out
+    for start in range(0, len(x), MOST):
+        _few(x[start : start + MOST], matrix, y[start : start + MOST], add)
+    return y
+
+
+def _few(x: Tensor, matrix: Matrix, y: Tensor, add: bool) -> None:
+    tail = len(x), y.data_ptr(), y.stride(0), add, torch.get_num_threads()
+    if matrix.scales is None:
+        _functions().product_floats(matrix.weight.data_ptr(), matrix.outputs, matrix.inner, x.data_ptr(), *tail)
+        return
+    whole, units = rounded(x, matrix)
+    head = matrix.weight.data_ptr(), matrix.scales.data_ptr(), matrix.outputs, matrix.scales.shape[1]
+    _functions().product_bytes(*head, whole.data_ptr(), units.data_ptr(), *tail)
+
+
+def probe(x: Tensor, matrix: Matrix, logits: bool = False) -> Probe:
+    x = x.float().contiguous()
+    facts = torch.empty(len(x), FACTS, dtype=torch.float64)
+    y = torch.empty(len(x), matrix.outputs) if logits else None
+    for start in range(0, len(x), MOST):
+        part = slice(start, start + MOST)
+        _probe_few(x[part], matrix, None if y is None else y[part], facts[part])
+    m, total, first, second, rest, best, next_best, token = facts.unbind(1)
+    mean = first / total  # of z - m
+    spread = (second / total - mean.square()).clamp(min=0).sqrt()
+    residual = None if matrix.residuals is None else (rest / total).sqrt().float()
+    entropy, log_sum = (total.log() - mean).float(), (m + total.log()).float()
+    return Probe(entropy, log_sum, torch.stack([best, next_best], 1).float(), token.long(), spread.float(), residual, y)
+
+
+def _probe_few(x: Tensor, matrix: Matrix, y: Tensor | None, facts: Tensor) -> None:
+    room = torch.empty(len(x) * -(-matrix.outputs // SLAB) * FACTS, dtype=torch.float64)
+    logits = None if y is None else y.data_ptr()
+    tail = facts.data_ptr(), room.data_ptr(), torch.get_num_threads()
+    if matrix.scales is None or matrix.residuals is None:
+        _functions().probe_floats(matrix.weight.data_ptr(), matrix.outputs, matrix.inner, x.data_ptr(), len(x), logits, *tail)
+        return
+    whole, units = rounded(x, matrix)
+    head = matrix.weight.data_ptr(), matrix.scales.data_ptr(), matrix.outputs, matrix.scales.shape[1]
+    _functions().probe_bytes(*head, whole.data_ptr(), units.data_ptr(), len(x), logits, matrix.residuals.data_ptr(), *tail)
+
+
+def stream(data: Tensor) -> float:
+    """The sum of a float32 tensor, read as fast as memory gives it."""
+    return float(_functions().stream(data.data_ptr(), data.numel(), torch.get_num_threads()))
+
+
+assert GROUP == 64, "native.cpp has the group size built in"
