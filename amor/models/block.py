@@ -117,8 +117,8 @@ class Block(nn.Module):
         whole = a.cost(context)
         always = 2 * a.k_proj.weight.numel()
         fired = Cost(whole.flops - 2 * always, whole.weights - always, whole.state_read)
-        if self.mlp is not None:
-            fired = fired + self.mlp.cost()
+        if self.mlp is not None and self.mlp_norm is not None:
+            fired = fired + self.mlp.cost() + Cost(weights=self.mlp_norm.weight.numel())
         small = self.alpha.numel() * (2 if self.norm else 1)
         return fired * fire_rate + Cost(flops=2 * always, weights=always + small, state_held=whole.state_held)
 

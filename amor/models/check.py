@@ -76,13 +76,7 @@ def check(model: Amor, length: int = 80, rows: int = 4, seed: int = 0) -> list[F
     lengths = [length, *torch.randint(3, length, (rows - 1,), generator=generator).tolist()]
     feeder = Feeder(model, tokens, lengths, seed)
     plain = alone(feeder)
-    ways = {name: way for name, way in WAYS.items() if not _needs_the_next_token(model, name)}
-    return [_compare(name, plain, way(feeder), model) for name, way in ways.items()]
-
-
-def _needs_the_next_token(model: Amor, way: str) -> bool:
-    """The oracle is told the next token, which only a whole row in one call can do."""
-    return model.config.blocks.gate == "oracle" and way not in ("left-padded", "right-padded", "permuted batch")
+    return [_compare(name, plain, way(feeder), model) for name, way in WAYS.items()]
 
 
 def _compare(way: str, plain: list[Seen], found: list[Seen], model: Amor) -> Finding:

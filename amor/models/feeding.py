@@ -27,7 +27,8 @@ class Feeder:
         return [row[:n][None] for row, n in zip(self.tokens, self.lengths, strict=True)]
 
     def feed(self, tokens: Tensor, state: State | None = None, **more: Tensor) -> Output:
-        targets = tokens.roll(-1, 1) if self.model.config.blocks.gate == "oracle" else None
+        # only the oracle looks at targets; here they are a function of the token, so that any cut gives the same
+        targets = (tokens * 31 + 7) % self.model.config.vocab
         return self.model(tokens, state, targets=targets, **more)
 
     def gather(self, outputs: list[Output]) -> Seen:

@@ -28,6 +28,6 @@ def delta(
         s = s * g[:, t, :, None, None].exp()
         held = (k[:, t, :, None] @ s).squeeze(-2)
         u = beta[:, t, :, None] * (v[:, t] - held)
-        s = s + k[:, t, :, :, None] * u[:, :, None, :]
+        s = s + k[:, t, :, :, None] @ u[:, :, None, :]
         outputs.append((q[:, t, :, None] @ s).squeeze(-2))
     return torch.stack(outputs, dim=1), s

@@ -1,0 +1,131 @@
+"""The command line: what each verb finds, and what it says to a wrong input."""
+
+import json
+
+import pytest
+import torch
+from laws import small
+
+import amor
+from amor.cli import main, verbs
+from amor.models.folder import save
+from amor.presets import NAMES
+
+
+def last_json(capsys):
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_help_is_a_table_of_contents(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    for verb, words in verbs().items():
+        assert verb in out and words and words in out
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_every_verb_explains_itself_and_takes_json(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_every_verb_answers_a_wrong_option_in_one_line(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--jsn"])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "Traceback" not in error
+
+
+WRONG = [
+    ["inof"],
+    ["info"],
+    ["info", "amor-mamba"],
+    ["info", "--model", "mamba2", "--scale", "2b"],
+    ["info", "mamba2", "--set", "vocab"],
+    ["info", "mamba2", "--set", "vocab=1"],
+    ["info", "mamba2", "--model", "mamba2"],
+    ["info", "mamba2", "--context", "-1"],
+    ["info", "amor-mamba2", "--fire-rate", "2"],
+    ["check", "no/such/folder"],
+    ["check", "mamba2", "--length", "2"],
+]
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_a_wrong_input_is_one_line_that_says_what_to_do(words, capsys):
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    assert captured.err.startswith("amor")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_info_counts_without_building(name, capsys):
+    assert main(["info", "--model", name, "--scale", "1.5b", "--json"]) == 0
+    found = last_json(capsys)
+    whole = sum(p.numel() for p in amor.build(amor.preset(name, "1.5b"), device="meta").parameters())
+    assert found["parameters"] == whole == sum(found["parts"].values())
+
+
+def test_doctor_says_which_backend_runs_and_why(capsys, monkeypatch):
+    assert main(["doctor", "--quick", "--json"]) == 0
+    found = last_json(capsys)
+    assert {row["operator"] for row in found["operators"]} >= {"scan", "delta", "conv", "head"}
+    monkeypatch.setenv("AMOR_KERNELS", "scan=reference")
+    main(["doctor", "--quick", "--json"])
+    rows = {row["operator"]: row for row in last_json(capsys)["operators"]}
+    assert rows["scan"]["backend"] == "reference" and "AMOR_KERNELS" in rows["scan"]["why"]
+    monkeypatch.setenv("AMOR_KERNELS", "scan=fast")
+    assert main(["doctor", "--quick"]) == 2
+
+
+def folder_of(tmp_path, name="amor-mamba2"):
+    save(small(name), tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_check_passes_a_sound_model_and_fails_a_broken_one(tmp_path, capsys, monkeypatch):
+    folder = folder_of(tmp_path)
+    assert main(["check", folder, "--length", "30", "--rows", "2", "--json"]) == 0
+    assert last_json(capsys)["ok"]
+    from amor.mixers.mamba2 import Mamba2
+
+    honest = Mamba2.forward
+
+    def forgetful(self, x, state, layout):
+        return honest(self, x, {k: torch.zeros_like(v) for k, v in state.items()}, layout)
+
+    monkeypatch.setattr(Mamba2, "forward", forgetful)
+    assert main(["check", folder, "--length", "30", "--rows", "2", "--json"]) == 1
+    assert not last_json(capsys)["ok"]
+
+
+def test_a_model_folder_opens_as_it_was_saved(tmp_path):
+    model = small("amor-gated-deltanet")
+    save(model, tmp_path)
+    again, tokenizer = amor.load(tmp_path)
+    assert tokenizer is None
+    for (name, a), (_, b) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("damage", ["config", "weights", "cut", "extra"])
+def test_a_damaged_model_folder_is_refused_with_a_reason(tmp_path, damage, capsys):
+    folder = tmp_path / "model"
+    save(small("mamba2"), folder)
+    if damage == "config":
+        (folder / "config.json").write_text("{")
+    elif damage == "weights":
+        (folder / "model.safetensors").unlink()
+    elif damage == "cut":
+        data = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    else:
+        text = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(text | {"d_ff": 97}))
+    assert main(["check", str(folder)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
