@@ -21,6 +21,19 @@ constexpr int MOST = 8;     // rows of x
 
 
 
+// a b + c with one rounding wherever the machine has it. Left to the compiler, it would fuse in one place and not in
+// another, and a row's bits would depend on its neighbours.
+inline vec fused(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    for (int i = 0; i < LANES; i++) c[i] = std::fma(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
 // Float32 rows: W rows [N x K] against R rows of x; chains = R * N independent sums hide the latency of a multiply-add.
 struct Floats {
     const float* w;
@@ -46,14 +59,14 @@ struct Floats {
             for (int r = 0; r < R; r++) {
                 vec xs = load(mine + r * inner + j);
 #pragma GCC unroll 8
-                for (int n = 0; n < N; n++) sums[n][r] += weights[n] * xs;
+                for (int n = 0; n < N; n++) sums[n][r] = fused(weights[n], xs, sums[n][r]);
             }
         }
         const int left = (int)(inner - j);  // less than a vector: the same lanes, the others 0
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++) {
-                if (left) sums[n][r] += load_part(rows + n * inner + j, left) * load_part(mine + r * inner + j, left);
-                out[r * step + n] = sum(sums[n][r]);
+                const vec w_left = load_part(rows + n * inner + j, left), x_left = load_part(mine + r * inner + j, left);
+                out[r * step + n] = sum(fused(w_left, x_left, sums[n][r]));
             }
     }
 };
@@ -108,7 +121,7 @@ struct Bytes {
                 __builtin_prefetch(weights + 1024);
                 const float scale = scales[(row + n) * groups + g];
 #pragma GCC unroll 8
-                for (int r = 0; r < R; r++) sums[n][r] += multiply_add(weights, x + (first + r) * inner + g * GROUP) * scale;
+                for (int r = 0; r < R; r++) sums[n][r] = fused(multiply_add(weights, x + (first + r) * inner + g * GROUP), all(scale), sums[n][r]);
             }
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++) out[r * step + n] = sum(sums[n][r]) * units[first + r];
