@@ -9,7 +9,6 @@ it goes on where it was, and the result is the same to the bit. FOLDER/train and
 """
 
 import argparse
-import codecs
 import time
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    separator = (
-        None if args.separator is None else codecs.decode(args.separator.encode("latin-1", "backslashreplace"), "unicode_escape")
-    )
+    separator = None if args.separator is None else args.separator.replace(r"\n", "\n").replace(r"\t", "\t")
     reading = Reading(args.field, args.errors, separator, args.config, args.split)
     request = Request(
         tuple(args.inputs), args.tokenizer, args.valid, tuple(args.valid_files), reading, args.shard_tokens, args.end_of_text

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from amor.data.tokenizer import Encoder, load_file
+from amor.data.encoder import Encoder
+from amor.data.tokenizer import load_file
 from amor.errors import AmorError
 
 AHEAD = 4  # parcels a worker may be ahead: enough to keep it busy, and a bound on memory
@@ -28,22 +29,22 @@ def encoded(
 ) -> Iterator[tuple[Label, list[np.ndarray]]]:
     """Each parcel's label and the ids of its texts, in the order given. One worker means this process."""
     if workers == 1:
-        encoder = Encoder(load_file(tokenizer))
+        encoder = Encoder(load_file(tokenizer), dtype)
         for label, texts in parcels:
-            yield label, encoder(texts, dtype)
+            yield label, [encoder(text) for text in texts]
         return
     try:
         # spawn: a child does not inherit threads or locks of whatever the parent has loaded
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (tokenizer,)) as pool:
-            yield from _in_order(pool, parcels, dtype, AHEAD * workers)
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (tokenizer, dtype)) as pool:
+            yield from _in_order(pool, parcels, AHEAD * workers)
     except BrokenProcessPool as error:
         raise AmorError("a worker process died (out of memory?); run the same command again with fewer --workers") from error
 
 
-def _in_order(pool: ProcessPoolExecutor, parcels: Iterable[tuple[Any, list[str]]], dtype: str, ahead: int) -> Iterator[Any]:
+def _in_order(pool: ProcessPoolExecutor, parcels: Iterable[tuple[Any, list[str]]], ahead: int) -> Iterator[Any]:
     waiting: deque[tuple[Any, Future[list[np.ndarray]]]] = deque()
     for label, texts in parcels:
-        waiting.append((label, pool.submit(_encode, texts, dtype)))
+        waiting.append((label, pool.submit(_encode, texts)))
         if len(waiting) >= ahead:
             label, future = waiting.popleft()
             yield label, future.result()
@@ -52,12 +53,12 @@ def _in_order(pool: ProcessPoolExecutor, parcels: Iterable[tuple[Any, list[str]]
         yield label, future.result()
 
 
-def _begin(tokenizer: Path) -> None:
+def _begin(tokenizer: Path, dtype: str) -> None:
     global _encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent alone answers it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a process: the processes are the parallelism
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _encoder = Encoder(load_file(tokenizer))
+    _encoder = Encoder(load_file(tokenizer), dtype)
 
 
 def _leave_with_parent() -> None:
@@ -68,6 +69,6 @@ def _leave_with_parent() -> None:
     os._exit(1)
 
 
-def _encode(texts: list[str], dtype: str) -> list[np.ndarray]:
+def _encode(texts: list[str]) -> list[np.ndarray]:
     assert _encoder is not None
-    return _encoder(texts, dtype)
+    return [_encoder(text) for text in texts]

@@ -22,10 +22,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from amor.data.encode import encoded
+from amor.data.encoder import Encoder
 from amor.data.progress import Progress
 from amor.data.shards import FORMAT, MANIFEST, TOKENIZER, Manifest, Shards, dtype_for
 from amor.data.sources import Reading, find_sources
-from amor.data.tokenizer import Encoder, bpe_size, end_of_text, load, load_file, pieces, tokenizer_hash, train_bpe, vocabulary
+from amor.data.tokenizer import bpe_size, end_of_text, load, load_file, tokenizer_hash, train_bpe, vocabulary
 from amor.data.writer import Writer, Written, disk, write_whole
 from amor.errors import AmorError
 
@@ -193,7 +194,7 @@ class Preparation:
             return False
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) < self.request.valid * 2**64
 
-    def _parcels(self, start: Place, may_cut: bool) -> Iterator[tuple[list[Piece], list[str]]]:
+    def _parcels(self, start: Place, encoder: Encoder) -> Iterator[tuple[list[Piece], list[str]]]:
         """Documents cut into pieces and packed for the workers; a text of white space only is left out."""
         labels: list[Piece] = []
         texts: list[str] = []
@@ -201,7 +202,7 @@ class Preparation:
         for split, place, text, seen in self._documents(start):
             if not text.strip():
                 continue
-            parts = pieces(text, PIECE) if may_cut else [text]
+            parts = encoder.pieces(text, PIECE)
             for number, part in enumerate(parts, start=1):
                 labels.append(Piece(split, place, number == len(parts), len(text.encode()), seen))
                 texts.append(part)
@@ -216,7 +217,7 @@ class Preparation:
         tokenizer = load_file(self.out / TOKENIZER)
         vocab, end = vocabulary(tokenizer), end_of_text(tokenizer, self.request.end_of_text)
         writers = {s: Writer(self.out / s, vocab, self.request.shard_tokens, journal.written[s]) for s in self.splits}
-        parcels = self._parcels(journal.next, Encoder(tokenizer).may_cut)
+        parcels = self._parcels(journal.next, Encoder(tokenizer, dtype_for(vocab)))
         total = sum(s.bytes or 0 for _, s in self.sources) or None
         try:
             with Progress(f"preparing {self.out}", total, "B") as progress:

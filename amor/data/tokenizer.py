@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -122,35 +121,3 @@ def end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:
     specials = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
     asked = "a token for the end of a text" if name is None else f"a token {name!r}"
     raise AmorError(f"the tokenizer does not have {asked}; name one with --end-of-text, special tokens: {specials[:20]}")
-
-
-class Encoder:
-    """Text -> ids, with the words of special tokens in a text read as plain text, and nothing added."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: what follows must not reach the caller's
-        self.tokenizer.encode_special_tokens = True
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        # Only a byte-level tokenizer that changes no text may read a document in pieces.
-        self.may_cut = tokenizer.normalizer is None and "ByteLevel" in str(tokenizer.pre_tokenizer)
-
-    def __call__(self, texts: list[str], dtype: str) -> list[np.ndarray]:
-        held = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=dtype) for encoding in held]
-
-
-# A line end between a visible character and a letter: no byte-level pattern in use joins the two sides, so ids do not change.
-CUT = re.compile(r"(?<=\S)\n(?=[A-Za-z])")
-
-
-def pieces(text: str, size: int) -> list[str]:
-    """A long text in pieces of about `size` characters that are encoded one by one to the same ids as the whole."""
-    found, start = [], 0
-    while len(text) - start > size:
-        match = CUT.search(text, start + size)
-        if match is None:
-            break
-        found.append(text[start : match.end()])
-        start = match.end()
-    return [*found, text[start:]]
