@@ -112,7 +112,7 @@ class Config:
     name: str
     vocab: int
     width: int
-    d_ff: int
+    d_ff: int  # of the MLPs; 0: layers have none
     pattern: tuple[str, ...]
     context: int = 3072
     norm_eps: float = 1e-5
@@ -130,8 +130,11 @@ class Config:
     def _check(self) -> None:
         if self.vocab < 2:
             raise AmorError(f"vocab is {self.vocab}; entropy over log(vocab) needs at least 2 tokens")
-        for name in ("width", "d_ff", "context"):
+        for name in ("width", "context"):
             at_least(name, getattr(self, name), 1)
+        at_least("d_ff", self.d_ff, 0)
+        if self.blocks.mlp and not self.d_ff:
+            raise AmorError("blocks.mlp is true but d_ff is 0; give the MLP a width, e.g. d_ff=1216")
         if not self.norm_eps > 0:
             raise AmorError(f"norm_eps is {self.norm_eps}; it must be above 0, e.g. 1e-5")
         if not self.pattern:

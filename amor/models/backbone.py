@@ -1,4 +1,4 @@
-"""The backbone: a pattern of layers, each a mixer and an MLP with a norm before either."""
+"""The backbone: a pattern of layers, each a mixer and an MLP with a norm before either; d_ff = 0 leaves the MLP out."""
 
 from collections.abc import Sequence
 
@@ -21,16 +21,19 @@ class Layer(nn.Module):
         super().__init__()
         self.mixer_norm = RMSNorm(config.width, config.norm_eps)
         self.mixer: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.norm_eps)
-        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
-        self.mlp = SwiGLU(config.width, config.d_ff)
+        self.mlp_norm = RMSNorm(config.width, config.norm_eps) if config.d_ff else None
+        self.mlp = SwiGLU(config.width, config.d_ff) if config.d_ff else None
 
     def forward(self, h: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
         mixed, after = self.mixer(self.mixer_norm(h), state, layout)
         h = h + mixed
+        if self.mlp is None or self.mlp_norm is None:
+            return h, after
         return h + self.mlp(self.mlp_norm(h)), after
 
     def cost(self, context: int) -> Cost:
-        return self.mixer.cost(context) + self.mlp.cost() + Cost(weights=2 * self.mixer_norm.weight.numel())
+        norm = Cost(weights=self.mixer_norm.weight.numel())
+        return self.mixer.cost(context) + norm + (Cost() if self.mlp is None else norm + self.mlp.cost())
 
 
 class Backbone(nn.Module):

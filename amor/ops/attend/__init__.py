@@ -1,7 +1,15 @@
-"""attend: softmax attention, for all queries or for those that fired."""
+"""attend: softmax attention, for all queries, for those that fired, or for the lone query a row of a decode step."""
+
+from torch import Tensor
 
 from amor.ops.attend.dense import attend as dense
 from amor.ops.attend.gathered import attend as gathered
 from amor.ops.attend.reference import attend as reference
+from amor.ops.backends import backend
 
-__all__ = ["dense", "gathered", "reference"]
+__all__ = ["dense", "gathered", "reference", "single"]
+
+
+def single(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+    """q [n, H, d] float32, each against the first `lengths` keys of its row of k, v [B, H, L, d] -> [n, H, d]."""
+    return backend("attend", q).attend(q, k, v, rows, lengths)

@@ -41,9 +41,9 @@ def read(
         if margin:
             best = logp.topk(2, dim=-1).values.exp()
             M = best[:, 0] - best[:, 1]
-        top = tuple(logits.topk(topk, dim=-1)) if topk else None
+        values, ids = logits.topk(topk, dim=-1)
         picked = None if chosen is None else logits.gather(1, chosen)
-        return Reading(nll, H, M, logits.logsumexp(-1), top, picked)
+        return Reading(nll, H, M, logits.logsumexp(-1), (values, ids) if topk else None, picked)
 
 
 def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:

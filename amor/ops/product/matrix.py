@@ -68,9 +68,9 @@ def pack(weight: Tensor, kind: str = "float32") -> Matrix:
     if kind not in KINDS:
         raise AmorError(f"weights: no {kind!r}; {nearest(kind, KINDS)}")
     weight = weight.detach()
-    if kind == "float32":
-        return Matrix(*weight.shape, weight.float().contiguous())
     outputs, inner = weight.shape
+    if kind == "float32":
+        return Matrix(outputs, inner, weight.float().contiguous())
     groups = -(-inner // GROUP)
     whole = torch.empty(outputs, groups * GROUP, dtype=torch.int8, device=weight.device)
     scales = torch.empty(outputs, groups, device=weight.device)

@@ -24,13 +24,13 @@ def missing() -> str | None:
 def _functions() -> ctypes.CDLL:
     """The library with the types of its arguments, so that plain numbers can be handed in."""
     library = native.library(SOURCE)
-    x, y = [c_void_p, c_int], [c_void_p, c_long, c_int, c_int]
-    library.round_rows.argtypes = [c_void_p, c_long, c_long, c_long, c_void_p, c_void_p]
-    library.product_floats.argtypes = [c_void_p, c_long, c_long, *x, *y]
-    library.product_bytes.argtypes = [c_void_p, c_void_p, c_long, c_long, c_void_p, *x, *y]
-    library.probe_floats.argtypes = [c_void_p, c_long, c_long, *x, c_void_p, c_void_p, c_void_p, c_int]
-    library.probe_bytes.argtypes = [c_void_p, c_void_p, c_long, c_long, c_void_p, *x, *[c_void_p] * 4, c_int]
-    library.stream.argtypes, library.stream.restype = [c_void_p, c_long, c_int], ctypes.c_float
+    p, n, i = c_void_p, c_long, c_int
+    library.round_rows.argtypes = [p, n, n, n, p, p]
+    library.product_floats.argtypes = [p, n, n, p, i, p, n, i, i]
+    library.product_bytes.argtypes = [p, p, n, n, p, p, i, p, n, i, i]
+    library.probe_floats.argtypes = [p, n, n, p, i, p, p, p, i]
+    library.probe_bytes.argtypes = [p, p, n, n, p, p, i, p, p, p, p, i]
+    library.stream.argtypes, library.stream.restype = [p, n, i], ctypes.c_float
     return library
 
 

@@ -1,0 +1,42 @@
+"""A few lone queries, each against the first keys of its row: C++ that reads keys and values once, for decode."""
+
+import ctypes
+from ctypes import c_float, c_int, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from amor.ops import native
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def missing() -> str | None:
+    return native.missing(SOURCE)
+
+
+@cache
+def _function() -> "ctypes._NamedFuncPointer":
+    function = native.library(SOURCE).attend
+    function.argtypes = [*[c_void_p] * 5, *[c_long] * 5, c_float, c_void_p, c_int]
+    return function
+
+
+def attend(
+    q: Tensor,  # [n, H, d] float32
+    k: Tensor,  # [B, H, L, d] the keys of a row and head in one piece
+    v: Tensor,  # laid out as k
+    rows: Tensor,  # [n] the row of each query
+    lengths: Tensor,  # [n] how many keys it sees
+) -> Tensor:  # [n, H, d]
+    size = q.shape[-1]
+    if k.stride()[2:] != (size, 1) or v.stride() != k.stride():
+        k, v = k.contiguous(), v.contiguous()
+    q, rows, lengths = q.contiguous(), rows.contiguous(), lengths.contiguous()
+    out = torch.empty_like(q)
+    pointers = [t.data_ptr() for t in (q, k, v, rows, lengths)]
+    sizes = len(q), q.shape[1], size, k.stride(0), k.stride(1)
+    _function()(*pointers, *sizes, size**-0.5, out.data_ptr(), torch.get_num_threads())
+    return out

@@ -1,0 +1,15 @@
+"""A few lone queries, each against the first keys of its row, by torch: the definition of the decode step's attention."""
+
+import torch
+from torch import Tensor
+
+from amor.ops.attend.gathered import attend as gathered
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+    """q [n, H, d], k and v [B, H, L, d], rows and lengths [n] -> [n, H, d]."""
+    order = torch.argsort(rows, stable=True)
+    mask = torch.arange(k.shape[2], device=k.device) < lengths[order][:, None]
+    out = torch.empty_like(q)
+    out[order] = gathered(q[order], k, v, rows[order], mask)
+    return out
