@@ -40,15 +40,26 @@ def conv(
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, window))
+    if x.shape[1] == 1 and not wanted and window is not None and lengths is None and reset is None:
+        return step(x, weight, bias, window)
     turned = weight.float().T.contiguous()
     dense = x.float() if x.stride(2) == 1 else x.float().contiguous()
     offset, past = (None if t is None else t.float().contiguous() for t in (bias, window))
     start = None if reset is None else beginnings(reset, weight.shape[1])
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (dense, turned, offset, past)):
-        y = Conv.apply(dense, turned, offset, past, start)
-    else:
-        y = forward(dense, turned, offset, past, start)
+    y = (Conv.apply if wanted else forward)(dense, turned, offset, past, start)
     return y.to(x.dtype), next_window(x, weight.shape[1] - 1, window, lengths, reset)
+
+
+def step(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """One token a row without a gradient; the window after it is written into `out`, which may be `window`."""
+    dense, past = x.float().contiguous(), window.float().contiguous()
+    after = torch.empty_like(past) if out is None else out
+    shape, inputs = describe(dense, weight.float().contiguous(), None if bias is None else bias.float(), past, None)
+    shape.taps = weight.shape[1]
+    y = dense.new_empty(dense.shape)
+    native.library(SOURCE).conv_step(ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.pointer(after))
+    return y.to(x.dtype), after
 
 
 def beginnings(reset: Tensor, taps: int) -> Tensor:

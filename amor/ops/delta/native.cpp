@@ -250,3 +250,31 @@ extern "C" void delta_backward(const Shape4* d, const Inputs* in, const float* s
             backward_chunk(h, c, solved, starts + h.started(c), ds, *g, room + omp_get_thread_num() * stretch);
     }
 }
+
+// The recurrence itself, token by token: the fastest way for a few tokens. state and after [rows, H, K, V] may be the same.
+// room: V floats a thread
+extern "C" void delta_step(const Shape4* d, const Inputs* in, float* o, float* after, float* room, int threads) {
+    const long K = d->keys, V = d->values;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < d->rows * d->heads; i++) {
+        const Head h{*d, *in, i / d->heads, i % d->heads};
+        const float *q = h.q(0).p, *k = h.k(0).p, *v = h.v(0).p, *from = in->state ? in->state + i * K * V : nullptr;
+        float *s = after + i * K * V, *out = o + h.token(0) * V, *u = room + omp_get_thread_num() * V;
+        for (long t = 0; t < d->length; t++, q += in->q_token, k += in->k_token, v += in->v_token, out += d->heads * V) {
+            const bool forget = !from || (in->reset && in->reset[h.row * d->length + t]);
+            const float decay = std::exp(in->g[h.token(0) + t * d->heads]), beta = in->beta[h.token(0) + t * d->heads];
+            std::fill(u, u + V, 0.f);
+            for (long j = 0; j < K && !forget; j++)
+                over(V, [&](long p, int n) { put(u + p, get(u + p, n) + k[j] * get(from + j * V + p, n), n); });
+            over(V, [&](long p, int n) { put(u + p, beta * (get(v + p, n) - decay * get(u + p, n)), n); });
+            std::fill(out, out + V, 0.f);
+            for (long j = 0; j < K; j++)
+                over(V, [&](long p, int n) {
+                    const vec kept = forget ? vec{} : get(from + j * V + p, n) * decay, now = kept + k[j] * get(u + p, n);
+                    put(s + j * V + p, now, n);
+                    put(out + p, get(out + p, n) + q[j] * now, n);
+                });
+            from = s;
+        }
+    }
+}

@@ -48,6 +48,13 @@ def processor() -> str:
 
 
 @cache
+def processor_name() -> str:
+    """One short line that tells this kind of processor from others."""
+    digest = hashlib.sha256(processor().encode()).hexdigest()[:8]
+    return f"{platform.machine()} {digest}"
+
+
+@cache
 def compiler() -> tuple[str, str] | None:
     """The compiler's path and its version, or None."""
     for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):

@@ -264,3 +264,31 @@ extern "C" void scan_backward(const Shape4* d, const Inputs* in, const float* sc
                        room + omp_get_thread_num() * stretch);
     gather(*d, *in, *g, blocks / d->groups, dB, dC, threads);
 }
+
+// The recurrence itself, token by token: the fastest way for a few tokens. state and after [rows, H, P, S] may be the same.
+extern "C" void scan_step(const Shape4* d, const Inputs* in, float* y, float* after, int threads) {
+    const long P = d->size, S = d->width;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < d->rows * d->heads; i++) {
+        const Head h{*d, *in, i / d->heads, i % d->heads};
+        const float *x = h.x(0), *B = h.B(0).p, *C = h.C(0).p, *dt = h.dt(0), *from = in->state ? in->state + i * P * S : nullptr;
+        float *s = after + i * P * S, *out = y + h.at(0);
+        for (long t = 0; t < d->length; t++, x += in->x_token, B += in->B_token, C += in->C_token, out += d->heads * P) {
+            const float step = dt[t * d->heads], decay = std::exp(step * in->A[h.head]);
+            const bool forget = !from || (in->reset && in->reset[h.row * d->length + t]);
+            for (long p = 0; p < P; p++) {
+                const float fed = step * x[p];
+                const float* old = from + p * S;
+                float* now = s + p * S;
+                vec said{};
+                over(S, [&](long j, int n) {
+                    const vec kept = forget ? vec{} : get(old + j, n) * decay, v = kept + fed * get(B + j, n);
+                    put(now + j, v, n);
+                    said += v * get(C + j, n);
+                });
+                out[p] = sum(said) + (in->D ? in->D[h.head] * x[p] : 0.f);
+            }
+            from = s;
+        }
+    }
+}
