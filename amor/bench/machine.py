@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,10 @@ def gemm_rate(rounds: int = 7) -> float:
 @cache
 def bandwidth(rounds: int = 7) -> float:
     """GB/s read from main memory by all threads, the best of several ways and rounds."""
+    from amor.ops.product import native
+
     data = torch.ones(READ_BYTES // 4)
-    rates = [READ_BYTES / best(read, rounds) / 1e9 for read in (lambda: data.sum(), lambda: data.amax())]
-    return max(rates)
+    ways: list[Callable[[], Any]] = [data.sum, data.amax]
+    if native.missing() is None:
+        ways.append(lambda: native.stream(data))
+    return max(READ_BYTES / best(read, rounds) / 1e9 for read in ways)

@@ -63,8 +63,8 @@ def describe(config: Config, context: int, fire_rate: float) -> dict[str, Any]:
     }
 
 
-def count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+def count(module: nn.Module | None) -> int:
+    return 0 if module is None else sum(p.numel() for p in module.parameters())
 
 
 def draw(config: Config, found: dict[str, Any]) -> None:

@@ -1,0 +1,62 @@
+"""The head's two large jobs, loss with gradient and entropy, against dense torch: time and memory."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from amor.bench import machine
+from amor.bench.memory import extra_peak
+from amor.bench.table import Row, Table
+from amor.bench.timing import alternate
+from amor.ops import head
+
+
+def loss(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> Row:
+    row = table.row("loss and gradient", "head", tokens=tokens, vocab=vocab, width=width)
+    x = torch.randn(tokens, width, requires_grad=True)
+    weight = (torch.randn(vocab, width) * 0.02).requires_grad_()
+    targets, share = torch.randint(0, vocab, (tokens,)), torch.full((tokens,), 1 / tokens)
+
+    def dense() -> None:
+        x.grad = weight.grad = None
+        F.cross_entropy(x @ weight.T, targets).backward()
+
+    def ours() -> None:
+        x.grad = weight.grad = None
+        head.loss(x, weight, targets, share)[0].backward()
+
+    def chunked_by_torch() -> None:
+        x.grad = weight.grad = None
+        F.linear_cross_entropy(x, weight, targets, options=torch.nn.LinearCrossEntropyOptions()).backward()
+
+    row.time(alternate({"amor": ours, "dense": dense}, rounds))
+    row.time(alternate({"torch linear_cross_entropy": chunked_by_torch}, 1))
+    gradients = (x.nbytes + weight.nbytes) / 2**20
+    for name, work in (("amor", ours), ("dense", dense)):
+        x.grad = weight.grad = None
+        peak = (extra_peak(work) or 0) / 2**20
+        row.found[f"{name}: extra peak with gradients, MB"] = peak
+        row.found[f"{name}: extra peak, MB"] = peak - gradients
+    row.found["share of GEMM rate"] = 6 * tokens * vocab * width / row.seconds["amor"] / 1e9 / machine.gemm_rate()
+    table.bar(row, "extra peak, MB", row.found["amor: extra peak, MB"], at_most=400)
+    table.bar(row, "time over dense", row.seconds["amor"] / row.seconds["dense"], at_most=1.2)
+    return row
+
+
+@torch.no_grad()
+def entropy(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> Row:
+    row = table.row("entropy", "head", tokens=tokens, vocab=vocab, width=width)
+    x, weight = torch.randn(tokens, width), torch.randn(vocab, width) * 0.02
+    whole = torch.zeros(tokens, vocab)  # touched before, so that the bare product does not pay for its pages
+
+    def ours() -> None:
+        head.read(x, weight, entropy=True)
+
+    row.time(alternate({"amor": ours, "bare product": partial(torch.mm, x, weight.T, out=whole)}, rounds))
+    del whole
+    row.found["extra peak, MB"] = (extra_peak(ours) or 0) / 2**20
+    row.found["share of GEMM rate"] = 2 * tokens * vocab * width / row.seconds["amor"] / 1e9 / machine.gemm_rate()
+    table.bar(row, "extra peak, MB", row.found["extra peak, MB"], at_most=200)
+    table.bar(row, "time over the bare product", row.seconds["amor"] / row.seconds["bare product"], at_most=1.15)
+    return row

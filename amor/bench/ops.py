@@ -1,0 +1,111 @@
+"""Each operator against its slow or torch form, with the share of the machine's ceiling it reaches."""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from amor.bench import machine
+from amor.bench.heads import entropy, loss
+from amor.bench.table import Row, Table
+from amor.bench.timing import alternate
+from amor.ops import attend, product
+from amor.ops.conv import conv
+from amor.ops.delta import delta
+from amor.ops.scan import scan
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="small shapes, to see that everything runs; no bar is judged")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds a side; the best is kept")
+    parser.add_argument("--only", default="", help="rows whose name holds this word")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    table = Table("ops", args.quick)
+    vocab, width, tokens = (512, 64, 64) if args.quick else (128_256, 768, 1024)
+    torch.manual_seed(0)
+    for name, measure in ROWS.items():
+        if args.only in name:
+            for row in measure(table, args.rounds, vocab, width, tokens):
+                row.show()
+    return table.result()
+
+
+def products(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
+    weight = torch.randn(vocab, width) * 0.02
+    packed = {kind: product.pack(weight, kind) for kind in product.KINDS}
+    return [_product(table, rounds, weight, packed, torch.randn(count, width)) for count in (1, 2, 4, 8)]
+
+
+def _product(table: Table, rounds: int, weight: Tensor, packed: dict[str, product.Matrix], x: Tensor) -> Row:
+    row = table.row("product with the head", "product", rows=len(x), vocab=len(weight), width=weight.shape[1])
+    sides: dict[str, Callable[[], Any]] = {"torch float32": lambda: x @ weight.T}
+    for kind, m in packed.items():
+        sides[f"amor {kind}"] = partial(product.product, x, m)
+        sides[f"amor probe {kind}"] = partial(product.probe, x, m)
+    row.time(alternate(sides, rounds))
+    for kind, m in packed.items():
+        row.found[f"share of bandwidth, {kind}"] = m.nbytes / row.seconds[f"amor {kind}"] / 1e9 / machine.bandwidth()
+    return row
+
+
+def recurrences(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
+    heads, size, states = width // 32, 64, 128
+    x, dt = torch.randn(1, tokens, heads, size), torch.rand(1, tokens, heads) * 0.1
+    B, C = torch.randn(1, tokens, 1, states), torch.randn(1, tokens, 1, states)
+    A = -torch.arange(1, heads + 1).float()
+    scanned = table.row("scan, forward", "scan", tokens=tokens, heads=heads, size=size, states=states)
+    scanned.time(alternate({"amor": lambda: scan(x, dt, A, B, C)}, rounds))
+    keys = max(1, 3 * width // 256)
+    q, k = (F.normalize(torch.randn(1, tokens, keys, 64), dim=-1) for _ in range(2))
+    v, g, beta = torch.randn(1, tokens, keys, 128), -torch.rand(1, tokens, keys), torch.rand(1, tokens, keys)
+    ruled = table.row("delta, forward", "delta", tokens=tokens, heads=keys)
+    ruled.time(alternate({"amor": lambda: delta(q, k, v, g, beta)}, rounds))
+    c, taps = torch.randn(1, tokens, 2 * width + 256), torch.randn(2 * width + 256, 4)
+    convolved = table.row("conv, forward", "conv", tokens=tokens, channels=2 * width + 256)
+    convolved.time(alternate({"amor": lambda: conv(c, taps)}, rounds))
+    return [scanned, ruled, convolved]
+
+
+def attention(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
+    return [_attention(table, rounds, width // 64, length) for length in (tokens, 16 * tokens, 64 * tokens)]
+
+
+def _attention(table: Table, rounds: int, heads: int, length: int) -> Row:
+    k, v = (torch.randn(1, heads, length, 64) for _ in range(2))
+    q, first, lengths = torch.randn(1, heads, 64), torch.zeros(1, dtype=torch.long), torch.tensor([length])
+    row = table.row("one query against all keys", "attend", keys=length, heads=heads)
+    sides = {
+        "amor": lambda: attend.single(q, k, v, first, lengths),
+        "torch SDPA": lambda: F.scaled_dot_product_attention(q[:, :, None], k, v),
+    }
+    row.time(alternate(sides, rounds, least=0.01))
+    row.found["share of bandwidth"] = 2 * k.nbytes / row.seconds["amor"] / 1e9 / machine.bandwidth()
+    return row
+
+
+def firing(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
+    """Where gathering the fired queries stops paying: DENSE_ABOVE in amor/models/block.py is read off here."""
+    heads, length = width // 64, 3 * tokens
+    q, k, v = (torch.randn(1, heads, length, 64) for _ in range(3))
+    row = table.row("fired queries against dense", keys=length, heads=heads)
+    sides: dict[str, Callable[[], Any]] = {"dense": lambda: attend.dense(q, k, v, causal=True)}
+    for rate in (0.1, 0.22, 0.4, 0.6):
+        at = torch.sort(torch.randperm(length)[: int(rate * length)]).values
+        mask = torch.arange(length) <= at[:, None]
+        some, zero = q[0, :, at].transpose(0, 1), torch.zeros(len(at), dtype=torch.long)
+        sides[f"gathered {rate}"] = partial(attend.gathered, some, k, v, zero, mask)
+    row.time(alternate(sides, rounds))
+    return [row]
+
+
+def heads(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
+    return [loss(table, rounds, vocab, width, tokens), entropy(table, rounds, vocab, width, 3 * tokens)]
+
+
+ROWS = {"product": products, "recurrences": recurrences, "attention": attention, "firing": firing, "head": heads}
