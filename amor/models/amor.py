@@ -7,9 +7,8 @@ The three uses differ only in how many tokens are handed in and which state come
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 
 from amor.config import Config
 from amor.errors import AmorError
-from amor.gates.base import Evidence
 from amor.layout import Layout, align
 from amor.models.backbone import Backbone
 from amor.models.block import Block, Trace, last_real
+from amor.models.probe import Probing, Separate
 from amor.ops import head
 from amor.parts import Cost, RMSNorm
 from amor.state import Part, State
@@ -63,6 +62,7 @@ class Amor(nn.Module):
         targets: Tensor | None = None,  # [B, T] true next tokens, head.IGNORE where none
         share: Tensor | float | None = None,  # weight of each target in the loss; None: their mean
         keep: Literal["all", "last"] = "all",  # "last": hidden of each row's last token only
+        probe: Probing | None = None,  # how gates learn what the head says; None: one reading a block
     ) -> Output:
         tokens, lengths, reset, targets, order = _aligned(tokens, valid, reset, targets)
         if tokens.shape[1] == 0:
@@ -73,7 +73,7 @@ class Amor(nn.Module):
         layout = state.layout(tokens.shape[1], lengths, reset)
         depth = len(self.backbone.layers)
         h, parts = self.backbone(self.embed(tokens), state.parts[:depth], layout)
-        h, parts_of_blocks, gates = self._through_blocks(h, state.parts[depth:], layout, targets, keep)
+        h, parts_of_blocks, gates = self._through_blocks(h, state.parts[depth:], layout, probe or Separate(self, targets), keep)
         after = state.advance(layout, parts + parts_of_blocks, tokens)
 
         def home(t: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Amor(nn.Module):
         return Output(home(h), after, traces, loss, nll)
 
     def _through_blocks(
-        self, h: Tensor, parts: tuple[Part, ...], layout: Layout, targets: Tensor | None, keep: str
+        self, h: Tensor, parts: tuple[Part, ...], layout: Layout, probe: Probing, keep: str
     ) -> tuple[Tensor, list[Part], list[Trace]]:
         """The residual through the K blocks and the final norm."""
         blocks = self.each_block()
@@ -99,7 +99,7 @@ class Amor(nn.Module):
         for index, (block, part) in enumerate(zip(blocks, parts, strict=True)):
             x = self.block_input(index, h)
             final = index == len(blocks) - 1
-            h, part, trace = block(h, x, part, layout, self._probe(targets), keep if final else "all")
+            h, part, trace = block(h, x, part, layout, partial(probe, index), keep if final else "all")
             after.append(part)
             gates.append(trace)
         if keep == "last" and not blocks:
@@ -112,41 +112,6 @@ class Amor(nn.Module):
         if norm is not None:
             return norm(h)
         return self.norm_f(h) if self.config.blocks.first == "prenorm" else h
-
-    def _probe(self, targets: Tensor | None) -> Callable[..., Evidence]:
-        """Asks the tied head, without gradient, how sure it is of the next token."""
-
-        @torch.no_grad()
-        def probe(x: Tensor, layout: Layout, needs: frozenset[str], opened: Callable[[], tuple[Tensor, Tensor]]) -> Evidence:
-            seen: dict[str, Tensor] = {}
-            if needs & {"entropy", "margin"}:
-                real = slice(None) if layout.valid is None else layout.valid.flatten()
-                reading = head.read(
-                    x.flatten(0, 1)[real], self.embed.weight, entropy="entropy" in needs, margin="margin" in needs
-                )
-                if reading.entropy is not None:
-                    # over log(vocab), so that one threshold means the same for every vocabulary
-                    seen["entropy"] = _spread(reading.entropy / math.log(self.config.vocab), layout, x)
-                if reading.margin is not None:
-                    seen["margin"] = _spread(reading.margin, layout, x)
-            if "gain" in needs:
-                seen["gain"] = self._gain(opened(), targets)
-            return Evidence(x, layout.positions, **seen)
-
-        return probe
-
-    def _gain(self, residuals: tuple[Tensor, Tensor], targets: Tensor | None) -> Tensor:
-        """[B, T] nats of the true next token gained by firing this block, the later ones closed."""
-        if targets is None:
-            raise AmorError("the oracle gate needs the true next tokens: call the model with targets")
-        if targets.shape != residuals[0].shape[:2]:
-            raise AmorError('the oracle gate judges every token: call the model with keep="all"')
-        assert self.final_norm is not None
-        closed, opened = (
-            head.read(self.final_norm(h).flatten(0, 1), self.embed.weight, targets.flatten()).nll for h in residuals
-        )
-        assert closed is not None and opened is not None
-        return (closed - opened).view_as(targets)
 
     def _loss(self, h: Tensor, targets: Tensor, share: Tensor | float | None) -> tuple[Tensor, Tensor]:
         flat = targets.flatten()
@@ -218,12 +183,3 @@ def _restored(t: Tensor, layout: Layout, order: Tensor | None) -> Tensor:
         return t
     index = torch.argsort(order, dim=1).view(order.shape + (1,) * (t.ndim - 2))
     return t.gather(1, index.expand_as(t))
-
-
-def _spread(values: Tensor, layout: Layout, x: Tensor) -> Tensor:
-    """[real tokens] -> [B, T], 0 at pads."""
-    if layout.valid is None:
-        return values.view(x.shape[:2])
-    out = values.new_zeros(x.shape[:2])
-    out[layout.valid] = values
-    return out

@@ -35,8 +35,8 @@ class Trace:
     threshold: Tensor
 
 
-# What a block asks of the model: x [B, T, D], what the gate needs, and the residual if the block fired -> evidence
-Probe = Callable[[Tensor, Layout, frozenset[str], Callable[[], tuple[Tensor, Tensor]]], Evidence]
+# What a block asks: the residual and x [B, T, D], what the gate needs, the residual closed and opened -> evidence
+Probe = Callable[[Tensor, Tensor, Layout, frozenset[str], Callable[[], tuple[Tensor, Tensor]]], Evidence]
 
 
 class Block(nn.Module):
@@ -70,7 +70,7 @@ class Block(nn.Module):
         def opened() -> Tensor:
             return self.update(h, self.attention.all_queries(x, k, v, layout))
 
-        verdict = self.gate(probe(x.detach(), layout, self.gate.needs, lambda: (h, opened())))
+        verdict = self.gate(probe(h, x.detach(), layout, self.gate.needs, lambda: (h, opened())))
         fire = verdict.fire if layout.valid is None else verdict.fire & layout.valid
         if self.dense_pays(fire):
             out = choose(fire, opened(), h, verdict)
