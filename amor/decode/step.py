@@ -1,26 +1,25 @@
 """One decode step from packed weights: the same numbers as the model's forward with T = 1, at the speed of memory.
 
-The head is read once for all probes of a token: block k's input and the final one are known in advance as long as no
-block fires. After a firing the later ones of the rows that fired are read again, also in one pass. Because a product
-gives a row the same bits whatever its neighbours are, this changes no decision.
+What the head says comes from amor/decode/probe.py. Because a product gives a row the same bits whatever its neighbours
+are, reading it for several blocks at once changes no decision.
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from amor.decode import kernels
 from amor.decode.layers import Norm, PackedAttention, PackedLayer, PackedMLP, matrices
+from amor.decode.probe import Head, Probes
+from amor.decode.savings import Savings
 from amor.errors import AmorError
-from amor.gates.base import Evidence
+from amor.gates.base import Gate
 from amor.layout import Layout
 from amor.models.amor import Amor
 from amor.models.block import Block, Trace
 from amor.ops import native
-from amor.ops.product import pack, probe
-from amor.state import Part, State
+from amor.state import KV, Part, State
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,24 @@ class Seen:
     entropy: Tensor  # [R] of the next token, in nats
     state: State
     gates: tuple[Trace, ...]  # [R, 1] each
-    head_rows: int  # rows the head was asked for
-    head_passes: int  # times the head's weights were read
+    head_rows: int  # rows the exact head was asked for
+    head_passes: int  # times its weights were read
 
 
 class PackedBlock:
     def __init__(self, block: Block, kind: str):
-        self.gate, self.needs = block.gate, block.gate.needs
+        self.own = block
         self.norm = None if block.norm is None else Norm(block.norm)
         self.attention = PackedAttention(block.attention, kind)
         self.alpha = block.alpha.detach().float().sigmoid()
         self.mlp = None
         if block.mlp is not None and block.mlp_norm is not None:
             self.mlp = Norm(block.mlp_norm), PackedMLP(block.mlp, kind)
+
+    @property
+    def gate(self) -> Gate:
+        """The gate the model's block has now: it may be aimed or exchanged between steps."""
+        return self.own.gate
 
     def update(self, h: Tensor, a: Tensor) -> Tensor:
         h = h + self.alpha * a
@@ -57,14 +61,15 @@ class PackedBlock:
 class Packed:
     """A model whose matrices are packed once, in float32 (shared with the model) or 8 bits."""
 
-    def __init__(self, model: Amor, weights: str = "float32"):
+    def __init__(self, model: Amor, weights: str = "float32", savings: Savings | None = None):
         why = native.missing(kernels.SOURCE)
         if why is not None:
             raise AmorError(f"packed decode needs native code: {why}; the model's own forward decodes without it")
         if model.embed.weight.device.type != "cpu":
             raise AmorError(f"packed decode runs on cpu, the model is on {model.embed.weight.device.type}; use its own forward")
         self.config, self.embed, self.kind = model.config, model.embed.weight.detach(), weights
-        self.head = pack(model.embed.weight, weights)
+        self.savings = savings or Savings()
+        self.head = Head(model.embed.weight, weights, self.savings.cheap)
         self.layers = [PackedLayer(layer, weights) for layer in model.backbone.layers]  # type: ignore[arg-type]
         self.norm_f = Norm(model.norm_f)
         self.blocks = [PackedBlock(block, weights) for block in model.blocks]  # type: ignore[arg-type]
@@ -77,7 +82,7 @@ class Packed:
         parts: list[object] = [*self.layers, *self.blocks]
         for block in self.blocks:
             parts += [block.attention, *([] if block.mlp is None else [block.mlp[1]])]
-        return self.head.nbytes + sum(m.nbytes for part in parts for m in matrices(part))
+        return self.head.matrix.nbytes + sum(m.nbytes for part in parts for m in matrices(part))
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State) -> Seen:
@@ -109,51 +114,39 @@ class Packed:
 
 
 class _Walk:
-    """The way of one step through the blocks, with what the head has already said of the inputs to come."""
+    """The way of one step through the blocks."""
 
     def __init__(self, packed: Packed, h: Tensor, layout: Layout):
         self.packed, self.h, self.layout = packed, h, layout
-        self.rows = self.passes = 0
+        self.probes = Probes(packed.head, [b.gate for b in packed.blocks], packed.inputs, packed.savings)
+        self.before = replace(packed.head.passes)
         self.traces: list[Trace] = []
-        count, vocab = len(packed.blocks) + 1, packed.head.outputs
-        self.x = torch.empty(count, *h.shape)
-        self.entropy, self.margin = torch.empty(count, len(h)), torch.empty(count, len(h))
-        self.logits = torch.empty(len(h), vocab)
-        self.look(torch.arange(len(h)), 0)
-
-    def look(self, rows: Tensor, start: int) -> None:
-        """Ask the head, in one pass, for every input from block `start` on of some rows, as if nothing more fired."""
-        inputs = torch.stack(self.packed.inputs(self.h[rows], start))  # [count, n, D]
-        found = probe(inputs.flatten(0, 1), self.packed.head, logits=True)
-        assert found.logits is not None
-        self.x[start:, rows] = inputs
-        self.entropy[start:, rows] = found.entropy.view(inputs.shape[:2])
-        self.margin[start:, rows] = found.margin.view(inputs.shape[:2])
-        self.logits[rows] = found.logits[-len(rows) :]
-        self.rows += inputs.shape[0] * len(rows)
-        self.passes += -(-inputs.shape[0] * len(rows) // 8)
 
     def through(self, index: int, part: Part) -> Part:
         """Block `index`: keys and values always, the rest only for rows that fire."""
-        block, x = self.packed.blocks[index], self.x[index]
+        block, x = self.packed.blocks[index], self.packed.block_input(index, self.h)
         kv = block.attention.remember(x, part, self.layout)
-        fire, score = self.decide(block, x, index)
-        self.traces.append(Trace(score[:, None], fire[:, None], block.gate.threshold))
-        rows = fire.nonzero()[:, 0]
-        if len(rows):
-            self.h = self.h.index_put((rows,), block.update(self.h[rows], block.attention.ask(x[rows], kv, self.layout, rows)))
-            self.look(rows, index + 1)
+        verdict = block.gate(self.probes.ask(index, self.h, x, self.layout.start))
+        self.traces.append(Trace(verdict.score[:, None], verdict.fire[:, None], block.gate.threshold))
+        rows = verdict.fire.nonzero()[:, 0]
+        if self.packed.savings.sparse:
+            if len(rows):
+                self.h = self.h.index_put((rows,), self.opened(block, x, kv, rows))
+        else:
+            opened = self.opened(block, x, kv, torch.arange(len(x)))
+            self.h = torch.where(verdict.fire[:, None], opened, self.h)
         return {"kv": kv}
 
-    def decide(self, block: PackedBlock, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        if "gain" in block.needs:
-            raise AmorError("the oracle gate needs the true next tokens, which a decode step does not know; use another gate")
-        vocab = math.log(self.packed.head.outputs)
-        verdict = block.gate(Evidence(x, self.layout.start, self.entropy[index] / vocab, self.margin[index]))
-        return verdict.fire, verdict.score
+    def opened(self, block: PackedBlock, x: Tensor, kv: KV, rows: Tensor) -> Tensor:
+        """The residual of some rows, fired."""
+        return block.update(self.h[rows], block.attention.ask(x[rows], kv, self.layout, rows))
 
     def seen(self, state: State) -> Seen:
-        return Seen(self.x[-1], self.logits, self.entropy[-1], state, tuple(self.traces), self.rows, self.passes)
+        final_norm, passes = self.packed.final_norm, self.packed.head.passes
+        hidden = self.h if final_norm is None else final_norm(self.h)
+        logits, entropy = self.probes.output(hidden)
+        rows, read = passes.rows - self.before.rows, passes.exact - self.before.exact
+        return Seen(hidden, logits, entropy, state, tuple(self.traces), rows, read)
 
 
 def _apart(part: Part) -> Part:

@@ -1,0 +1,79 @@
+"""Decode and prefill of a Mamba2 without MLP, beside transformers' generate, memory bandwidth and its own products."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from amor.bench import machine, transformers
+from amor.bench.table import Row, Table
+from amor.bench.timing import alternate
+from amor.decode.quantised import quantised_perplexity
+from amor.decode.step import Packed
+from amor.models.amor import Amor
+from amor.models.build import build
+from amor.ops.product import native
+from amor.presets import preset
+
+PROMPT, NEW = 8, 16
+
+
+def plain_mamba2(width: int, layers: int, vocab: int) -> Amor:
+    shape = {"width": width, "vocab": vocab, "d_ff": 0, "pattern": {"mamba2": layers}}
+    return build(preset("mamba2", "180m", **shape)).eval()
+
+
+@torch.no_grad()
+def decode(table: Table, rounds: int, width: int, layers: int, vocab: int) -> Row:
+    row = table.row("decode, Mamba2 without MLP", "product", batch=1, layers=layers, width=width, vocab=vocab)
+    model = plain_mamba2(width, layers, vocab)
+    prompt, token = torch.randint(0, vocab, (1, PROMPT)), torch.tensor([1])
+    packed = {kind: Packed(model, kind) for kind in ("float32", "int8")}
+    sides: dict[str, Callable[[], Any]] = {}
+    for kind, one in packed.items():
+        sides[f"amor {kind}"] = partial(one.step, token, model(prompt).state)
+    data = torch.ones(machine.READ_BYTES // 4) if not table.quick else torch.ones(2**20)
+    # bandwidth in turn with the steps it is compared with: on a shared machine it comes and goes
+    sides["reading memory"] = partial(native.stream, data)
+    row.time(alternate(sides, 3 * rounds))
+    peer = transformers.mamba2(width, layers, vocab).eval()
+    options = {"do_sample": False, "use_cache": True, "pad_token_id": 0}
+
+    def generate(new: int) -> None:
+        peer.generate(prompt, max_new_tokens=new, min_new_tokens=new, **options)  # type: ignore[operator]
+
+    taken = alternate({"one": partial(generate, 1), "many": partial(generate, NEW + 1)}, rounds)
+    row.seconds["transformers generate"] = (taken["many"].best - taken["one"].best) / NEW
+    read = data.nbytes / row.seconds["reading memory"] / 1e9
+    row.found["read bandwidth, GB/s"] = read
+    for kind, one in packed.items():
+        row.found[f"tokens/s, {kind}"] = 1 / row.seconds[f"amor {kind}"]
+        row.found[f"MB read a token, {kind}"] = (one.nbytes + model.start(1).nbytes) / 1e6
+        rate = (one.nbytes + model.start(1).nbytes) / row.seconds[f"amor {kind}"] / 1e9
+        row.found[f"share of bandwidth, {kind}"] = rate / read
+    for kind, value in quantised_perplexity(model, torch.randint(0, vocab, (8, 17))).items():
+        row.found[f"perplexity of random tokens, {kind}"] = value
+    table.bar(row, "over transformers", row.seconds["transformers generate"] / row.seconds["amor float32"], at_least=2.7)
+    table.bar(row, "share of bandwidth, float32", row.found["share of bandwidth, float32"], at_least=0.85)
+    table.bar(row, "int8 over float32", row.seconds["amor float32"] / row.seconds["amor int8"], at_least=2)
+    return row
+
+
+@torch.no_grad()
+def prefill(table: Table, rounds: int, width: int, layers: int, vocab: int, length: int) -> Row:
+    row = table.row("prefill, Mamba2 without MLP", "scan", "conv", tokens=length, layers=layers, width=width)
+    model = plain_mamba2(width, layers, vocab)
+    prompt, x = torch.randint(0, vocab, (1, length)), torch.randn(1, length, width)
+    u = torch.randn(1, length, 2 * width)
+
+    def products() -> None:
+        for layer in model.backbone.layers:
+            layer.mixer.in_proj(x)  # type: ignore[union-attr, operator]
+            layer.mixer.out_proj(u)  # type: ignore[union-attr, operator]
+
+    row.time(alternate({"amor": lambda: model(prompt, keep="last"), "own projections": products}, rounds))
+    row.found["tokens/s"] = length / row.seconds["amor"]
+    row.found["tokens/s, projections alone"] = length / row.seconds["own projections"]
+    table.bar(row, "share of the projections' rate", row.seconds["own projections"] / row.seconds["amor"], at_least=0.75)
+    return row

@@ -1,0 +1,41 @@
+"""Layers and models beside transformers, in one process, in turn: the bars this project set itself.
+
+Needs the extra `peers` (transformers). A full run takes some minutes on two cores and wants a quiet machine.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amor.bench import generation, heads, layers, steps, transformers
+from amor.bench.table import Row, Table
+
+# name -> (measure, arguments of the full run, arguments of the quick run)
+ROWS: dict[str, tuple[Callable[..., Row], tuple[Any, ...], tuple[Any, ...]]] = {
+    "mamba2-layer": (layers.mamba2, (768, 1024), (64, 32)),
+    "delta-layer": (layers.delta, (768, 1024), (256, 32)),
+    "training": (steps.training, ("tiny", 4, 256), ("tiny", 1, 16)),
+    "decode": (generation.decode, (768, 12, 128_256), (64, 2, 512)),
+    "prefill": (generation.prefill, (768, 12, 128_256, 512), (64, 2, 512, 16)),
+    "loss": (heads.loss, (128_256, 768, 1024), (512, 64, 32)),
+    "entropy": (heads.entropy, (128_256, 768, 3072), (512, 64, 32)),
+    "scan-memory": (layers.scan_memory, (768, 2048), (64, 128)),
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="small shapes, to see that everything runs; no bar is judged")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds a side; the best is kept")
+    parser.add_argument("--only", default="", help=f"rows whose name holds this word: {', '.join(ROWS)}")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    transformers.library()
+    table = Table("peers", args.quick)
+    for name, (measure, full, quick) in ROWS.items():
+        if args.only in name:
+            torch.manual_seed(0)
+            measure(table, args.rounds, *(quick if args.quick else full)).show()
+    return table.result()
