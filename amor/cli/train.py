@@ -5,7 +5,8 @@
   amor train paper/180m --set model.name=transformer --dry-run
   torchrun --nproc-per-node 2 -m amor train tiny/amor-mamba2 --data DATA --set distributed=ddp
 
-RUN gets config.json, metrics.jsonl, events.jsonl and checkpoints; RUN/latest is a model folder. docs/training.md tells more.
+RUN gets config.json, metrics.jsonl, events.jsonl and checkpoints; RUN/latest is a model folder, RUN/report.html
+shows how it went. docs/training.md tells more.
 Exit codes: 0 done; 2 something to mend, said in one line; 130 or 143 stopped by Ctrl-C or SIGTERM after a checkpoint.
 """
 
@@ -25,21 +26,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="train this many steps; the schedule is as long")
     parser.add_argument("--resume", choices=resume.CHOICES, nargs="?", const="yes", default="auto",
                         help="auto: go on if RUN holds a checkpoint; yes: it must; no: RUN must be new")  # fmt: skip
+    parser.add_argument("--track", metavar="NAMES", help="also tell tensorboard, wandb or trackio (pip install 'amor[track]')")
     parser.add_argument("--dry-run", action="store_true", help="print parameters, memory, tokens and time; train nothing")
     parser.add_argument("--flops", type=float, metavar="N", help="with --dry-run: FLOP/s of all devices (default: measured here)")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.bench.machine import describe
+    from amor.cli._seeing import seeing
     from amor.train.loop import train
     from amor.train.recipe import load
-    from amor.train.watch import Lines
 
-    keys = {key: value for key, value in {"data": args.data, "steps": args.steps}.items() if value is not None}
+    given = {"data": args.data, "steps": args.steps, "track": args.track}
+    keys = {key: value for key, value in given.items() if value is not None}
     recipe = load(args.recipe, args.set, **keys)
     if args.dry_run:
         return dry_run(recipe, args.flops)
-    return train(recipe, args.out or f"runs/{recipe.name}", [Lines()], args.resume, describe())
+    with seeing(recipe) as (observers, machine):
+        return train(recipe, args.out or f"runs/{recipe.name}", observers, args.resume, machine)
 
 
 def dry_run(recipe: Any, flops: float | None) -> dict[str, Any]:

@@ -120,6 +120,7 @@ class Recipe:
     eval: Evaluation = Evaluation()
     checkpoint: Keeping = Keeping()
     distributed: str = "none"
+    track: str = ""  # also tell "tensorboard", "wandb" or "trackio", or several of them
     verify: bool = True  # read every shard and compare it with its hash before the first step
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ FREE = (
     "eval",
     "checkpoint",
     "distributed",
+    "track",
 )
 
 

@@ -1,0 +1,52 @@
+"""What every verb that trains shares: who watches the run, what the machine is, and the report at its end."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from amor.bench.machine import describe, gemm_rate
+from amor.run import Run
+from amor.train.display import flops_per_token, for_people
+from amor.train.recipe import Recipe
+from amor.train.trackers import trackers
+from amor.train.watch import Observer
+
+
+class Reporter(Observer):
+    """At the end of a run looks at the model and writes RUN/report.html; a stopped run gets none."""
+
+    def on_end(self, summary: dict[str, Any]) -> None:
+        if summary["done"]:
+            summary["report"] = make_report(Run(summary["folder"]))["report"]
+            print(f"report: {summary['report']}")
+
+
+def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
+    """Findings of the newest checkpoint, and the page drawn from them."""
+    from amor.study import report
+    from amor.train import findings
+
+    found = findings.find(run, data)
+    return {"report": str(report.write(run)), **{key: found[key] for key in ("step", "judged", "unigram")}}
+
+
+@contextmanager
+def seeing(recipe: Recipe) -> Iterator[tuple[list[Observer], dict[str, Any]]]:
+    """Observers for a run of this recipe, and its machine; the terminal and the trackers are given back however it ends."""
+    machine = measured(recipe)
+    ceiling = machine.get("gemm_gflops")
+    with ExitStack() as stack:
+        shown = for_people(ceiling * 1e9 if ceiling else None)
+        stack.callback(shown.close)
+        tracking = trackers(recipe.track)
+        for tracker in tracking:
+            stack.callback(tracker.close)
+        yield [shown, *tracking, Reporter()], machine
+
+
+def measured(recipe: Recipe) -> dict[str, Any]:
+    """The machine, with its ceiling where one process trains on the CPU: the only one that is measured."""
+    machine = describe()
+    if recipe.distributed == "none" and (recipe.device == "cpu" or (recipe.device == "auto" and not machine["gpus"])):
+        machine |= {"gemm_gflops": round(gemm_rate(), 1), "flops_per_token": flops_per_token(recipe.to_dict())}
+    return machine

@@ -1,0 +1,1 @@
+"""Tables, figures and pages: they read files and plain data, never models."""

@@ -1,0 +1,1 @@
+"""Figures. Matplotlib is imported here and nowhere else; one file a figure."""

@@ -1,0 +1,230 @@
+"""Watching a run: a live picture on a terminal, plain lines anywhere else; both say the same.
+
+Loss, tokens a second, share of the machine's ceiling, time to go; of every block how often it fires and at which threshold.
+"""
+
+import sys
+import time
+from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TextIO
+
+from amor.train.watch import Lines, Observer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+RECENT = 20  # steps over which speed is averaged
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class Pace:
+    """How fast a run goes, what share of the ceiling that is, and how long it has to go."""
+
+    def __init__(self, about: dict[str, Any], ceiling: float | None):
+        """ceiling: FLOP/s the machine reaches on a matrix product; None where nobody measured it."""
+        self.first, self.steps, self.step_tokens = about["step"], about["steps"], about["step_tokens"]
+        self.ceiling = ceiling
+        self.flops = flops_per_token(about["recipe"]) if ceiling else 0.0
+        self.began = time.monotonic()
+        self.recent: deque[float] = deque(maxlen=RECENT)
+        self.done = self.first
+
+    def took(self, step: int, seconds: float) -> None:
+        self.done = step
+        self.recent.append(seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.step_tokens * len(self.recent) / max(sum(self.recent), 1e-9)
+
+    @property
+    def share(self) -> float | None:
+        return self.tokens_per_second * self.flops / self.ceiling if self.ceiling else None
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def to_go(self) -> float:
+        """Seconds, judging by everything so far: evaluations and checkpoints take their time too."""
+        return self.elapsed / max(self.done - self.first, 1) * (self.steps - self.done)
+
+
+def flops_per_token(recipe: dict[str, Any]) -> float:
+    from amor.models.build import build
+    from amor.train.predict import train_flops
+    from amor.train.recipe import Recipe
+
+    read = Recipe.from_dict(recipe)
+    return train_flops(build(read.config(), device="meta"), read.context)
+
+
+def clock(seconds: float) -> str:
+    """75 -> 1:15, 3700 -> 1:01:40."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def number(value: float | None, form: str = ".3f") -> str:
+    """A gate may have no threshold, a loss may not be finite."""
+    return "-" if value is None else format(value, form)
+
+
+def gates(blocks: list[dict[str, Any]]) -> str:
+    """How often the blocks fire and at which thresholds, as the end of a line."""
+    if not blocks:
+        return ""
+    rates, levels = "/".join(f"{100 * b['fire']:.0f}" for b in blocks), "/".join(number(b["tau"]) for b in blocks)
+    return f"  fires {rates} %, thresholds {levels}"
+
+
+class Plain(Lines):
+    """A line now and then, for a log file."""
+
+    def __init__(self, ceiling: float | None = None, every: int = 10, file: TextIO | None = None):
+        super().__init__(every, file)
+        self.ceiling = ceiling
+
+    def on_start(self, about: dict[str, Any]) -> None:
+        super().on_start(about)
+        self.pace = Pace(about, self.ceiling)
+
+    def on_step(self, metrics: dict[str, Any]) -> None:
+        step, pace = metrics["step"], self.pace
+        pace.took(step, metrics["timing"]["seconds"])
+        if step % self.every and step not in (pace.first + 1, self.steps):
+            return
+        share = "" if pace.share is None else f" ({pace.share:.0%} of the ceiling)"
+        self.say(
+            f"step {step:>6}/{self.steps}  loss {metrics['loss']:.4f}  lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.2f}"
+            f"  {pace.tokens_per_second:,.0f} tokens/s{share}  {clock(pace.to_go)} to go" + gates(metrics.get("blocks", []))
+        )
+
+    def close(self) -> None:
+        pass
+
+
+class Display(Observer):
+    """A picture that is drawn over itself; what is out of the ordinary is printed above it and stays."""
+
+    def __init__(self, ceiling: float | None = None, console: "Console | None" = None):
+        from rich.console import Console
+        from rich.live import Live
+
+        self.ceiling, self.console = ceiling, console or Console()
+        self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self.picture)
+        self.losses: list[float] = []
+        self.metrics: dict[str, Any] = {}
+        self.valid = self.saved = "-"
+
+    def on_start(self, about: dict[str, Any]) -> None:
+        self.about, self.pace = about, Pace(about, self.ceiling)
+        for line in about["groups"]:
+            self.console.print(line, style="dim", highlight=False)
+        self.live.start()
+
+    def on_step(self, metrics: dict[str, Any]) -> None:
+        self.pace.took(metrics["step"], metrics["timing"]["seconds"])
+        self.losses.append(metrics["loss"])
+        self.metrics = metrics
+
+    def on_eval(self, metrics: dict[str, Any]) -> None:
+        valid = metrics["valid"]
+        self.valid = f"{number(valid['nll'], '.4f')}, perplexity {number(valid['perplexity'], '.1f')} at step {metrics['step']:,}"
+
+    def on_checkpoint(self, about: dict[str, Any]) -> None:
+        self.saved = f"step {about['step']:,}"
+
+    def on_event(self, about: dict[str, Any]) -> None:
+        self.console.print(about["message"], style="yellow", highlight=False, markup=False)
+
+    def on_end(self, summary: dict[str, Any]) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the terminal back, also when the run ended badly."""
+        self.live.stop()
+
+    def picture(self) -> "RenderableType":
+        from rich.console import Group
+        from rich.text import Text
+
+        if not hasattr(self, "pace"):
+            return Text()
+        parts: list[RenderableType] = [self.progress(), self.numbers()]
+        if self.metrics.get("blocks"):
+            parts.append(self.gates())
+        return Group(*parts)
+
+    def progress(self) -> "Table":
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        pace = self.pace
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        left = f"{clock(pace.to_go)} to go" if self.metrics else "first step"
+        grid.add_row(
+            f"step {pace.done:,}/{pace.steps:,}",
+            ProgressBar(total=pace.steps, completed=pace.done),
+            f"{clock(pace.elapsed)}, {left}",
+        )
+        return grid
+
+    def numbers(self) -> "Table":
+        from rich.table import Table
+
+        about, pace, last = self.about, self.pace, self.metrics
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column()
+        grid.add_row("model", f"{about['model']}, {about['parameters']:,} parameters, {about['where']}")
+        if last:
+            grid.add_row("loss", f"[bold]{last['loss']:.4f}[/]  [cyan]{bars(self.losses, self.console.width - 24)}[/]")
+            grid.add_row("valid", self.valid)
+            share = "" if pace.share is None else f", {pace.share:.0%} of this machine's ceiling"
+            grid.add_row("speed", f"{pace.tokens_per_second:,.0f} tokens/s{share}")
+            grid.add_row("optimiser", f"learning rate {last['lr']:.2e}, gradient norm {last['grad_norm']:.2f}")
+        grid.add_row("run", f"{about['folder']}, checkpoint {self.saved}")
+        return grid
+
+    def gates(self) -> "Table":
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+        for name in ("block", "fires", "", "threshold", "alpha", "scores, 10-90 %"):
+            table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
+        for index, block in enumerate(self.metrics["blocks"]):
+            filled = round(20 * block["fire"])
+            table.add_row(
+                str(index),
+                f"{block['fire']:.1%}",
+                f"[magenta]{'█' * filled}[/][dim]{'░' * (20 - filled)}[/]",
+                number(block["tau"]),
+                number(block["alpha"]),
+                f"{number(block['score_10'])} - {number(block['score_90'])}",
+            )
+        return table
+
+
+def bars(values: list[float], width: int) -> str:
+    """The values as a row of bars, averaged to fit the width."""
+    if len(values) < 2 or width < 2:
+        return ""
+    count = min(len(values), width, 60)
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    return "".join(BARS[round((m - low) / max(high - low, 1e-12) * (len(BARS) - 1))] for m in means)
+
+
+def for_people(ceiling: float | None = None) -> Display | Plain:
+    """The live picture where there is a terminal to draw it on, plain lines otherwise."""
+    return Display(ceiling) if sys.stdout.isatty() else Plain(ceiling)

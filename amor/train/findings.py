@@ -1,0 +1,201 @@
+"""What a trained model shows, as one file RUN/findings.json: how it scores and gates held-out text, and texts it writes.
+
+The report draws this file; it never opens a model. `amor report RUN` makes the file again from the run's last checkpoint.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amor.data.loader import Batches
+from amor.data.shards import Shards
+from amor.data.stats import counts
+from amor.errors import AmorError
+from amor.models.amor import Amor
+from amor.models.block import Trace
+from amor.models.folder import load
+from amor.run import Run
+from amor.train.checkpoint import read_trainer
+from amor.train.recipe import Recipe
+from amor.train.step import Piece, piece
+from amor.train.watch import perplexity
+
+FILE = "findings.json"
+BINS = 60
+TOKENS = 16_384  # of validation text read for the histograms; enough for smooth ones
+COUNTED = 2**30  # training tokens counted for the unigram baseline at most; more would take minutes
+PASSAGE = 160  # tokens of the held-out passage shown
+WRITTEN = 120  # tokens of each text written
+PROMPT = 12  # tokens of held-out text that begin a text to be written
+TEMPERATURES = (0.8, 0.8, 0.0)
+
+
+def find(run: Run, data: str | None = None) -> dict[str, Any]:
+    """Look at the newest checkpoint of a run; what was found is also written into the run. data: where its data is now."""
+    recipe = Recipe.from_dict(run.read_config() | ({"data": data} if data else {}))
+    folder = run.folder / "latest"
+    if not folder.is_dir():
+        raise AmorError(f"{run.folder} holds no checkpoint yet, so there is no model to look at; train it first")
+    model, tokenizer = load(folder)
+    if tokenizer is None:
+        raise AmorError(f"{folder} holds no tokenizer.json, so its tokens cannot be shown as text")
+    held = Held(recipe)
+    found = {
+        "step": read_trainer(folder)["step"],
+        "model": model.config.to_dict(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **judged(model, held),
+        "passage": passage(model, tokenizer, held),
+        "samples": samples(model, tokenizer, held),
+    }
+    run.write(run.folder / FILE, found)
+    return found
+
+
+class Held:
+    """The validation split of a run, or its training split where it has none, cut as evaluation cuts it."""
+
+    def __init__(self, recipe: Recipe):
+        folder = Path(recipe.data)
+        if not (folder / "train").is_dir() and not (folder / "manifest.json").is_file():
+            raise AmorError(f"the data of this run, {folder}, is gone; the samples and histograms need it, give --data FOLDER")
+        self.train = Shards.open(folder / "train" if (folder / "train").is_dir() else folder)
+        self.name = "valid" if (folder / "valid" / "manifest.json").is_file() else "train"
+        self.shards = Shards.open(folder / "valid") if self.name == "valid" else self.train
+        windows = min(recipe.eval.windows, (self.shards.tokens - 1) // recipe.context, max(TOKENS // recipe.context, 1))
+        if not windows:
+            raise AmorError(f"{self.shards.folder} holds fewer tokens than one window of {recipe.context}")
+        self.batches, self.windows = Batches(self.shards, recipe.context, windows, recipe.seed), windows
+        self.recipe, self.at_once = recipe, max(1, min(recipe.micro_batch, 4096 // recipe.context))
+
+    def pieces(self) -> Iterator[Piece]:
+        """The windows, a few at a time, with documents joined or apart as in training."""
+        for first in range(0, self.windows, self.at_once):
+            tokens, targets = self.batches.rows(0, first, min(first + self.at_once, self.windows))
+            yield piece(tokens, targets, self.recipe, self.shards.end_of_text)
+
+
+@torch.no_grad()
+def judged(model: Amor, held: Held) -> dict[str, Any]:
+    """Loss, its unigram baseline and the histogram of every gate's scores, all on the same windows."""
+    nll = scored = 0.0
+    scores: list[list[Tensor]] = [[] for _ in model.blocks]
+    fired = torch.zeros(len(model.blocks), dtype=torch.float64)
+    seen = np.zeros(held.shards.vocab, dtype=np.int64)
+    for part in held.pieces():
+        out = model(part.tokens, reset=part.reset, targets=part.targets, share=0.0)
+        nll, scored = nll + float(out.nll.double().sum()), scored + part.targets.numel()
+        seen += np.bincount(part.targets.flatten().numpy(), minlength=len(seen))
+        for block, gate in enumerate(out.gates):
+            scores[block].append(gate.score.flatten().float())
+            fired[block] += gate.fire.sum()
+    mean = nll / scored
+    return {
+        "judged": {"split": held.name, "tokens": int(scored), "nll": mean, "perplexity": perplexity(mean)},
+        "unigram": unigram(held.train, seen),
+        "blocks": [
+            {"fire": float(f / scored), "threshold": threshold(g), **histogram(torch.cat(s))}
+            for f, g, s in zip(fired, out.gates, scores, strict=True)
+        ],
+    }
+
+
+def unigram(train: Shards, asked: np.ndarray) -> dict[str, float] | None:
+    """The loss of guessing by the token frequencies of the training split; None for a split too long to count."""
+    if train.tokens > COUNTED:
+        return None
+    known = counts(train) + 1
+    nll = float((asked * (np.log(known.sum()) - np.log(known))).sum() / asked.sum())
+    return {"nll": nll, "perplexity": perplexity(nll)}
+
+
+def histogram(scores: Tensor) -> dict[str, Any]:
+    """Share of scores in equal bins of [0, 1], or of their own range where they leave it."""
+    low, high = min(float(scores.min()), 0.0), max(float(scores.max()), 1.0)
+    held = torch.histc(scores, BINS, low, high) / scores.numel()
+    return {"low": low, "high": high, "shares": [round(v, 6) for v in held.tolist()], "median": float(scores.median())}
+
+
+def threshold(gate: Trace) -> float | None:
+    """The number scores are compared with; None where nothing is compared."""
+    return float(gate.threshold) if bool(torch.isfinite(gate.threshold)) else None
+
+
+@torch.no_grad()
+def passage(model: Amor, tokenizer: Any, held: Held) -> dict[str, Any]:
+    """The beginning of the held-out text as the model reads it: of every token its gates, and how surprised it was."""
+    ids = torch.from_numpy(held.shards.read(0, min(PASSAGE + 1, held.shards.tokens)))[None]
+    out = model(ids[:, :-1], targets=ids[:, 1:])
+    thresholds = [threshold(g) for g in out.gates]
+    steps = [[(float(g.score[0, t]), bool(g.fire[0, t])) for g in out.gates] for t in range(ids.shape[1] - 1)]
+    return {
+        "split": held.name,
+        "thresholds": thresholds,
+        "tokens": marked(tokenizer, ids[0].tolist(), steps, out.nll[0].tolist()),
+    }
+
+
+def samples(model: Amor, tokenizer: Any, held: Held) -> list[dict[str, Any]]:
+    """Texts the model writes after the first words of places spread over the held-out text."""
+    found = []
+    for index, temperature in enumerate(TEMPERATURES):
+        start = index * (held.shards.tokens - PROMPT) // len(TEMPERATURES)
+        ids = held.shards.read(start, min(PROMPT, held.shards.tokens)).tolist()
+        written = write(model, ids, WRITTEN, temperature, seed=index, end=held.shards.end_of_text)
+        tokens = marked(tokenizer, written["ids"], written["gates"], written["nll"])
+        found.append({"temperature": temperature, "prompt": len(ids), "thresholds": written["thresholds"], "tokens": tokens})
+    return found
+
+
+@torch.no_grad()
+def write(model: Amor, ids: list[int], count: int, temperature: float, seed: int, end: int) -> dict[str, Any]:
+    """Read the prompt token by token, then write; of every token but the first the gates' decisions when it was chosen."""
+    chance = torch.Generator().manual_seed(seed)
+    ids, state = list(ids), None
+    gates, surprises = [], []
+    prompt = len(ids)
+    for position in range(prompt + count - 1):
+        out = model(torch.tensor([[ids[position]]]), state)
+        state = out.state
+        chances = torch.log_softmax(model.logits(out.hidden[0, -1]).float(), -1)
+        if position + 1 >= prompt:
+            ids.append(int(pick(chances, temperature, chance)))
+        gates.append([(float(g.score[0, -1]), bool(g.fire[0, -1])) for g in out.gates])
+        surprises.append(-float(chances[ids[position + 1]]))
+        if ids[-1] == end and len(ids) > prompt:
+            break
+    return {"ids": ids, "gates": gates, "nll": surprises, "thresholds": [threshold(g) for g in out.gates]}
+
+
+def pick(chances: Tensor, temperature: float, chance: torch.Generator) -> Tensor:
+    if temperature == 0:
+        return chances.argmax()
+    return torch.multinomial((chances / temperature).softmax(-1), 1, generator=chance)[0]
+
+
+def marked(tokenizer: Any, ids: list[int], gates: list[list[tuple[float, bool]]], nll: list[float]) -> list[dict[str, Any]]:
+    """Tokens as text, each with what the gates did when it was predicted; the first was predicted by nobody."""
+    words = spelled(tokenizer, ids)
+    first: dict[str, Any] = {"text": words[0], "scores": [], "fired": [], "nll": None}
+    later = [
+        {"text": word, "scores": [round(s, 4) for s, _ in found], "fired": [int(f) for _, f in found], "nll": round(surprise, 4)}
+        for word, found, surprise in zip(words[1:], gates, nll)
+    ]
+    return [first, *later]
+
+
+def spelled(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text of each token; of a letter cut into several tokens the last one shows it all."""
+    words: list[str] = []
+    begun: list[int] = []
+    for token in ids:
+        begun.append(token)
+        text = tokenizer.decode(begun, skip_special_tokens=False)
+        whole = not text.endswith("\ufffd") or len(begun) > 3
+        words.append(text if whole else "")
+        begun = [] if whole else begun
+    return words

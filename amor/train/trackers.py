@@ -1,0 +1,134 @@
+"""Other people's trackers as observers: TensorBoard, Weights & Biases, trackio; each package has its one door here.
+
+They are told what metrics.jsonl is told, under flat names: loss, lr, block0/fire, valid/nll, timing/tokens_per_second.
+"""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from amor.errors import AmorError, nearest
+from amor.train.watch import Observer
+
+PROJECT = "amor"
+
+
+def flat(metrics: dict[str, Any], above: str = "") -> dict[str, float]:
+    """{"blocks": [{"fire": 0.4}]} -> {"block0/fire": 0.4}; numbers only, what is not finite left out."""
+    out: dict[str, float] = {}
+    for key, value in metrics.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{above}{key}/")
+        elif isinstance(value, list):
+            one = key.removesuffix("s")
+            for index, item in enumerate(value):
+                out |= flat(item if isinstance(item, dict) else {key: item}, f"{above}{one}{index}/")
+        elif isinstance(value, int | float) and not (above == "" and key == "step"):
+            out[f"{above}{key}"] = float(value)
+    return out
+
+
+class Tracker(Observer):
+    """Hands every line of metrics to a tracker. The package is looked for at once, before a run begins."""
+
+    def __init__(self, name: str, module: str, package: str):
+        self.name, self.opened = name, False
+        self.door: ModuleType = _door(name, module, package)
+
+    def on_start(self, about: dict[str, Any]) -> None:
+        self.open(about)
+        self.opened = True
+
+    def on_step(self, metrics: dict[str, Any]) -> None:
+        self.log(flat(metrics), metrics["step"])
+
+    on_eval = on_step
+
+    def on_end(self, summary: dict[str, Any]) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.opened:
+            self.opened = False
+            self.finish()
+
+    def open(self, about: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        raise NotImplementedError
+
+
+def _door(name: str, module: str, package: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise AmorError(
+            f"--track {name} needs the package {package} ({error}); pip install 'amor[track]' or {package}"
+        ) from error
+
+
+class TensorBoard(Tracker):
+    """Event files in RUN/tensorboard."""
+
+    def __init__(self) -> None:
+        super().__init__("tensorboard", "torch.utils.tensorboard", "tensorboard")
+
+    def open(self, about: dict[str, Any]) -> None:
+        # steps after the one a run resumes from are measured again; the old ones are to disappear
+        folder = str(Path(about["folder"]) / "tensorboard")
+        self.writer = self.door.SummaryWriter(folder, purge_step=about["step"] + 1)
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def finish(self) -> None:
+        self.writer.close()
+
+
+class Modular(Tracker):
+    """A tracker that is used through three functions of its module: init, log, finish."""
+
+    def open(self, about: dict[str, Any]) -> None:
+        self.door.init(project=PROJECT, name=Path(about["folder"]).name, config=about["recipe"], **self.more(about))
+
+    def more(self, about: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.door.log(values, step=step)
+
+    def finish(self) -> None:
+        self.door.finish()
+
+
+class Wandb(Modular):
+    def __init__(self) -> None:
+        super().__init__("wandb", "wandb", "wandb")
+
+    def more(self, about: dict[str, Any]) -> dict[str, Any]:
+        return {"dir": about["folder"]}
+
+
+class Trackio(Modular):
+    def __init__(self) -> None:
+        super().__init__("trackio", "trackio", "trackio")
+
+
+TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
+
+
+def trackers(names: str) -> list[Tracker]:
+    """'tensorboard, wandb' -> two observers; '' -> none."""
+    found = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        if name not in TRACKERS:
+            raise AmorError(f"no tracker {name!r}; {nearest(name, TRACKERS)}")
+        found.append(TRACKERS[name]())
+    return found
