@@ -117,6 +117,13 @@ class KV:
 
         return KV.of(moved(self.k, k), moved(self.v, v))
 
+    def reserve(self, slots: int) -> KV:
+        """The same keys and values with room for this many slots."""
+        if self.buffer.capacity == slots and self.buffer.mark == self.mark:
+            return self
+        k, v = (_with_room(t, max(slots, self.used), exact=True) for t in (self.k, self.v))
+        return KV(Buffer(k, v), 0, 0, self.used)
+
     def claim(self, used: int) -> KV:
         """This buffer up to fewer slots, to be written on from there; every State that used more is gone."""
         self._fresh()
@@ -195,6 +202,11 @@ class State:
         """A new State of changed tensors (batch first in each)."""
         parts = tuple({k: t.map(change) if isinstance(t, KV) else change(t) for k, t in part.items()} for part in self.parts)
         return State(change(self.position), parts, self.even, self.longest)
+
+    def reserve(self, slots: int) -> State:
+        """The same State with room for this many tokens a row: until they are read, no key is copied again."""
+        parts = tuple({k: t.reserve(slots) if isinstance(t, KV) else t for k, t in part.items()} for part in self.parts)
+        return replace(self, parts=parts)
 
     def detach(self) -> State:
         """The same numbers without their history: the boundary of truncated backpropagation through time."""

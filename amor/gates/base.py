@@ -50,6 +50,10 @@ class Gate(nn.Module):
         """What a score is compared with; not a number where nothing is compared."""
         return torch.tensor(torch.nan)
 
+    def sure(self, low: Evidence, high: Evidence) -> Tensor:
+        """[...] whether it decides alike at both ends of what is known of the entropy; firing must not stop as it rises."""
+        return self(low).fire == self(high).fire
+
     def observe(self, scores: Tensor) -> None:
         """Take in the scores of one optimiser step: every real token of the global batch."""
 

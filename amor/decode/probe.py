@@ -1,0 +1,197 @@
+"""What the head says in one step: read once for every probe to come, and again only for rows that fired.
+
+Block k's input and the output's are known in advance as long as no block fires. In decode the head is limited by the
+memory it is read from, so one pass serves all of them. A reading belongs to the vector it was made of: it stands while
+that vector's bits stand, so a row that fires is read again and no other.
+
+The 8-bit head gives an entropy and a bound on its error. Where the gate decides alike at both ends, that is its decision;
+where it does not, the exact head is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from amor.decode.savings import Savings
+from amor.errors import AmorError
+from amor.gates.base import Evidence, Gate
+from amor.layout import Layout
+from amor.models.amor import Amor
+from amor.models.probe import Residuals, Separate
+from amor.ops.product import Matrix, bound, pack, probe
+
+MOST = 8  # rows one pass over the head serves
+
+
+@dataclass
+class Passes:
+    """Times the head's weights were read, and for how many vectors."""
+
+    exact: int = 0
+    rows: int = 0
+    cheap: int = 0  # over the 8-bit copy
+    cheap_rows: int = 0
+
+
+class Head:
+    """The tied head ready for few rows, and its 8-bit copy where cheap probes are wanted."""
+
+    def __init__(self, weight: Tensor, kind: str, cheap: bool):
+        self.matrix: Matrix = pack(weight, kind)
+        # an 8-bit head needs no cheaper copy of itself
+        self.copy: Matrix | None = pack(weight, "int8") if cheap and kind == "float32" else None
+        self.passes = Passes()
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes + (0 if self.copy is None else self.copy.nbytes)
+
+
+class Probes:
+    """One step's readings: column k for block k's input, the last column for the output's, [columns, rows] each."""
+
+    def __init__(
+        self,
+        head: Head,
+        gates: Sequence[Gate],
+        inputs: Callable[[Tensor, int], list[Tensor]],  # residual [n, D], k -> inputs k.. and the output's, nothing firing
+        savings: Savings,
+        most: int = MOST,
+    ):
+        self.head, self.gates, self.inputs, self.savings, self.most = head, gates, inputs, savings, most
+        self.last = len(gates)
+        self.asked = [index for index, gate in enumerate(gates) if gate.needs] + [self.last]
+        self.log_vocab = math.log(head.matrix.outputs)
+        self.rows = -1
+
+    def _room(self, x: Tensor) -> None:
+        """Empty columns for the rows of this step."""
+        self.rows = len(x)
+        shape = self.last + 1, self.rows
+        # not a number: equal to nothing, so that no vector is taken for one that was read
+        self.read, self.read_cheaply = (x.new_full((*shape, x.shape[1]), torch.nan) for _ in range(2))
+        self.entropy, self.margin, self.cheap, self.slack = (torch.zeros(shape, device=x.device) for _ in range(4))
+        self.logits = torch.empty(0, device=x.device)
+
+    def ask(self, index: int, h: Tensor, x: Tensor, position: Tensor) -> Evidence:
+        """What gate `index` may know of its rows: h [R, D] the residual, x what the block reads of it."""
+        gate = self.gates[index]
+        if "gain" in gate.needs:
+            raise AmorError("the oracle gate needs the true next tokens, which a decode step does not know; use another gate")
+        if not gate.needs:
+            return Evidence(x, position)
+        if self.rows != len(x):
+            self._room(x)
+        if self.head.copy is not None and gate.needs == {"entropy"}:
+            return self._ask_cheaply(index, h, x, position)
+        self._look(_places(~self._known(self.read, index, x)), index, h)
+        return Evidence(x, position, self.entropy[index], self.margin[index])
+
+    def _ask_cheaply(self, index: int, h: Tensor, x: Tensor, position: Tensor) -> Evidence:
+        exact = self._known(self.read, index, x)
+        self._look_cheaply(_places(~exact & ~self._known(self.read_cheaply, index, x)), index, h)
+        middle, slack = self.cheap[index], self.slack[index]
+        low, high = (Evidence(x, position, middle + side * slack) for side in (-1, 1))
+        unsure = ~exact & ~self.gates[index].sure(low, high)
+        self._look(_places(unsure), index, h)
+        return Evidence(x, position, torch.where(exact | unsure, self.entropy[index], middle))
+
+    def output(self, hidden: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits [R, V] and entropy in nats [R] of the output, from its vectors [R, D]."""
+        if self.rows != len(hidden):
+            self._room(hidden)
+        stale = _places(~self._known(self.read, self.last, hidden))
+        if len(stale):
+            self._note(stale, [self.last], [hidden[stale]])
+        return self.logits, self.entropy[self.last] * self.log_vocab
+
+    def _known(self, read: Tensor, index: int, x: Tensor) -> Tensor:
+        return (read[index] == x).all(-1)
+
+    def _ahead(self, index: int, rows: int, columns: list[int]) -> list[int]:
+        """The columns worth reading now: all to come where one pass serves them, else this one."""
+        coming = [c for c in columns if c >= index]
+        return coming if self.savings.joint and rows * len(coming) <= self.most else [index]
+
+    def _look(self, places: Tensor, index: int, h: Tensor) -> None:
+        if len(places):
+            columns = self._ahead(index, len(places), self.asked)
+            inputs = self.inputs(h[places], index)
+            self._note(places, columns, [inputs[c - index] for c in columns])
+
+    def _note(self, places: Tensor, columns: list[int], inputs: list[Tensor]) -> None:
+        """Read the exact head for some columns of some rows."""
+        output = columns[-1] == self.last
+        found = probe(torch.cat(inputs), self.head.matrix, logits=output)
+        self._count("", len(places) * len(columns))
+        where = torch.tensor(columns)[:, None], places[None]
+        shape = len(columns), len(places)
+        self.read[where] = torch.stack(inputs)
+        self.entropy[where] = (found.entropy / self.log_vocab).view(shape)
+        self.margin[where] = found.margin.view(shape)
+        if output:
+            assert found.logits is not None
+            fresh = found.logits[-len(places) :]
+            if len(places) == self.rows:
+                self.logits = fresh
+            else:
+                if not len(self.logits):
+                    self.logits = fresh.new_empty(self.rows, fresh.shape[1])
+                self.logits[places] = fresh
+
+    def _look_cheaply(self, places: Tensor, index: int, h: Tensor) -> None:
+        if not len(places):
+            return
+        assert self.head.copy is not None
+        columns = self._ahead(index, len(places), self.asked[:-1])
+        every = self.inputs(h[places], index)
+        inputs = [every[c - index] for c in columns]
+        x = torch.cat(inputs)
+        found = probe(x, self.head.copy)
+        self._count("cheap_", len(x))
+        where = torch.tensor(columns)[:, None], places[None]
+        shape = len(columns), len(places)
+        self.read_cheaply[where] = torch.stack(inputs)
+        self.cheap[where] = (found.entropy / self.log_vocab).view(shape)
+        self.slack[where] = (bound(x, self.head.copy, found) / self.log_vocab).view(shape)
+
+    def _count(self, kind: str, rows: int) -> None:
+        passes = self.head.passes
+        field = "cheap" if kind else "exact"
+        setattr(passes, field, getattr(passes, field) + -(-rows // MOST))
+        setattr(passes, f"{kind}rows", getattr(passes, f"{kind}rows") + rows)
+
+
+def _places(marks: Tensor) -> Tensor:
+    return marks.nonzero()[:, 0]
+
+
+class Stepping:
+    """Probes as a strategy for the model's own forward: one token a row is read ahead, longer calls a block at a time."""
+
+    def __init__(self, model: Amor, head: Head, plain: Separate, savings: Savings, most: int = MOST):
+        gates = [block.gate for block in model.each_block()]
+        self.probes, self.plain, self.head = Probes(head, gates, inputs_of(model), savings, most), plain, head
+
+    @torch.no_grad()
+    def __call__(self, index: int, h: Tensor, x: Tensor, layout: Layout, needs: frozenset[str], opened: Residuals) -> Evidence:
+        if x.shape[1] > 1 or layout.valid is not None:
+            return self.plain(index, h, x, layout, needs, opened)
+        seen = self.probes.ask(index, h[:, 0], x[:, 0], layout.positions[:, 0])
+        entropy, margin = (None if t is None else t[:, None] for t in (seen.entropy, seen.margin))
+        return Evidence(x, layout.positions, entropy, margin)
+
+
+def inputs_of(model: Amor) -> Callable[[Tensor, int], list[Tensor]]:
+    """What the head is asked if no block from `start` on fires: their inputs, then the output's vector."""
+
+    def inputs(h: Tensor, start: int) -> list[Tensor]:
+        found = [model.block_input(k, h) for k in range(start, len(model.blocks))]
+        return [*found, h if model.final_norm is None else model.final_norm(h)]
+
+    return inputs
