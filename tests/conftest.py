@@ -4,6 +4,15 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    """A folder of prepared data, small and invented: train/ and valid/."""
+    from training import corpus
+
+    return corpus(tmp_path_factory.mktemp("corpus"))

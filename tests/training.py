@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from amor.train.recipe import Recipe, load
 from amor.train.watch import Observer
 
 VOCAB = 257  # bytes and an end of text
+# a threshold that follows within a few steps, so that gates fire now and then from the first step to the last
+QUICK = {"blocks.gate_options": {"eta": 0.5}}
 
 
 def corpus(folder: Path) -> Path:
@@ -30,10 +33,11 @@ def corpus(folder: Path) -> Path:
     return folder / "data"
 
 
-def small_recipe(data: Path, name: str = "amor-mamba2", **keys: Any) -> Recipe:
+def small_recipe(data: Path, name: str = "amor-mamba2", changes: Mapping[str, Any] = QUICK, **keys: Any) -> Recipe:
     """A tiny recipe of an architecture, made smaller: a step takes some hundredths of a second."""
     tree: dict[str, Any] = load(f"tiny/{name}").to_dict()
-    tree["model"]["changes"] = SMALL | {"vocab": VOCAB, "pattern": pattern(name)}
+    gated = name in ("amor-mamba2", "amor-gated-deltanet")
+    tree["model"]["changes"] = SMALL | {"vocab": VOCAB, "pattern": pattern(name)} | (changes if gated else {})
     tree |= {"data": str(data), "context": 24, "batch": 4, "micro_batch": 4, "steps": 6}
     tree["lr"]["warmup"] = 2
     tree["eval"] = {"every": 3, "windows": 4}

@@ -105,8 +105,10 @@ def _write_errors() -> tuple[type[BaseException], ...]:
 
 def _reason(error: BaseException) -> str:
     """The lowest cause in one line: torch and safetensors wrap what the system said."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    for inner in getattr(error, "failures", {}).values():  # torch's CheckpointException: rank -> (error, traceback)
+        return _reason(inner[0])
+    if error.__cause__ is not None:
+        return _reason(error.__cause__)
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
@@ -233,5 +235,6 @@ def prune(run: Run, keeping: Keeping) -> None:
 
 def best_of(known: list[Path]) -> Path | None:
     """The checkpoint with the lowest validation nll of its own step, the earlier of equals."""
-    judged = [(trainer["valid"]["nll"], p) for p in known if (trainer := read_trainer(p)).get("valid")]
-    return min(judged, key=lambda pair: pair[0])[1] if judged else None
+    judged = [(trainer["valid"], p) for p in known if (trainer := read_trainer(p))["valid"]]
+    sound = [(valid["nll"], p) for valid, p in judged if valid["nll"] is not None]
+    return min(sound, key=lambda pair: pair[0])[1] if sound else None

@@ -131,6 +131,7 @@ class Shared(Replicas):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # a sum, not a mean
+                module.set_force_sum_reduction_for_comms(True)  # gloo can only sum
 
     def settle(self, model: nn.Module) -> None:
         """FSDP2 has summed them in the backward pass."""

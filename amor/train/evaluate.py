@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from amor.ops.head import IGNORE
-from amor.train.step import Source, Stepper, piece
+from amor.train.step import Source, Stepper, finite, piece
 from amor.train.watch import perplexity
 
 
@@ -26,5 +26,6 @@ def evaluate(stepper: Stepper, source: Source, windows: int) -> dict[str, Any]:
         for block, gate in enumerate(out.gates):
             sums[2 + block] += gate.fire.sum()
     nll, scored, *fired = team.sum(sums).tolist()
-    found = {"nll": nll / max(scored, 1), "perplexity": perplexity(nll / max(scored, 1)), "tokens": int(scored)}
+    mean = finite(nll / max(scored, 1))
+    found = {"nll": mean, "perplexity": None if mean is None else perplexity(mean), "tokens": int(scored)}
     return found | ({"fire": [f / (windows * recipe.context) for f in fired]} if fired else {})

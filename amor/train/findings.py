@@ -14,6 +14,7 @@ from torch import Tensor
 from amor.data.loader import Batches
 from amor.data.shards import Shards
 from amor.data.stats import counts
+from amor.decode.trace import trace
 from amor.errors import AmorError
 from amor.models.amor import Amor
 from amor.models.block import Trace
@@ -49,8 +50,7 @@ def find(run: Run, data: str | None = None) -> dict[str, Any]:
         "model": model.config.to_dict(),
         "parameters": sum(p.numel() for p in model.parameters()),
         **judged(model, held),
-        "passage": passage(model, tokenizer, held),
-        "samples": samples(model, tokenizer, held),
+        "texts": [passage(model, tokenizer, held), *samples(model, tokenizer, held)],
     }
     run.write(run.folder / FILE, found)
     return found
@@ -125,77 +125,38 @@ def threshold(gate: Trace) -> float | None:
     return float(gate.threshold) if bool(torch.isfinite(gate.threshold)) else None
 
 
-@torch.no_grad()
 def passage(model: Amor, tokenizer: Any, held: Held) -> dict[str, Any]:
-    """The beginning of the held-out text as the model reads it: of every token its gates, and how surprised it was."""
-    ids = torch.from_numpy(held.shards.read(0, min(PASSAGE + 1, held.shards.tokens)))[None]
-    out = model(ids[:, :-1], targets=ids[:, 1:])
-    thresholds = [threshold(g) for g in out.gates]
-    steps = [[(float(g.score[0, t]), bool(g.fire[0, t])) for g in out.gates] for t in range(ids.shape[1] - 1)]
-    return {
-        "split": held.name,
-        "thresholds": thresholds,
-        "tokens": marked(tokenizer, ids[0].tolist(), steps, out.nll[0].tolist()),
-    }
+    """The beginning of the held-out text as the model reads it."""
+    ids = held.shards.read(0, min(PASSAGE, held.shards.tokens)).tolist()
+    return trace(model, tokenizer, ids, "Held-out text, read by the model" if held.name == "valid" else "Training text, read")
 
 
 def samples(model: Amor, tokenizer: Any, held: Held) -> list[dict[str, Any]]:
-    """Texts the model writes after the first words of places spread over the held-out text."""
+    """Texts the model writes after the first words of places spread over the held-out text; `given` tokens were not written."""
     found = []
     for index, temperature in enumerate(TEMPERATURES):
         start = index * (held.shards.tokens - PROMPT) // len(TEMPERATURES)
-        ids = held.shards.read(start, min(PROMPT, held.shards.tokens)).tolist()
-        written = write(model, ids, WRITTEN, temperature, seed=index, end=held.shards.end_of_text)
-        tokens = marked(tokenizer, written["ids"], written["gates"], written["nll"])
-        found.append({"temperature": temperature, "prompt": len(ids), "thresholds": written["thresholds"], "tokens": tokens})
+        prompt = held.shards.read(start, min(PROMPT, held.shards.tokens)).tolist()
+        ids = written(model, prompt, WRITTEN, temperature, seed=index, end=held.shards.end_of_text)
+        how = f"temperature {temperature:g}" if temperature else "the most likely token each time"
+        found.append(trace(model, tokenizer, ids, f"Written by the model, {how}") | {"given": len(prompt)})
     return found
 
 
 @torch.no_grad()
-def write(model: Amor, ids: list[int], count: int, temperature: float, seed: int, end: int) -> dict[str, Any]:
-    """Read the prompt token by token, then write; of every token but the first the gates' decisions when it was chosen."""
+def written(model: Amor, prompt: list[int], count: int, temperature: float, seed: int, end: int) -> list[int]:
+    """The prompt and what the model writes after it, to the end of the text or for `count` tokens."""
     chance = torch.Generator().manual_seed(seed)
-    ids, state = list(ids), None
-    gates, surprises = [], []
-    prompt = len(ids)
-    for position in range(prompt + count - 1):
-        out = model(torch.tensor([[ids[position]]]), state)
+    ids, state, unread = list(prompt), None, prompt
+    while len(ids) < len(prompt) + count and (len(ids) == len(prompt) or ids[-1] != end):
+        out = model(torch.tensor([unread]), state, keep="last")
         state = out.state
-        chances = torch.log_softmax(model.logits(out.hidden[0, -1]).float(), -1)
-        if position + 1 >= prompt:
-            ids.append(int(pick(chances, temperature, chance)))
-        gates.append([(float(g.score[0, -1]), bool(g.fire[0, -1])) for g in out.gates])
-        surprises.append(-float(chances[ids[position + 1]]))
-        if ids[-1] == end and len(ids) > prompt:
-            break
-    return {"ids": ids, "gates": gates, "nll": surprises, "thresholds": [threshold(g) for g in out.gates]}
+        ids.append(pick(model.logits(out.hidden[0, -1]).float(), temperature, chance))
+        unread = ids[-1:]
+    return ids
 
 
-def pick(chances: Tensor, temperature: float, chance: torch.Generator) -> Tensor:
+def pick(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
     if temperature == 0:
-        return chances.argmax()
-    return torch.multinomial((chances / temperature).softmax(-1), 1, generator=chance)[0]
-
-
-def marked(tokenizer: Any, ids: list[int], gates: list[list[tuple[float, bool]]], nll: list[float]) -> list[dict[str, Any]]:
-    """Tokens as text, each with what the gates did when it was predicted; the first was predicted by nobody."""
-    words = spelled(tokenizer, ids)
-    first: dict[str, Any] = {"text": words[0], "scores": [], "fired": [], "nll": None}
-    later = [
-        {"text": word, "scores": [round(s, 4) for s, _ in found], "fired": [int(f) for _, f in found], "nll": round(surprise, 4)}
-        for word, found, surprise in zip(words[1:], gates, nll)
-    ]
-    return [first, *later]
-
-
-def spelled(tokenizer: Any, ids: list[int]) -> list[str]:
-    """The text of each token; of a letter cut into several tokens the last one shows it all."""
-    words: list[str] = []
-    begun: list[int] = []
-    for token in ids:
-        begun.append(token)
-        text = tokenizer.decode(begun, skip_special_tokens=False)
-        whole = not text.endswith("\ufffd") or len(begun) > 3
-        words.append(text if whole else "")
-        begun = [] if whole else begun
-    return words
+        return int(logits.argmax())
+    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=chance))

@@ -145,6 +145,7 @@ class Trainer:
             checkpoint.sweep(self.run)
             changed = resume.differences(self.run.read_config(), self.recipe)
             found = checkpoint.newest_good(self.run, lambda words: self.event("damaged", words))
+            checkpoint.prune(self.run, self.recipe.checkpoint)
             for key, (was, now) in changed.items() if found else ():
                 self.event("changed", f"{key} was {was!r} and is {now!r} from here on", key=key, was=was, now=now)
         found = self.team.tell(found)

@@ -78,7 +78,8 @@ class Lines(Observer):
 
     def on_eval(self, metrics: dict[str, Any]) -> None:
         valid = metrics["valid"]
-        self.say(f"step {metrics['step']:>6}  valid nll {valid['nll']:.4f}, perplexity {valid['perplexity']:.2f}")
+        words = "is not finite" if valid["nll"] is None else f"{valid['nll']:.4f}, perplexity {valid['perplexity']:.2f}"
+        self.say(f"step {metrics['step']:>6}  valid nll {words}")
 
     def on_checkpoint(self, about: dict[str, Any]) -> None:
         self.say(f"step {about['step']:>6}  checkpoint {about['folder']} ({about['seconds']:.1f} s)")

@@ -1,0 +1,257 @@
+"""Laws of stopping: a run stopped anywhere, by anything, ends with the bits of one that was never stopped."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+
+import pytest
+from training import KilledError, Killer, Watch, left_by, same, small_recipe, trained
+
+import amor
+from amor.cli import main
+from amor.errors import AmorError
+from amor.presets import NAMES
+from amor.train import checkpoint
+from amor.train.loop import train
+from amor.train.watch import Observer
+
+
+@pytest.fixture(scope="module")
+def unbroken(prepared, tmp_path_factory):
+    """A run of amor-mamba2 that was never stopped, and what it left."""
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    return trained(small_recipe(prepared), out)
+
+
+def killed(recipe, out, step):
+    with pytest.raises(KilledError):
+        train(recipe, out, observers=[Killer(step)])
+
+
+@pytest.fixture(scope="module")
+def halted(prepared, tmp_path_factory):
+    """A copy, every time, of a run of amor-mamba2 killed after step 5 of 6; its newest checkpoint is of step 4."""
+    out = tmp_path_factory.mktemp("halted") / "run"
+    killed(small_recipe(prepared), out, 5)
+    return lambda to: shutil.copytree(out, to, symlinks=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_and_resumed_is_never_stopped_for_every_architecture(prepared, tmp_path, name):
+    recipe = small_recipe(prepared, name, steps=3, eval={"every": 3})
+    whole = trained(recipe, tmp_path / "whole")
+    killed(recipe, tmp_path / "run", 3)  # one step after the checkpoint of step 2
+    assert left_by(tmp_path / "run")["trainer"]["step"] == 2
+    same(trained(recipe, tmp_path / "run"), whole)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_killed_twice_at_any_step_is_never_stopped(prepared, tmp_path, unbroken, step):
+    for _ in range(2):
+        killed(small_recipe(prepared), tmp_path / "run", step)
+    same(trained(small_recipe(prepared), tmp_path / "run"), unbroken)
+
+
+STAGES = {
+    "nothing written": (checkpoint.model_folder, "save"),
+    "weights written": (checkpoint, "_write_moments"),
+    "all written, nothing named": (checkpoint, "_finish"),
+    "hashes unwritten": (checkpoint, "replace_file"),
+    "before its name": (checkpoint.os, "rename"),
+    "before the pointer": (checkpoint, "point"),
+    "before old ones go": (checkpoint, "prune"),
+    "half an old one gone": (checkpoint.shutil, "rmtree"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_inside_a_checkpoint_loses_no_checkpoint(prepared, tmp_path, unbroken, halted, monkeypatch, stage):
+    where, name = STAGES[stage]
+    out = halted(tmp_path / "run")
+    before = [p.name for p in (out / "checkpoints").glob("step-*")]
+    assert sorted(before) == ["step-000002", "step-000004"]
+
+    def kill(*given, **more):
+        if stage == "before its name" and given[1] != out / "checkpoints/step-000006":
+            return real(*given, **more)
+        raise KilledError
+
+    real = getattr(where, name)
+
+    class Arm(Observer):
+        def on_step(self, metrics):
+            if metrics["step"] == 6:
+                monkeypatch.setattr(where, name, kill)
+
+    with pytest.raises(KilledError):
+        train(small_recipe(prepared), out, observers=[Arm()])
+    monkeypatch.undo()
+    for folder in checkpoint.listed(checkpoint.Run(out)):
+        assert checkpoint.problem_with(folder) is None
+        amor.load(folder)
+    same(trained(small_recipe(prepared), out), unbroken)
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-000004", "step-000006"]
+
+
+def _train_for_long(recipe, out):
+    import torch
+
+    torch.set_num_threads(1)
+    train(recipe, out)
+
+
+def test_kill_9_is_never_stopped(prepared, tmp_path):
+    recipe = small_recipe(prepared, "mamba2", steps=30, checkpoint={"every": 3})
+    process = multiprocessing.get_context("spawn").Process(target=_train_for_long, args=(recipe, tmp_path / "run"))
+    process.start()
+    while not (tmp_path / "run/latest").exists():
+        assert process.is_alive()
+        time.sleep(0.002)
+    time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert left_by(tmp_path / "run")["trainer"]["step"] < 30
+    same(trained(recipe, tmp_path / "run"), trained(recipe, tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(prepared, tmp_path, unbroken, number, code):
+    class Ask(Watch):
+        def on_step(self, metrics):
+            if metrics["step"] == 3:
+                os.kill(os.getpid(), number)
+
+    ask = Ask()
+    summary = train(small_recipe(prepared), tmp_path / "run", observers=[ask])
+    assert (summary["exit"], summary["step"], summary["done"]) == (code, 3, False)
+    assert [e["event"] for e in ask.events] == ["stopped"] and f"--out {tmp_path / 'run'}" in ask.events[0]["message"]
+    assert left_by(tmp_path / "run")["trainer"]["step"] == 3
+    again = trained(small_recipe(prepared), tmp_path / "run")
+    assert again["watch"].steps[0]["step"] == 4
+    same(again, unbroken)
+
+
+@pytest.mark.parametrize("harm", ["a flipped bit", "cut short", "no manifest", "moments changed"])
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(prepared, tmp_path, unbroken, halted, harm):
+    out = halted(tmp_path / "run")
+    folder = out / "checkpoints/step-000004"
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    if harm == "a flipped bit":
+        data[-5] ^= 1
+        weights.write_bytes(data)
+    elif harm == "cut short":
+        weights.write_bytes(data[:-100])
+    elif harm == "no manifest":
+        (folder / "manifest.json").unlink()
+    else:
+        moments = next((folder / "optimizer").glob("*.distcp"))
+        moments.write_bytes(moments.read_bytes()[:-1] + b"!")
+    again = trained(small_recipe(prepared), out)
+    said = [e["message"] for e in again["watch"].events if e["event"] == "damaged"]
+    assert len(said) == 1 and "step-000004 is damaged" in said[0]
+    assert again["watch"].steps[0]["step"] == 3
+    assert (out / "checkpoints/damaged-step-000004").is_dir()
+    same(again, unbroken)
+
+
+@pytest.mark.parametrize("where", ["model", "moments", "manifest"])
+def test_a_full_disk_is_said_and_leaves_the_checkpoint_before(prepared, tmp_path, unbroken, halted, monkeypatch, where):
+    out = halted(tmp_path / "run")
+
+    def full(*given, **more):
+        raise OSError(28, "No space left on device")
+
+    class Fill(Observer):
+        def on_step(self, metrics):
+            if metrics["step"] == 6:
+                place = {"model": (checkpoint.model_folder, "save"), "moments": (checkpoint, "_write_moments")}
+                monkeypatch.setattr(*place.get(where, (checkpoint, "replace_file")), full)
+
+    with pytest.raises(AmorError, match=r"No space left on device.*last good one is step-000004"):
+        train(small_recipe(prepared), out, observers=[Fill()])
+    monkeypatch.undo()
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    same(trained(small_recipe(prepared), out), unbroken)
+
+
+def test_checkpoints_are_kept_by_policy(prepared, tmp_path):
+    keeping = {"every": 1, "latest": 1, "milestones": 3, "best": True}
+    found = trained(
+        small_recipe(prepared, checkpoint=keeping, eval={"every": 2}, steps=8, lr={"peak": 1.0, "floor": 1.0}), tmp_path / "run"
+    )
+    nll = {line["step"]: line["valid"]["nll"] for line in found["metrics"] if "valid" in line}
+    best = min(nll, key=nll.get)
+    assert best != 8  # such a learning rate ends worse than it began
+    kept = {int(p.name[5:]) for p in (tmp_path / "run/checkpoints").iterdir()}
+    assert kept == {3, 6, 8, best}
+    assert (tmp_path / "run/best").resolve().name == f"step-{best:06d}"
+    assert (tmp_path / "run/latest").resolve().name == "step-000008"
+    model, tokenizer = amor.load(tmp_path / "run/best")
+    assert model.config.vocab == 257 and tokenizer.get_vocab_size() == 257
+
+
+def test_another_run_is_refused_and_another_rate_is_said(prepared, tmp_path):
+    out = tmp_path / "run"
+    killed(small_recipe(prepared), out, 3)
+    for other, key in ((small_recipe(prepared, batch=8), "batch"), (small_recipe(prepared, "mamba2"), "model.")):
+        with pytest.raises(AmorError, match=f"was made with {key}"):
+            train(other, out)
+    with pytest.raises(AmorError, match="holds a run already"):
+        train(small_recipe(prepared), out, go_on="no")
+    with pytest.raises(AmorError, match="no checkpoint to resume"):
+        train(small_recipe(prepared), tmp_path / "new", go_on="yes")
+    found = trained(small_recipe(prepared, lr={"peak": 1e-4}, micro_batch=2), out)
+    said = {e["key"]: (e["was"], e["now"]) for e in found["watch"].events if e["event"] == "changed"}
+    assert said == {"lr.peak": (2e-3, 1e-4)}
+
+
+def test_other_data_is_refused(prepared, tmp_path):
+    killed(small_recipe(prepared), tmp_path / "run", 3)
+    other = tmp_path / "data"
+    shutil.copytree(prepared, other)
+    train(small_recipe(other, steps=6), tmp_path / "run")  # the same bytes in another place
+    killed(small_recipe(prepared), tmp_path / "second", 3)
+    shutil.rmtree(other / "train")
+    shutil.copytree(other / "valid", other / "train")
+    with pytest.raises(AmorError, match="other data"):
+        train(small_recipe(other), tmp_path / "second")
+    (prepared_bytes := bytearray((other / "train/00000.bin").read_bytes()))[7] ^= 1
+    (other / "train/00000.bin").write_bytes(prepared_bytes)
+    with pytest.raises(AmorError, match="corrupt"):
+        train(small_recipe(other), tmp_path / "third")
+
+
+def test_a_finished_run_has_nothing_to_do(prepared, tmp_path):
+    first = trained(small_recipe(prepared, steps=2), tmp_path / "run")
+    again = trained(small_recipe(prepared, steps=2), tmp_path / "run")
+    assert not again["watch"].steps and again["summary"]["done"]
+    same(first, again)
+
+
+def test_the_command_trains_and_goes_on_and_leaves_a_run_that_can_be_read(prepared, tmp_path, capsys):
+    words = ["train", "tiny/mamba2", "--data", str(prepared), "--out", str(tmp_path / "run"), "--steps", "2", "--json"]
+    for change in (
+        "width=64",
+        "d_ff=64",
+        "vocab=257",
+        "pattern=mamba2",
+        "mixers.mamba2.head_size=16",
+        "mixers.mamba2.state_size=8",
+    ):
+        words += ["--set", f"model.changes.{change}"]
+    words += ["--set", "context=16", "--set", "batch=2"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["done"] and found["step"] == 2 and found["valid"]["nll"] > 0
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 2]
+    assert {"loss", "lr", "grad_norm", "tokens", "timing"} <= lines[0].keys()
+    assert json.loads((tmp_path / "run/config.json").read_text())["model"]["name"] == "mamba2"
+    assert "torch" in json.loads((tmp_path / "run/machine.json").read_text())
+    assert main([*words, "--resume", "no"]) == 2
+    assert "holds a run already" in capsys.readouterr().err

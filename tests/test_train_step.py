@@ -1,0 +1,209 @@
+"""Laws of one optimiser step: micro-batches, gate statistics, spikes, and numbers that are not finite."""
+
+import json
+
+import pytest
+import torch
+from laws import close
+from training import Watch, small_recipe, trained
+
+import amor
+from amor.errors import AmorError
+from amor.train.distributed import Team
+from amor.train.loop import train
+from amor.train.step import Stepper, Tally, check_precision
+from amor.train.trouble import ENOUGH, Spikes
+
+CPU = torch.device("cpu")
+
+
+def stepper(data, **keys):
+    """A stepper outside of any run, its data in hand."""
+    from amor.data.loader import Batches
+    from amor.data.shards import Shards
+    from amor.models.build import build
+    from amor.train.optim import adamw, groups
+
+    recipe = small_recipe(data, **keys)
+    model = build(recipe.config(), recipe.seed)
+    optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
+    source = Batches(Shards.open(data / "train"), recipe.context, recipe.batch, recipe.seed)
+    return Stepper(model, optimizer, recipe, source, Team(CPU), 256)
+
+
+def buffers(model):
+    return {name: t.clone() for name, t in model.named_buffers()}
+
+
+def fired(folder, data):
+    """What the gates of a trained model decide on other tokens."""
+    model, _ = amor.load(folder)
+    from amor.data.loader import Batches
+    from amor.data.shards import Shards
+
+    tokens, _ = Batches(Shards.open(data / "valid"), 24, 8, 1).rows(0, 0, 8)
+    return torch.stack([g.fire for g in model(tokens).gates])
+
+
+def test_four_micro_batches_are_one_large_batch(prepared, tmp_path):
+    whole, parts = (
+        trained(small_recipe(prepared, batch=16, micro_batch=m, lr={"peak": 5e-4}), tmp_path / str(m)) for m in (16, 4)
+    )
+    for name in whole["weights"]:
+        close(parts["weights"][name].float(), whole["weights"][name].float(), name)
+    for a, b in zip(whole["metrics"], parts["metrics"]):
+        assert b.get("loss", 0) == pytest.approx(a.get("loss", 0), rel=1e-5)
+        assert [x["fire"] for x in a.get("blocks", ())] == [x["fire"] for x in b.get("blocks", ())]
+    rates = [x["fire"] for x in whole["metrics"][-2]["blocks"]]
+    assert all(0.1 < r < 0.9 for r in rates)  # gates that fire now and then, or the law says nothing
+    assert torch.equal(fired(tmp_path / "16/latest", prepared), fired(tmp_path / "4/latest", prepared))
+
+
+def test_the_threshold_is_the_same_to_the_bit_however_the_batch_is_cut(prepared):
+    first = [stepper(prepared, batch=16, micro_batch=m) for m in (16, 4, 3)]
+    for s in first:
+        s(0)
+    for other in first[1:]:
+        for name, t in buffers(first[0].model).items():
+            assert torch.equal(t, buffers(other.model)[name]), name
+
+
+def test_a_gate_learns_the_same_to_the_bit_in_whatever_order_scores_come(prepared):
+    a, b = stepper(prepared), stepper(prepared)
+    scores = torch.rand(3, 1000, generator=torch.Generator().manual_seed(0))
+    mixed = scores[:, torch.randperm(1000, generator=torch.Generator().manual_seed(1))]
+    for _ in range(2):
+        a.model.observe(list(scores))
+        b.model.observe(a_pooled(b, mixed))
+    for name, t in buffers(a.model).items():
+        assert torch.equal(t, buffers(b.model)[name]), name
+
+
+def a_pooled(s, scores):
+    """Scores as a step pools them, from micro-batches of uneven size."""
+    tally = Tally(s.nothing(), [list(row.split([7, 493, 500])) for row in scores], [])
+    return s.pooled(tally)
+
+
+def test_the_first_step_decides_with_the_statistics_of_its_own_batch_and_takes_them_in_once(prepared):
+    s = stepper(prepared)
+    found = s(0)
+    seen = buffers(s.model)
+    scores = [g.score.flatten() for g in stepper(prepared).read(next(iter(s.pieces(0))), 1.0).gates]
+    for k, block in enumerate(found["blocks"]):
+        assert int(seen[f"blocks.{k}.gate.updates"]) == 1
+        assert block["mu"] == float(seen[f"blocks.{k}.gate.mu"]) == float(scores[k].median())
+        assert block["fire"] == float((scores[k] > block["tau"]).double().mean()) and 0.2 < block["fire"] < 0.6
+
+
+def test_a_step_decides_with_the_statistics_from_before_it_and_then_takes_in_its_own(prepared):
+    s = stepper(prepared)
+    s(0)
+    before = buffers(s.model)
+    with torch.no_grad():
+        scores = [g.score.flatten() for g in s.read(next(iter(s.pieces(1))), 1.0).gates]
+    found = s(1)
+    after = buffers(s.model)
+    for k, block in enumerate(found["blocks"]):
+        mu = before[f"blocks.{k}.gate.mu"]
+        assert block["mu"] == float(mu)
+        assert block["fire"] == float((scores[k] > block["tau"]).double().mean())
+        close(after[f"blocks.{k}.gate.mu"], torch.lerp(mu, scores[k].median(), 0.5))
+        assert int(after[f"blocks.{k}.gate.updates"]) == 2
+
+
+def test_computing_activations_again_changes_nothing(prepared, tmp_path):
+    plain, again = (trained(small_recipe(prepared, recompute=r), tmp_path / str(r)) for r in (False, True))
+    assert plain["metrics"] == again["metrics"]
+    assert all(torch.equal(t, again["weights"][name]) for name, t in plain["weights"].items())
+
+
+def test_documents_apart_do_not_see_each_other(prepared):
+    s = stepper(prepared, documents="apart")
+    part = next(iter(s.pieces(0)))
+    assert part.reset is not None and bool(part.reset[:, 0].all())
+    assert torch.equal(part.reset[:, 1:], part.tokens[:, :-1] == 256)
+
+
+def test_a_spike_is_told_from_noise_and_a_lasting_change_stops_being_one():
+    spikes = Spikes(10.0)
+    assert not any(spikes.meets(1.0 + 0.1 * (i % 3)) for i in range(ENOUGH))
+    assert spikes.meets(50.0)
+    assert not spikes.meets(2.0)
+    assert [spikes.meets(50.0) for _ in range(60)][-1] is False
+    assert not any(Spikes(0.0, [1.0] * ENOUGH).meets(1e9) for _ in range(3))
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_spike_is_said_and_skipped_only_if_the_recipe_says_so(prepared, tmp_path, skip):
+    s = stepper(prepared, optimiser={"spike": 10.0, "skip_spikes": skip})
+    s(0)
+    s.spikes = Spikes(10.0, [1e-6] * ENOUGH)
+    before = {n: t.clone() for n, t in s.model.state_dict().items()}
+    found = s(1)
+    assert found["spike"] == ("skipped" if skip else "taken")
+    assert skip == all(torch.equal(t, before[n]) for n, t in s.model.state_dict().items())
+    assert s.updates == (1 if skip else 2)
+
+
+def test_a_number_that_is_not_finite_stops_the_run_before_it_harms_and_is_named(prepared, tmp_path, monkeypatch):
+    """MLPs break on the fourth batch: nothing is changed, the culprit and the batch are kept, the run can go on."""
+    from amor.parts import SwiGLU
+
+    good = trained(small_recipe(prepared, name="mamba2", eval={"every": 0}), tmp_path / "good")
+    whole, calls = SwiGLU.forward, {"step": 0}
+
+    class Count(Watch):
+        def on_step(self, metrics):
+            calls["step"] = metrics["step"]
+
+    def breaks(self, x):
+        y = whole(self, x)
+        return y * torch.nan if calls["step"] == 3 else y
+
+    monkeypatch.setattr(SwiGLU, "forward", breaks)
+    with pytest.raises(AmorError) as error:
+        train(small_recipe(prepared, name="mamba2", eval={"every": 0}), tmp_path / "run", observers=[Count()])
+    assert "step 4" in str(error.value) and "output of backbone.layers.0.mlp" in str(error.value)
+    failure = tmp_path / "run/failures/step-000004"
+    assert json.loads((failure / "failure.json").read_text())["first"] == "output of backbone.layers.0.mlp"
+    from safetensors.torch import load_file
+
+    assert load_file(failure / "batch.safetensors")["tokens"].shape == (4, 24)
+    monkeypatch.undo()
+    mended = trained(small_recipe(prepared, name="mamba2", eval={"every": 0}), tmp_path / "run")
+    assert mended["metrics"] == good["metrics"]
+    assert all(torch.equal(t, mended["weights"][n]) for n, t in good["weights"].items())
+
+
+def test_a_validation_that_is_not_finite_is_nothing_and_never_the_best(prepared, tmp_path, monkeypatch):
+    from amor.train import evaluate
+
+    monkeypatch.setattr(evaluate, "finite", lambda nll: None)
+    found = trained(small_recipe(prepared, name="mamba2"), tmp_path / "run")
+    assert found["summary"]["valid"]["nll"] is None and not (tmp_path / "run/best").exists()
+
+
+def test_a_parameter_or_gradient_that_is_not_finite_is_named(prepared):
+    from amor.train.trouble import first_unsound
+
+    s = stepper(prepared)
+    part = next(iter(s.pieces(0)))
+
+    def again():
+        return s.read(part, 1.0)
+
+    assert first_unsound(s.model, again, lambda t: t) == "the loss itself"
+    s.model.backbone.layers[1].mlp.up_proj.weight.grad = torch.full((96, 64), torch.inf)
+    assert first_unsound(s.model, again, lambda t: t) == "gradient of backbone.layers.1.mlp.up_proj.weight"
+    s.model.norm_f.weight.data[0] = torch.nan
+    assert first_unsound(s.model, again, lambda t: t) == "parameter norm_f.weight"
+
+
+def test_bf16_on_a_cpu_must_be_asked_for_by_name(prepared, tmp_path):
+    with pytest.raises(AmorError, match="bf16-cpu"):
+        train(small_recipe(prepared, precision="bf16"), tmp_path / "run")
+    with pytest.raises(AmorError, match='use "bf16"'):
+        check_precision("bf16-cpu", torch.device("cuda"))
+    found = trained(small_recipe(prepared, precision="bf16-cpu", steps=2), tmp_path / "asked")
+    assert found["weights"]["embed.weight"].dtype == torch.float32
