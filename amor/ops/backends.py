@@ -28,8 +28,19 @@ class Backend:
 ANYWHERE = ("cpu", "cuda", "xpu", "mps", "meta")
 # operator -> backends, the fastest first
 BACKENDS: dict[str, tuple[Backend, ...]] = {
-    "scan": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
-    "delta": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
+    "scan": (
+        Backend("native", ("cpu",)),
+        Backend("mamba_ssm", ("cuda",)),
+        Backend("fla", ("cuda",)),
+        Backend("chunked", ANYWHERE),
+        Backend("reference", ANYWHERE),
+    ),
+    "delta": (
+        Backend("native", ("cpu",)),
+        Backend("fla", ("cuda",)),
+        Backend("chunked", ANYWHERE),
+        Backend("reference", ANYWHERE),
+    ),
     "conv": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
     "gated_norm": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
     "head": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),

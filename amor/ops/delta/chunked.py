@@ -4,7 +4,7 @@ With e the decays inside a chunk (never above 1), the corrected values u solve
 
     (1 + tril(beta (k k^T) e, -1)) u = beta (v - since k s)
 
-Kept for the gradient, in floats a row: T H (6 chunk + 4 K + 5 V) + (T / chunk) H K V; linear in T.
+Kept for the gradient, in floats a row: T H (6 chunk + 8 K + 3 V + 3) + (T / chunk) H K V; linear in T.
 """
 
 from typing import Any

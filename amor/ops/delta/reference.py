@@ -19,15 +19,15 @@ def delta(
     reset: Tensor | None = None,  # [B, T] True: forget before reading this token
 ) -> tuple[Tensor, Tensor]:  # o [B, T, H, V], state; both float32
     q, k, v, g, beta = (t.float() for t in (q, k, v, g, beta))
-    rows, length, heads, size = k.shape
+    rows, _, heads, size = k.shape
     s = q.new_zeros(rows, heads, size, v.shape[-1]) if state is None else state.float()
     outputs = []
-    for t in range(length):
+    for t, (q_t, k_t, v_t, g_t, beta_t) in enumerate(zip(*(x.unbind(1) for x in (q, k, v, g, beta)))):
         if reset is not None:
             s = torch.where(reset[:, t, None, None, None], 0.0, s)
-        s = s * g[:, t, :, None, None].exp()
-        held = (k[:, t, :, None] @ s).squeeze(-2)
-        u = beta[:, t, :, None] * (v[:, t] - held)
-        s = s + k[:, t, :, :, None] @ u[:, :, None, :]
-        outputs.append((q[:, t, :, None] @ s).squeeze(-2))
+        s = s * g_t[..., None, None].exp()
+        held = (k_t[:, :, None] @ s).squeeze(-2)
+        u = beta_t[..., None] * (v_t - held)
+        s = s + k_t[..., None] @ u[:, :, None]
+        outputs.append((q_t[:, :, None] @ s).squeeze(-2))
     return torch.stack(outputs, dim=1), s

@@ -1,7 +1,7 @@
 """The Mamba2 recurrence in matrix form: inside a chunk by matrix products, from chunk to chunk by its state.
 
 Heads of a group share B and C, so what passes through the state is one product a chunk for all of them.
-Kept for the gradient, in floats a row: T H (2 chunk + 4 P) + T G chunk + 2 (T / chunk) H P S; linear in T.
+Kept for the gradient, in floats a row: T H (2 chunk + 4 P + 2) + T G (chunk + 4 S) + 2 (T / chunk) H P S; linear in T.
 """
 
 import torch

@@ -19,16 +19,16 @@ def scan(
     reset: Tensor | None = None,  # [B, T] True: forget before reading this token
     D: Tensor | None = None,  # [H] how much of x passes by the state
 ) -> tuple[Tensor, Tensor]:  # y [B, T, H, P], state; both float32
-    rows, length, heads, size = x.shape
+    rows, _, heads, size = x.shape
     x, dt, A, B, C = x.float(), dt.float(), A.float(), B.float(), C.float()
     B, C = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (B, C))
     s = x.new_zeros(rows, heads, size, B.shape[-1]) if state is None else state.float()
     ys = []
-    for t in range(length):
+    for t, (x_t, dt_t, B_t, C_t) in enumerate(zip(x.unbind(1), dt.unbind(1), B.unbind(1), C.unbind(1))):
         if reset is not None:
             s = torch.where(reset[:, t, None, None, None], 0.0, s)
-        decay = torch.exp(dt[:, t] * A)[..., None, None]
-        s = decay * s + (dt[:, t, :, None] * x[:, t])[..., None] @ B[:, t, :, None, :]
-        ys.append((s @ C[:, t, :, :, None]).squeeze(-1))
+        decay = torch.exp(dt_t * A)[..., None, None]
+        s = decay * s + (dt_t[..., None] * x_t)[..., None] @ B_t[:, :, None]
+        ys.append((s @ C_t[..., None]).squeeze(-1))
     y = torch.stack(ys, dim=1)
     return y if D is None else y + D.float()[:, None] * x, s

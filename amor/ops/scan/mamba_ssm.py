@@ -1,0 +1,63 @@
+"""The Mamba2 recurrence by mamba-ssm's Triton kernels (2.2 and later), on a GPU.
+
+Products run in the dtype of x (bfloat16 in training), sums and states in float32. A reset starts a new `seq_idx`; the state
+handed in belongs to seq_idx 0, which is what `reference.py` means by a row without a reset so far.
+"""
+
+import torch
+from torch import Tensor
+
+from amor.ops import doors
+
+CHUNK = 256  # mamba-ssm's own default, tuned by its authors
+
+
+def missing() -> str | None:
+    return doors.absent("mamba_ssm", doors.MAMBA)
+
+
+def scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor | None = None,
+    reset: Tensor | None = None,
+    D: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    x, B, C = (t.to(doors.kernel_dtype(x.dtype)).contiguous() for t in (x, B, C))
+    y, after = mamba_chunk_scan_combined(
+        x,
+        dt.float().contiguous(),
+        A.float(),
+        B,
+        C,
+        CHUNK,
+        D=None if D is None else D.float(),
+        initial_states=None if state is None else state.float(),
+        seq_idx=None if reset is None else reset.cumsum(1, dtype=torch.int32),
+        return_final_states=True,
+    )
+    return y.float(), after.float()
+
+
+def step(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None = None, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A few tokens without a gradient; the state after them is written into `out`, which may be `state`."""
+    from mamba_ssm.ops.triton.selective_state_update import selective_state_update
+
+    after = state.clone() if out is None else out if out is state else out.copy_(state)  # the kernel writes in place
+    heads, size = x.shape[2:]
+    decay = A.float()[:, None, None].expand(heads, size, B.shape[3])  # strides of 0 tell the kernel that a head has one decay
+    skip = None if D is None else D.float()[:, None].expand(heads, size)
+    ys = []
+    for t in range(x.shape[1]):
+        steps = dt[:, t].float()[..., None].expand(-1, heads, size)
+        ys.append(
+            selective_state_update(after, x[:, t].contiguous(), steps, decay, B[:, t].contiguous(), C[:, t].contiguous(), skip)
+        )
+    return torch.stack(ys, dim=1).float(), after

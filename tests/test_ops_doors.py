@@ -1,0 +1,178 @@
+"""Which code runs an operator: native code that may be missing, doors to GPU kernels, chunk sizes that are measured."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from test_ops_recurrent import begins, compare, made, remembered
+from torch import Tensor
+
+from amor.errors import AmorError
+from amor.ops import backends, chunks, native
+from amor.ops.backends import BACKENDS, choice, missing, module
+
+DOORS = [
+    ("scan", "mamba_ssm", "mamba-ssm"),
+    ("scan", "fla", "flash-linear-attention"),
+    ("delta", "fla", "flash-linear-attention"),
+]
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """Choices that were made are forgotten, before and after."""
+    remembering = (backends._choose, native._built, native._loaded, native.compiler, chunks.stored)
+    for function in remembering:
+        function.cache_clear()
+    yield
+    for function in remembering:
+        function.cache_clear()
+
+
+@pytest.mark.parametrize(("op", "door", "package"), DOORS)
+def test_a_missing_gpu_package_is_named_with_the_command_that_installs_it(
+    op: str, door: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    backend = next(b for b in BACKENDS[op] if b.name == door)
+    reason = missing(op, backend, "cuda")
+    assert reason and "pip install" in reason and package in reason
+    assert "cuda only" in str(missing(op, backend, "cpu"))
+
+
+@pytest.mark.parametrize(("op", "door", "package"), DOORS)
+def test_a_forced_door_that_cannot_open_is_an_error(
+    op: str, door: str, package: str, monkeypatch: pytest.MonkeyPatch, anew: None
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("AMOR_KERNELS", f"{op}={door}")
+    with pytest.raises(AmorError, match="cannot run on cpu"):
+        choice(op, "cpu")
+    with pytest.raises(AmorError, match=package):
+        choice(op, "cuda")
+
+
+def test_without_its_package_a_gpu_falls_to_the_matrix_form_and_says_why(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delenv("AMOR_KERNELS", raising=False)
+    name, why = choice("delta", "cuda")
+    assert name == "chunked" and "pip install" in why
+
+
+def in_sequences(run: object, inputs: tuple[Tensor, ...], state: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What fla's kernels promise: rows as they are, or one row cut at `cu_seqlens` with a state a piece."""
+    if bounds is None:
+        return run(*inputs, state)
+    pieces = [
+        run(*(t[:, a:b] for t in inputs), state[i : i + 1]) for i, (a, b) in enumerate(zip(bounds.tolist(), bounds.tolist()[1:]))
+    ]
+    return torch.cat([y for y, _ in pieces], 1), torch.cat([s for _, s in pieces])
+
+
+def imitated_delta(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens):
+    assert scale == 1.0 and output_final_state
+    return in_sequences(module("delta", "reference").delta, (q, k, v, g, beta), initial_state, cu_seqlens)
+
+
+def imitated_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens):
+    """Gated linear attention: the state is [K, V] where the scan's is [P, S]; step sizes are 1 and A is 1."""
+    assert scale == 1.0 and output_final_state
+
+    def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        s, ys = state, []
+        for t in range(q.shape[1]):
+            s = s * g[:, t, :, None, None].exp() + k[:, t, ..., None] * v[:, t, :, None]
+            ys.append((q[:, t, :, None] @ s).squeeze(-2))
+        return torch.stack(ys, 1), s
+
+    return in_sequences(run, (q, k, v, g), initial_state, cu_seqlens)
+
+
+def imitated_scan(x, dt, A, B, C, chunk_size, D, initial_states, seq_idx, return_final_states):
+    """mamba-ssm: a token sees those with its own seq_idx; the initial state has seq_idx 0."""
+    assert return_final_states and (seq_idx is None or seq_idx.dtype == torch.int32)
+    reset = None if seq_idx is None else torch.diff(seq_idx, dim=1, prepend=torch.zeros_like(seq_idx[:, :1])) > 0
+    return module("scan", "reference").scan(x, dt, A, B, C, initial_states, reset, D)
+
+
+@pytest.mark.parametrize(("op", "door", "package"), DOORS)
+@pytest.mark.parametrize("length", [1, 20])
+def test_a_door_translates_states_and_resets_exactly(
+    op: str, door: str, package: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {
+        "fla.ops.gated_delta_rule": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", imitated_delta),
+        "fla.ops.simple_gla": ("chunk_simple_gla", "fused_recurrent_simple_gla", imitated_gla),
+        "mamba_ssm.ops.triton.ssd_combined": ("mamba_chunk_scan_combined", "mamba_chunk_scan_combined", imitated_scan),
+    }
+    for path, (first, second, imitation) in names.items():
+        parts = path.split(".")
+        for depth in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(parts[depth - 1]))
+        for name in (first, second):
+            setattr(sys.modules[path], name, imitation)
+    inputs = made(op, length)
+    reset = begins(2, length)
+    reset[0, 0] = True
+    for start in ({}, remembered(op, inputs)):
+        for where in (None, reset):
+            got, want = (getattr(module(op, name), op)(**inputs, **start, reset=where) for name in (door, "reference"))
+            compare(dict(zip("ys", got)), dict(zip("ys", want)), door)
+
+
+def test_a_machine_without_a_compiler_says_so_and_works(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("AMOR_KERNELS", raising=False)
+    for op, second in (("scan", "chunked"), ("delta", "chunked"), ("conv", "reference"), ("gated_norm", "reference")):
+        name, why = choice(op, "cpu")
+        assert name == second and "no C++ compiler" in why
+    monkeypatch.setenv("AMOR_KERNELS", "scan=native")
+    with pytest.raises(AmorError, match="no C\\+\\+ compiler"):
+        choice("scan", "cpu")
+
+
+def test_native_code_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
+    monkeypatch.setenv("AMOR_NATIVE", "0")
+    assert "AMOR_NATIVE=0" in choice("scan", "cpu")[1]
+
+
+def test_source_that_does_not_compile_gives_the_compilers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.compiler() is None:
+        return
+    monkeypatch.setenv("AMOR_CACHE", str(tmp_path / "cache"))
+    wrong = tmp_path / "wrong.cpp"
+    wrong.write_text("int main() { return nonsense; }")
+    assert "nonsense" in str(native.missing(wrong))
+    with pytest.raises(AmorError, match="nonsense"):
+        native.library(wrong)
+
+
+def test_a_chunk_size_is_forced_then_stored_then_taken_from_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: None
+) -> None:
+    monkeypatch.setenv("AMOR_CACHE", str(tmp_path))
+    monkeypatch.delenv("AMOR_CHUNK", raising=False)
+    shape, clock = (24, 64, 128), [0.0]
+    assert chunks.chunk_size("scan", "native", 1024, shape) == chunks.DEFAULT["scan", "native"]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+
+    def run(chunk: int) -> None:
+        clock[0] += 1.0 if chunk == 96 else 2.0
+
+    assert chunks.measure("scan", "native", shape, run) == 96
+    assert chunks.chunk_size("scan", "native", 1024, shape) == 96
+    assert chunks.chunk_size("scan", "native", 20, shape) == 32, "no larger than the call needs"
+    assert chunks.chunk_size("scan", "native", 1024, (1, 2, 3)) == chunks.DEFAULT["scan", "native"]
+    monkeypatch.setenv("AMOR_CHUNK", "scan=16,delta=32")
+    assert (chunks.chunk_size("scan", "native", 1024, shape), chunks.chunk_size("delta", "native", 1024, shape)) == (16, 32)
+    monkeypatch.setenv("AMOR_CHUNK", "50")
+    with pytest.raises(AmorError, match="multiple of 16"):
+        chunks.chunk_size("scan", "native", 1024, shape)
+
+
+def test_the_default_chunks_are_among_those_measured() -> None:
+    assert set(chunks.DEFAULT.values()) <= set(chunks.CHOICES)
+    assert max(chunks.CHOICES) <= chunks.LARGEST
