@@ -44,7 +44,7 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
     "conv": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
     "gated_norm": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
     "head": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
-    "attend": (Backend("native", ("cpu",)), Backend("single", ANYWHERE)),
+    "attend": (Backend("native", ("cpu",)), Backend("masked", ANYWHERE)),
     "product": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
 }
 

@@ -1,0 +1,153 @@
+"""The head operator: every backend usable here equals the reference, values and gradients, and T x V never exists."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from laws import close
+from torch import Tensor
+
+from amor.bench.memory import extra_peak
+from amor.errors import AmorError
+from amor.ops.backends import BACKENDS, missing, module
+from amor.ops.head import IGNORE, chunked
+
+GUESTS = [b.name for b in BACKENDS["head"] if b.name != "reference" and missing("head", b, "cpu") is None]
+# tokens, vocabulary: one, a few, more vocabulary than one slice, no whole number of vectors, none at all
+SHAPES = [(1, 2), (7, 301), (65, 5000), (3, 9001), (0, 50)]
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_poisoned() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def made(tokens: int, vocab: int, spread: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden vectors, head, targets (one of them not scored) and shares."""
+    torch.manual_seed(seed)
+    targets = torch.randint(0, vocab, (tokens,))
+    targets[1:2] = IGNORE
+    return torch.randn(tokens, 48) * spread, torch.randn(vocab, 48), targets, torch.rand(tokens)
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize(("tokens", "vocab"), SHAPES)
+def test_every_backend_reads_what_the_reference_reads(guest: str, tokens: int, vocab: int) -> None:
+    x, weight, targets, _ = made(tokens, vocab)
+    chosen, k = torch.randint(0, vocab, (tokens, 3)), min(5, vocab)
+    asked = dict(targets=targets, entropy=True, margin=True, topk=k, chosen=chosen)
+    want, got = (module("head", name).read(x, weight, **asked) for name in ("reference", guest))
+    for name in ("nll", "entropy", "margin", "logsumexp", "chosen"):
+        close(getattr(got, name), getattr(want, name), name)
+    close(got.topk[0], want.topk[0], "best logits")
+    assert torch.equal(got.topk[1], want.topk[1])
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+def test_what_was_not_asked_for_is_none(guest: str) -> None:
+    x, weight, _, _ = made(3, 20)
+    got = module("head", guest).read(x, weight, entropy=True)
+    assert (got.nll, got.margin, got.topk, got.chosen) == (None,) * 4 and got.entropy is not None
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize(("tokens", "vocab"), SHAPES)
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_loss_and_both_gradients_are_the_references(guest: str, tokens: int, vocab: int, factor: float) -> None:
+    inputs = made(tokens, vocab)
+    found = []
+    for name in ("reference", guest):
+        x, weight = (t.clone().requires_grad_() for t in inputs[:2])
+        total, reading = module("head", name).loss(x, weight, *inputs[2:])
+        (total * factor).backward()
+        found.append((total.detach(), x.grad, weight.grad, reading.nll, reading.entropy, reading.logsumexp))
+    for want, got, what in zip(*found, ("loss", "grad x", "grad weight", "nll", "entropy", "logsumexp"), strict=True):
+        close(got, want, what)
+
+
+@pytest.mark.parametrize("finish", [module("head", guest).finish for guest in GUESTS], ids=GUESTS)
+def test_the_loss_does_not_depend_on_its_tiles(finish: chunked.Finish) -> None:
+    inputs = made(29, 301)
+    found = []
+    for logits in (301, 5 * 301, 10**9):
+        x, weight = (t.clone().requires_grad_() for t in inputs[:2])
+        total, _ = chunked.loss(x, weight, *inputs[2:], finish, logits)
+        total.backward()
+        found.append((total.detach(), x.grad, weight.grad))
+    for other in found[1:]:
+        for want, got in zip(found[0], other, strict=True):
+            close(got, want)
+
+
+@pytest.mark.parametrize("sums", [module("head", guest).Sums for guest in GUESTS], ids=GUESTS)
+def test_a_reading_does_not_depend_on_its_tiles(sums: type[chunked.Sums]) -> None:
+    x, weight, targets, _ = made(29, 301)
+    one, other = (chunked.read(x, weight, targets, True, True, 4, None, sums, tile) for tile in ((100, 301), (3, 7)))
+    for name in ("nll", "entropy", "margin", "logsumexp"):
+        close(getattr(one, name), getattr(other, name), name)
+    assert torch.equal(one.topk[1], other.topk[1])
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize("spread", [1e-3, 30.0])
+def test_entropy_is_right_where_the_softmax_is_flat_and_where_it_is_sharp(guest: str, spread: float) -> None:
+    x, weight, _, _ = made(9, 5000, spread)
+    logp = (x.double() @ weight.double().T).log_softmax(-1)
+    got = module("head", guest).read(x, weight, entropy=True).entropy
+    close(got, -(logp.exp() * logp).sum(-1).float(), "entropy")
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+def test_a_vector_that_is_not_a_number_does_not_pass_for_one(guest: str) -> None:
+    x, weight, targets, _ = made(4, 300)
+    x[2, 5] = torch.nan
+    got = module("head", guest).read(x, weight, targets, entropy=True)
+    assert got.entropy.isnan().tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+def test_only_the_gradients_that_are_wanted_are_formed(guest: str) -> None:
+    x, weight, targets, share = made(5, 60)
+    total, _ = module("head", guest).loss(x.requires_grad_(), weight, targets, share)
+    total.backward()
+    assert x.grad is not None and weight.grad is None
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+def test_a_second_backward_is_refused_aloud(guest: str) -> None:
+    x, weight, targets, share = made(5, 60)
+    total, _ = module("head", guest).loss(x.requires_grad_(), weight, targets, share)
+    total.backward(retain_graph=True)
+    with pytest.raises(AmorError, match="used up"):
+        total.backward()
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+def test_tokens_by_vocabulary_never_exists(guest: str) -> None:
+    torch.use_deterministic_algorithms(False)  # filling memory touches all of it
+    tokens, vocab = 5000, 40_000
+    x, weight, whole = torch.randn(tokens, 8), torch.randn(vocab, 8), 4 * tokens * vocab
+    targets, share = torch.randint(0, vocab, (tokens,)), torch.ones(tokens)
+    backend = module("head", guest)
+    backend.read(x[:2], weight, entropy=True)
+    peak = extra_peak(lambda: backend.read(x, weight, entropy=True))
+    assert peak is None or peak < whole / 6
+    x.requires_grad_()
+    peak = extra_peak(lambda: backend.loss(x, weight, targets, share)[0].backward())
+    assert peak is None or peak < whole / 2
+
+
+def test_the_triton_kernel_reads_what_the_reference_reads() -> None:
+    """In Triton's interpreter, in a process of its own: the switch is read when triton is imported."""
+    pytest.importorskip("triton")
+    script = Path(__file__).with_name("triton_head.py")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    said = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr[-2000:]

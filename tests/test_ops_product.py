@@ -1,0 +1,210 @@
+"""Skinny products, one-pass probes of the head, 8-bit weights with a bound that holds, and lone queries."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from laws import close
+from torch import Tensor
+
+from amor.errors import AmorError
+from amor.ops import attend, product
+from amor.ops.backends import BACKENDS, missing, module
+from amor.ops.product.matrix import GROUP
+
+GUESTS = [b.name for b in BACKENDS["product"] if missing("product", b, "cpu") is None]
+# outputs, inner: whole vectors and groups, neither, less than one of each, several slabs of the probe
+SHAPES = [(130, 128), (37, 100), (3, 5), (1200, 65)]
+ROWS = (1, 2, 3, 4, 5, 8, 11)
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_poisoned() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def made(outputs: int, inner: int, rows: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(seed)
+    return torch.randn(rows, inner), torch.randn(outputs, inner) / inner**0.5
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize("kind", product.KINDS)
+@pytest.mark.parametrize(("outputs", "inner"), SHAPES)
+def test_a_product_is_x_times_the_packed_weights(guest: str, kind: str, outputs: int, inner: int) -> None:
+    x, weight = made(outputs, inner, rows=11)
+    matrix, backend = product.pack(weight, kind), module("product", guest)
+    used = x.double()
+    if guest == "native" and kind == "int8":  # x is rounded to 16 bits, and the sums are of what it was rounded to
+        whole, unit = backend.rounded(x, matrix)
+        assert whole.abs().amax(1).eq(32767).all()
+        used = (whole.double() * unit.double()[:, None])[:, :inner]
+        assert ((used - x).abs() <= 0.51 * unit[:, None]).all()
+    close(backend.product(x, matrix), (used @ matrix.floats().double().T).float())
+
+
+@pytest.mark.parametrize("kind", product.KINDS)
+@pytest.mark.parametrize(("outputs", "inner"), SHAPES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_rows_bits_do_not_depend_on_its_neighbours(kind: str, outputs: int, inner: int, rows: int) -> None:
+    if "native" not in GUESTS:
+        pytest.skip("no compiler here")
+    backend = module("product", "native")
+    x, weight = made(outputs, inner, rows)
+    matrix = product.pack(weight, kind)
+    together, probed = backend.product(x, matrix), backend.probe(x, matrix, logits=True)
+    for row in range(rows):
+        alone, lone = backend.product(x[row : row + 1], matrix), backend.probe(x[row : row + 1], matrix)
+        assert torch.equal(alone[0], together[row])
+        assert torch.equal(probed.logits[row], together[row])
+        assert torch.equal(lone.entropy[0], probed.entropy[row])
+
+
+@pytest.mark.parametrize("kind", product.KINDS)
+def test_bits_do_not_depend_on_the_number_of_threads(kind: str) -> None:
+    x, weight = made(3000, 65)
+    matrix = product.pack(weight, kind)
+    one = product.probe(x, matrix, logits=True)
+    torch.set_num_threads(3)
+    three = product.probe(x, matrix, logits=True)
+    torch.set_num_threads(1)
+    for name in ("entropy", "logsumexp", "best", "token", "logits"):
+        assert torch.equal(getattr(one, name), getattr(three, name)), name
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize("kind", product.KINDS)
+def test_a_product_can_be_written_or_added_between_others(guest: str, kind: str) -> None:
+    x, weight = made(40, 100)
+    matrix, backend = product.pack(weight, kind), module("product", guest)
+    want = backend.product(x, matrix)
+    room = torch.ones(8, 60)
+    backend.product(x, matrix, room[:, 10:50])
+    close(room[:, 10:50], want)
+    assert (room[:, :10] == 1).all() and (room[:, 50:] == 1).all()
+    backend.product(x, matrix, room[:, 10:50], add=True)
+    close(room[:, 10:50], 2 * want)
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize("kind", product.KINDS)
+@pytest.mark.parametrize(("outputs", "inner"), SHAPES)
+def test_a_probe_is_the_softmax_of_the_logits(guest: str, kind: str, outputs: int, inner: int) -> None:
+    x, weight = made(outputs, inner, rows=11)
+    x *= torch.linspace(0.01, 40, 11)[:, None]  # from flat to sharp
+    matrix = product.pack(weight, kind)
+    got = module("product", guest).probe(x, matrix, logits=True)
+    z = got.logits.double()
+    logp = z.log_softmax(-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    close(got.entropy, entropy.float(), "entropy")
+    close(got.logsumexp, z.logsumexp(-1).float(), "logsumexp")
+    assert torch.equal(got.token, z.argmax(-1))
+    close(got.best, z.topk(2, dim=-1).values.float(), "best")
+    close(got.spread, (logp.exp() * (logp + entropy[:, None]).square()).sum(-1).sqrt().float(), "spread")
+    p = logp.exp().topk(2, dim=-1).values
+    close(got.margin, (p[:, 0] - p[:, 1]).float(), "margin")
+    if matrix.residuals is not None:
+        close(got.residual, (logp.exp() * matrix.residuals.double().square()).sum(-1).sqrt().float(), "residual")
+
+
+def test_eight_bits_hold_a_weight_to_half_a_step_and_know_what_they_lost() -> None:
+    _, weight = made(50, 200)
+    weight[7] = 0
+    weight[8, 3] = 100  # an outlier spoils its own group only
+    matrix = product.pack(weight, "int8")
+    step = torch.nn.functional.pad(weight, (0, 56)).unflatten(1, (-1, GROUP)).abs().amax(2) / 127
+    allowed = (step / 2).repeat_interleave(GROUP, 1)[:, :200] * 1.0001
+    assert ((matrix.floats() - weight).abs() <= allowed).all()
+    close(matrix.residuals, (matrix.floats().double() - weight.double()).norm(dim=1).float(), "residuals")
+    assert matrix.nbytes < 0.36 * weight.nbytes  # 200 is padded to 256
+
+
+def exact_entropy(x: Tensor, weight: Tensor) -> Tensor:
+    logp = (x.double() @ weight.double().T).log_softmax(-1)
+    return -(logp.exp() * logp).sum(-1)
+
+
+def awkward(kind: str) -> tuple[Tensor, Tensor]:
+    """Hidden vectors and heads made to make the 8-bit entropy wrong."""
+    x, weight = made(700, 96)
+    if kind == "along what was lost":  # x points where one row's rounding error points: Cauchy-Schwarz is met
+        matrix = product.pack(weight, "int8")
+        left = weight - matrix.floats()
+        return torch.nn.functional.normalize(left[:8], dim=1) * 40, weight
+    if kind == "outliers":
+        weight[::7, 5] *= 300
+    if kind == "sharp":
+        x *= 30
+    if kind == "flat":
+        x *= 1e-3
+    if kind == "two alike":  # two tokens share all probability, told apart by less than a step
+        weight[0] = weight[1] = x[0] / 3
+        weight[1] += 1e-3 * torch.randn(96)
+    return x, weight
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize("kind", ["random", "along what was lost", "outliers", "sharp", "flat", "two alike"])
+def test_the_exact_entropy_is_within_the_bound_of_the_eight_bit_one(guest: str, kind: str) -> None:
+    x, weight = awkward(kind)
+    matrix = product.pack(weight, "int8")
+    found = module("product", guest).probe(x, matrix)
+    allowed = product.bound(x, matrix, found)
+    wrong = (exact_entropy(x, weight) - found.entropy.double()).abs()
+    assert (wrong <= allowed).all(), f"{(wrong / allowed).max():.2f} times the bound"
+
+
+def test_the_bound_is_of_use() -> None:
+    """At the paper's width and the head's first spread, it decides for a threshold not near the entropy."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(8, 768), torch.randn(2000, 768) * 0.02
+    matrix = product.pack(weight, "int8")
+    assert (product.bound(x, matrix, product.probe(x, matrix)) / math.log(2000) < 0.02).all()
+
+
+def test_a_bound_of_exact_weights_is_refused() -> None:
+    x, weight = made(10, 8)
+    matrix = product.pack(weight)
+    with pytest.raises(AmorError, match="8-bit"):
+        product.bound(x, matrix, product.probe(x, matrix))
+
+
+def test_an_unknown_kind_of_weights_is_refused() -> None:
+    with pytest.raises(AmorError, match="int8"):
+        product.pack(torch.ones(2, 2), "int9")
+
+
+def test_not_a_number_stays_one() -> None:
+    x, weight = made(20, 70)
+    x[1, 3] = torch.nan
+    for kind in product.KINDS:
+        y = product.product(x, product.pack(weight, kind))
+        assert y[1].isnan().all() and y[0].isfinite().all()
+
+
+@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
+@pytest.mark.parametrize("size", [16, 20])
+def test_a_lone_query_attends_to_the_first_keys_of_its_row(guest: str, size: int) -> None:
+    torch.manual_seed(0)
+    k, v = torch.randn(3, 2, 3000, size)[:, :, :2500], torch.randn(3, 2, 3000, size)[:, :, :2500]
+    rows, lengths = torch.tensor([2, 0, 0, 1, 2, 1]), torch.tensor([1, 2500, 1024, 1025, 70, 64])
+    q = torch.randn(6, 2, size) * 3
+    got = module("attend", guest).attend(q, k, v, rows, lengths)
+    for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
+        want = attend.reference(q[i : i + 1, :, None], k[row : row + 1, :, :length], v[row : row + 1, :, :length])
+        close(got[i], want[0, :, 0])
+        alone = module("attend", guest).attend(q[i : i + 1], k, v, rows[i : i + 1], lengths[i : i + 1])
+        close(alone[0], got[i])
+        if guest == "native":
+            assert torch.equal(alone[0], got[i])
+
+
+def test_no_query_costs_nothing() -> None:
+    none = torch.zeros(0, dtype=torch.long)
+    k = torch.randn(1, 2, 5, 16)
+    assert attend.single(torch.empty(0, 2, 16), k, k, none, none).shape == (0, 2, 16)
