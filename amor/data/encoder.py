@@ -20,10 +20,13 @@ LONG = 64  # characters of the longest word remembered
 
 
 class Encoder:
-    """Gives the same ids as `tokenizer.encode(text, add_special_tokens=False)` with special tokens switched off."""
+    """Gives the same ids as `tokenizer.encode(text, add_special_tokens=False)` with special tokens switched off.
+
+    The tokenizer is the encoder's from then on: a copy of Llama's would cost seconds.
+    """
 
     def __init__(self, tokenizer: Tokenizer, dtype: str) -> None:
-        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: what follows must not reach the caller's
+        self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()

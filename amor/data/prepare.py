@@ -158,7 +158,7 @@ class Preparation:
         size = bpe_size(self.request.tokenizer)
         tokenizer = load(self.request.tokenizer) if size is None else self._trained(size)
         end_of_text(tokenizer, self.request.end_of_text)
-        write_whole(self.out / TOKENIZER, tokenizer.to_str(pretty=True) + "\n")
+        write_whole(self.out / TOKENIZER, tokenizer.to_str())
         journal = Journal(self.plan(), Place(0, 0), {split: Written() for split in self.splits})
         journal.save(self.out / JOURNAL)
         return journal

@@ -124,8 +124,8 @@ class Writer:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that a reader, or a kill, never sees half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a small file so that no reader sees half of it. What a kill leaves beside it, the next write takes."""
+    beside = path.with_name(f".{path.name}.part")
     with disk(path):
         with beside.open("w", encoding="utf-8") as file:
             file.write(text)
