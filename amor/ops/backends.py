@@ -43,7 +43,12 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
     ),
     "conv": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
     "gated_norm": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
-    "head": (Backend("native", ("cpu",)), Backend("chunked", ANYWHERE), Backend("reference", ANYWHERE)),
+    "head": (
+        Backend("native", ("cpu",)),
+        Backend("triton", ("cuda",)),
+        Backend("chunked", ANYWHERE),
+        Backend("reference", ANYWHERE),
+    ),
     "attend": (Backend("native", ("cpu",)), Backend("masked", ANYWHERE)),
     "product": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
 }
