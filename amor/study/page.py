@@ -1,103 +1,107 @@
-"""One HTML page that needs nothing but itself: no network, legible on light and dark, wide and narrow."""
+"""Pages and JSON of what was found: one file each, with nothing to fetch."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
-STYLE = """
-:root { color-scheme: light dark; --back:#fcfcfb; --card:#ffffff; --ink:#1d2125; --soft:#5c6670; --rule:#dfe3e6; --red:#c62828;
-  --c0:#1565c0; --c1:#c2620a; --c2:#2e7d4f; --c3:#8e3bb0; --c4:#007c89; --c5:#a3394d; --fire:176,48,176; }
-@media (prefers-color-scheme: dark) { :root { --back:#14171a; --card:#1c2024; --ink:#e6e9ec; --soft:#9aa5af; --rule:#333a41;
-  --red:#ff6b60; --c0:#6cb1ff; --c1:#ffab5c; --c2:#6fd39a; --c3:#d79bff; --c4:#5fd0dd; --c5:#ff92a5; --fire:214,96,214; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1160px; padding: 1.5rem 1.2rem 5rem; background: var(--back); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-p { margin: .4rem 0; } .soft, .none, small { color: var(--soft); } .note { max-width: 46rem; color: var(--soft); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: .7rem; margin: 1.2rem 0; }
-.tile, figure, .card { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
-.tile { padding: .6rem .8rem; }
-.tile b { display: block; font-size: 1.3rem; line-height: 1.3; font-variant-numeric: tabular-nums; }
-.tile span { color: var(--soft); font-size: .85rem; }
-.grid2 { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)); gap: .9rem; }
-figure { margin: 0; padding: .7rem .8rem .5rem; } figcaption { margin-bottom: .2rem; }
-svg { display: block; width: 100%; height: auto; overflow: visible; font-size: 12px; }
-svg text { fill: var(--soft); font-family: inherit; } svg .grid { stroke: var(--rule); stroke-width: 1; }
-svg .axis { stroke: var(--soft); stroke-width: 1; }
-svg polyline { fill: none; stroke-width: 2; stroke-linejoin: round; } svg polyline.thin { stroke-width: 1; opacity: .45; }
-svg polyline.dashed { stroke-dasharray: 6 4; } svg .band { opacity: .18; } svg .pale { opacity: .35; }
-svg .mark { stroke: var(--soft); stroke-dasharray: 3 4; } svg text.mark { stroke: none; }
-svg line.threshold { stroke: var(--red); stroke-width: 2; } svg text.threshold { fill: var(--red); font-weight: 600; }
-.legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; margin: .3rem 0 0; font-size: .85rem; color: var(--soft); }
-.legend b { color: var(--ink); font-weight: 600; font-variant-numeric: tabular-nums; }
-.legend i { display: inline-block; width: 1.1rem; height: 3px; margin-right: .4rem; vertical-align: middle; border-radius: 2px; }
-.legend i.dots { width: 8px; height: 8px; border-radius: 50%; } .legend i.band { height: 10px; opacity: .3; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .9rem .3rem 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-th { color: var(--soft); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
-.card { padding: .8rem 1rem; margin: .7rem 0; }
-.strip { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 2; margin: .2rem 0; font-size: 1.02rem; }
-.t { border-radius: 3px; padding: 2px 0; } .t:hover { outline: 2px solid var(--c0); }
-.given { border-bottom: 2px solid var(--rule); }
-.h1 { background: rgba(var(--fire), .16); } .h2 { background: rgba(var(--fire), .26); }
-.h3 { background: rgba(var(--fire), .36); } .h4 { background: rgba(var(--fire), .52); }
-.key span { padding: 1px 8px; border-radius: 3px; margin-right: .5rem; white-space: nowrap; }
-#tip { position: fixed; display: none; white-space: pre; pointer-events: none; background: var(--ink); color: var(--back);
-  padding: .4rem .6rem; border-radius: 6px; font: 13px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; z-index: 2; }
-details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; }
-pre { overflow-x: auto; font: 13px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
-"""
-PALETTE = "\n".join(
-    f"svg .s{i} {{ stroke: var(--c{i}); }} svg .f{i} {{ fill: var(--c{i}); }} .k{i} {{ background: var(--c{i}); }}"
-    for i in range(6)
-)
-# shows what a token carries beside the pointer, inside the window
-SCRIPT = """
-const tip = document.getElementById("tip");
-document.addEventListener("pointerover", event => {
-  const token = event.target.closest(".t");
-  tip.style.display = token ? "block" : "none";
-  if (!token) return;
-  tip.textContent = token.dataset.tip;
-  const box = token.getBoundingClientRect();
-  tip.style.left = Math.max(4, Math.min(box.left, innerWidth - tip.offsetWidth - 8)) + "px";
-  const below = box.bottom + 6;
-  tip.style.top = (below + tip.offsetHeight < innerHeight ? below : box.top - tip.offsetHeight - 6) + "px";
-});
-"""
+from amor.errors import AmorError
+from amor.run import replace_file
+
+HERE = Path(__file__).parent
+SHARES = ("fire_rate", "best", "fire_rate", "precision", "precision_by_chance", "recall", "captured", "captured_by_chance")
 
 
-def page(title: str, body: str) -> str:
-    fits = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f'<meta charset="utf-8">{fits}<title>{escape(title)}</title>'
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}{PALETTE}</style></head>\n'
-        f'<body>\n{body}\n<div id="tip"></div><script>{SCRIPT}</script></body></html>\n'
-    )
+def write_json(path: str | Path, found: dict[str, Any]) -> Path:
+    return put(path, json.dumps(found, allow_nan=False) + "\n")
 
 
-def section(title: str, *parts: str) -> str:
-    held = "\n".join(filter(None, parts))
-    return f"<section><h2>{escape(title)}</h2>\n{held}</section>\n" if held else ""
+def write(path: str | Path, name: str, found: dict[str, Any]) -> Path:
+    """The page of a kind of finding: trace or value."""
+    return put(path, {"trace": trace_page, "value": value_page}[name](found))
 
 
-def side_by_side(figures: list[str]) -> str:
-    return f'<div class="grid2">{"".join(figures)}</div>' if figures else ""
+def put(path: str | Path, text: str) -> Path:
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text)
+    except OSError as error:
+        raise AmorError(f"{path} cannot be written ({error.strerror})") from error
+    return path
 
 
-def tiles(facts: Mapping[str, str]) -> str:
-    cells = "".join(f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in facts.items())
-    return f'<div class="tiles">{cells}</div>'
+def trace_page(found: dict[str, Any]) -> str:
+    """Traces with details under the pointer: the data in the page, drawn there."""
+    held = json.dumps({"traces": found["traces"]}, allow_nan=False).replace("<", "\\u003c")  # no text can end the script
+    return (HERE / "trace.html").read_text(encoding="utf-8").replace("{{data}}", held)
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+def value_page(found: dict[str, Any]) -> str:
+    """Gate value accounting: the figure, the sentences and the tables."""
+    from amor.study import figures
+
+    parts = {
+        "{{title}}": escape(f"What the gate of {found['model']} is worth"),
+        "{{data}}": escape(about(found)),
+        "{{verdict}}": "".join(f"<li>{escape(sentence)}</li>" for sentence in found["verdict"]),
+        "{{notes}}": "".join(f"<p>{escape(note)}</p>" for note in found["notes"]),
+        "{{figure}}": figures.inline(figures.draw("value", found)),
+        "{{tables}}": "".join(html_table(title, rows) for title, rows in tables(found).items()),
+    }
+    text = (HERE / "value.html").read_text(encoding="utf-8")
+    for place, put_in in parts.items():
+        text = text.replace(place, put_in)
+    return text
 
 
-def folded(title: str, tree: Any) -> str:
-    """Nested data under a heading that opens."""
-    text = escape(json.dumps(tree, indent=2, ensure_ascii=False))
-    return f"<details><summary>{escape(title)}</summary><pre>{text}</pre></details>"
+def about(found: dict[str, Any]) -> str:
+    data = found["data"]
+    cut = f"{data['windows']} windows of {data['context']:,}"
+    return f"{data['tokens']:,} tokens of {data['source']}: {cut}; gate: {found['gate']}"
+
+
+def tables(found: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """Title -> rows of text, the first one the heads: for pages and terminals."""
+    return {"Loss by policy": losses(found), "The gate against the best tokens": agreement(found), "Gain of firing": gains(found)}
+
+
+def losses(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["policy", "nll", "± se", "saved over never", "± se", "fires on"]]
+    for name, row in found["losses"].items():
+        rates = " / ".join(f"{100 * rate:.0f} %" for rate in row["fire_rate"])
+        saved = [f"{row['saved']:+.4f}", f"{row['saved_se']:.4f}"]
+        rows.append([name.replace("_", ", "), f"{row['nll']:.4f}", f"{row['se']:.4f}", *saved, rates])
+    return rows
+
+
+def agreement(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["block", "fires on", "best hit", "(chance)", "precision", "(chance)", "recall", "gain captured", "(chance)"]]
+    for row in found["agreement"]:
+        rows.append([str(row["block"]), *(percent(row, name) for name in SHARES)])
+    return rows
+
+
+def percent(row: dict[str, Any], name: str) -> str:
+    if row[name] is None:
+        return "-"
+    error = row.get(f"{name}_se")
+    return f"{100 * row[name]:.0f}" + (f"±{100 * error:.0f} %" if error is not None else " %")
+
+
+def gains(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["of", "mean (nats)", "± se", "1 %", "median", "99 %", "helps", "rank corr."]]
+    for row in found["gains"]:
+        spread = [f"{row['quantiles'][q]:+.3f}" for q in ("1%", "50%", "99%")]
+        rho = "-" if row["rank_correlation"] is None else f"{row['rank_correlation']:+.2f}"
+        rows.append([row["name"], f"{row['mean']:+.4f}", f"{row['se']:.4f}", *spread, f"{100 * row['positive']:.0f} %", rho])
+    return rows
+
+
+def html_table(title: str, rows: list[list[str]]) -> str:
+    def line(cells: list[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    return f"<h2>{escape(title)}</h2><table>{line(rows[0], 'th')}{''.join(line(row, 'td') for row in rows[1:])}</table>"

@@ -42,10 +42,11 @@ class Cell:
         return self.left + self.width
 
 
-def draw(traces: Sequence[dict[str, Any]]) -> Figure:
+def draw(found: dict[str, Any]) -> Figure:
     """A figure of one or more traces, each under its title."""
-    systems = [(found, lines(found["tokens"][:MOST])) for found in traces]
-    tall = TOP + sum(TITLE + len(rows) * (height(found) + GAP) for found, rows in systems) + BOTTOM
+    traces = found["traces"]
+    systems = [(one, lines(one["tokens"][:MOST])) for one in traces]
+    tall = TOP + sum(TITLE + len(rows) * (height(one) + GAP) for one, rows in systems) + BOTTOM
     wide = RIGHT + max(LEFT + LEGEND, *(row[-1].right for _, rows in systems for row in rows))
     drawing = figure(wide / 72, tall / 72)
     sheet = drawing.add_axes((0, 0, 1, 1))
@@ -53,12 +54,12 @@ def draw(traces: Sequence[dict[str, Any]]) -> Figure:
     sheet.axis("off")
     scale = span(traces)
     y = TOP
-    for found, rows in systems:
-        sheet.text(LEFT, y + 8, heading(found), fontsize=8.5, color=INK, va="center", weight="bold")
+    for one, rows in systems:
+        sheet.text(LEFT, y + 8, heading(one), fontsize=8.5, color=INK, va="center", weight="bold")
         y += TITLE
         for cells in rows:
-            system(sheet, found, cells, y, scale)
-            y += height(found) + GAP
+            system(sheet, one, cells, y, scale)
+            y += height(one) + GAP
     legend(sheet, traces[0], y)
     return drawing
 

@@ -1,0 +1,166 @@
+"""Where attention ran on a text, token by token, and whether it was worth it.
+
+  amor trace MODEL --text "The Eiffel Tower is a lattice tower." --html trace.html
+  amor trace MODEL --preset paper --png traces.png
+  amor trace MODEL --value --data DATA/valid --out judged
+
+A trace shows for every token how unsure the model was at each block, where the gate fired, how surprised it was, and what
+attention changed. --value judges the gate on held-out text: against never, always, random and the best choice of tokens.
+docs/gate.md tells what the numbers mean.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amor.cli._model import named
+from amor.errors import AmorError, nearest
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from amor.models.amor import Amor
+
+PRESETS = ("paper",)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="a model folder, or a run (its latest model)")
+    parser.add_argument("--model", metavar="MODEL", help="the same, as an option")
+    parser.add_argument("--tokenizer", help="for a model folder without one: bytes, llama-3.1, or a tokenizer.json")
+    parser.add_argument("--text", action="append", metavar="TEXT", help="the text to trace; may be repeated")
+    parser.add_argument("--file", metavar="FILE", help="a file of text to trace, or with --value to judge on")
+    parser.add_argument("--preset", help="paper: the paper's teaser sentence, and a text of each of its four domains")
+    parser.add_argument("--fire-rate", type=float, help="set the gate to fire on this share of tokens")
+    parser.add_argument("--gate", help="another gate for the while: always, never or random:RATE")
+    parser.add_argument("--html", metavar="FILE", help="write one self-contained page, with details under the pointer")
+    parser.add_argument("--png", metavar="FILE", help="write the figure")
+    parser.add_argument("--svg", metavar="FILE", help="write the figure as vectors (--svg name.pdf gives a PDF)")
+    parser.add_argument("--out", metavar="FOLDER", help="write everything found as JSON, the page and the figure here")
+    parser.add_argument("--value", action="store_true", help="judge the gate on held-out text")
+    parser.add_argument("--data", metavar="FOLDER", help="with --value: prepared tokens, e.g. DATA/valid")
+    parser.add_argument("--windows", type=int, default=32, help="with --value: windows of text judged (default 32)")
+    parser.add_argument("--context", type=int, help="with --value: tokens a window (default: the training length)")
+    parser.add_argument(
+        "--documents",
+        default="joined",
+        choices=("joined", "apart"),
+        help="with --value --data: as in training; apart: a document sees nothing of the one before it",
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    from amor.decode.regate import regate
+
+    model, tokenizer = opened(args)
+    regate(model, args.gate, args.fire_rate)
+    return judge(args, model, tokenizer) if args.value else show(args, model, tokenizer)
+
+
+def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
+    from amor.data.tokenizer import load as load_tokenizer
+    from amor.models.folder import load
+
+    folder = Path(named(args))
+    if not folder.is_dir():
+        raise AmorError(f"no model folder {str(folder)!r}; a trace needs a trained model, for instance RUN/latest")
+    if (folder / "latest").exists():
+        folder = folder / "latest"
+    model, tokenizer = load(folder)
+    return model, load_tokenizer(args.tokenizer) if args.tokenizer else tokenizer
+
+
+def texts(args: argparse.Namespace) -> dict[str, str]:
+    """Title -> text, of what the command asks to trace."""
+    if args.preset is not None and args.preset not in PRESETS:
+        raise AmorError(f"no preset {args.preset!r}; {nearest(args.preset, PRESETS)}")
+    found: dict[str, str] = {}
+    if args.preset:
+        from amor.decode.prompts import PAPER
+
+        found |= PAPER
+    if args.file:
+        found[Path(args.file).name] = content(args.file)
+    given = args.text or []
+    found |= {("" if len(given) == 1 and not found else f"text {i + 1}"): text for i, text in enumerate(given)}
+    if not found:
+        raise AmorError("nothing to trace; give --text TEXT, --file FILE or --preset paper (or --value to judge the gate)")
+    return found
+
+
+def content(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise AmorError(f"{path} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise AmorError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def spelled_by(tokenizer: "Tokenizer | None") -> "Tokenizer":
+    if tokenizer is None:
+        raise AmorError("the model folder has no tokenizer.json; name one with --tokenizer, for instance --tokenizer bytes")
+    return tokenizer
+
+
+def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+    from rich.console import Console
+
+    from amor.cli import _strip
+    from amor.decode.trace import trace
+    from amor.decode.windows import encode
+
+    speller, console, traces = spelled_by(tokenizer), Console(highlight=False), []
+    for title, text in texts(args).items():
+        traces.append(trace(model, speller, encode(speller, text).tolist(), title))
+        _strip.show(console, traces[-1])
+        console.print()
+    found = {"traces": traces}
+    return found | {"written": write(args, "trace", found)}
+
+
+def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+    from rich.console import Console
+
+    from amor.cli import _judged
+    from amor.data.progress import Progress
+    from amor.decode import windows
+    from amor.decode.value import passes as value_passes
+    from amor.decode.value import value
+
+    if (args.data is None) == (args.file is None):
+        raise AmorError("--value needs held-out text: give --data FOLDER (prepared tokens) or --file FILE, one of them")
+    context = args.context or model.config.context
+    if args.data:
+        apart = args.documents == "apart"
+        cut = windows.of_shards(args.data, context, args.windows, tokenizer, model.config.vocab, apart)
+    else:
+        cut = windows.of_ids(windows.encode(spelled_by(tokenizer), content(args.file)), context, args.windows, args.file)
+    passes = value_passes(len(model.each_block()))
+    with Progress("judging the gate", passes * cut.tokens.numel(), " tokens") as progress:
+        found = value(model, cut, seen=progress.add)
+    _judged.show(Console(highlight=False), found)
+    return found | {"written": write(args, "value", found)}
+
+
+def write(args: argparse.Namespace, name: str, found: dict[str, Any]) -> list[str]:
+    """The files that were asked for; --out asks for all of them."""
+    from amor.study import page
+
+    out = Path(args.out) if args.out else None
+    files = []
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        files.append(page.write_json(out / f"{name}.json", found))
+    for path in [args.html, *([out / f"{name}.html"] if out else [])]:
+        if path:
+            files.append(page.write(path, name, found))
+    pictures = [p for p in (args.png, args.svg) if p] + ([out / f"{name}.png", out / f"{name}.svg"] if out else [])
+    if pictures:
+        from amor.study import figures
+
+        drawing = figures.draw(name, found)
+        files += [figures.save(drawing, path) for path in pictures]
+    for path in files:
+        print(f"wrote {path}")
+    return [str(path) for path in files]

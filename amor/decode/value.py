@@ -1,0 +1,195 @@
+"""What a gate is worth: the gain of firing a token, and how near the gate comes to the best choice of tokens.
+
+Every policy is judged on the same windows. `never` closes all blocks and `always` opens them; `gate` is the model as it is;
+`random` hands the gate's decisions to other tokens; `oracle` fires as often as the gate in every block, but on the tokens
+with the largest gain; `oracle_free` fires wherever the gain is positive. Errors are bootstrapped over windows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amor.decode.override import own_gates
+from amor.decode.policies import Reader, largest, shuffled
+from amor.decode.resample import mean, ratio
+from amor.decode.trace import finite
+from amor.decode.verdict import sentences
+from amor.decode.windows import Windows
+from amor.errors import AmorError
+from amor.gates.base import Gate
+from amor.models.amor import Amor
+
+RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
+DRAWS = 2  # random choices averaged where a choice must be run again
+BINS = 10
+ONE_BLOCK = "One block: the loss of every choice of tokens follows exactly from two passes, all closed and all open."
+MORE_BLOCKS = (
+    "{} blocks: a firing changes what later blocks read and remember, so every choice was run again. "
+    "The oracle chooses block after block, judging each with the later ones closed: a better choice may exist."
+)
+
+
+def passes(blocks: int, rates: int = len(RATES), draws: int = DRAWS) -> int:
+    """How often the windows are read: open, closed and as they are; then the choices that must be run again."""
+    return 3 + rates if blocks == 1 else 3 + (draws + 2 * blocks) + rates * (1 + draws + blocks)
+
+
+def value(
+    model: Amor,
+    windows: Windows,
+    rates: Sequence[float] = RATES,
+    draws: int = DRAWS,
+    seed: int = 0,
+    rows: int = 8,  # windows read at a time
+    seen: Callable[[int], None] = lambda tokens: None,  # told how many tokens were read
+) -> dict[str, Any]:
+    """Gate value accounting on windows of held-out text, as plain data."""
+    reader = Reader(model, windows, rows, seen)
+    nll, fire, entropy, gain = reader.as_it_is()
+    chosen = {"never": (reader.closed, torch.zeros_like(fire)), "gate": (nll, fire)}
+    chosen |= {"always": (reader.opened, torch.ones_like(fire)), "random": (random(reader, fire, draws, seed), fire)}
+    oracle = same_count(reader, gain[0], fire)
+    free = reader.oracle(gain[0], lambda k, g: g > 0)
+    chosen |= {"oracle": (reader.told(oracle), oracle), "oracle_free": (reader.told(free), free)}
+    found: dict[str, Any] = {
+        "model": model.config.name,
+        "gate": own_gates(model)[0].kind,
+        "blocks": reader.blocks,
+        "data": windows.about(),
+        "exact": reader.blocks == 1,
+        "notes": [ONE_BLOCK if reader.blocks == 1 else MORE_BLOCKS.format(reader.blocks)],
+        "losses": {name: loss(*pair, reader.closed) for name, pair in chosen.items()},
+        "gains": [gains(f"block {k}", g, h) for k, (g, h) in enumerate(zip(gain, entropy))],
+        "agreement": [agreement(k, f, g) for k, (f, g) in enumerate(zip(fire, gain))],
+        "calibration": [calibration(h, g) for h, g in zip(entropy, gain)],
+    }
+    found["losses"]["gate"]["over_random_se"] = mean(chosen["random"][0] - nll)[1]
+    found["gains"].append(gains("all blocks", reader.closed - reader.opened, entropy[0]))
+    found["curve"] = curve(reader, gain[0], rates, draws, seed, found["notes"])
+    found["verdict"] = sentences(found)
+    return found
+
+
+def random(reader: Reader, fire: Tensor, draws: int, seed: int) -> Tensor:
+    """[n, T] nll when the gate's decisions are handed out by chance: its expectation, or for many blocks an average."""
+    if reader.blocks == 1:
+        return torch.lerp(reader.closed, reader.opened, float(fire.float().mean()))
+    return torch.stack([reader.told(shuffled(fire, seed + draw)) for draw in range(draws)]).mean(0)
+
+
+def same_count(reader: Reader, first: Tensor, fire: Tensor) -> Tensor:
+    """[K, n, T] the oracle's marks: in every block as many as in `fire`."""
+    return reader.oracle(first, lambda k, gain: largest(gain, int(fire[k].sum())))
+
+
+def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> dict[str, Any]:
+    """Mean nll of a policy and what it saves over never firing; the error of a saving is that of the paired difference."""
+    level, error = mean(nll)
+    saved, saved_error = mean(closed - nll)
+    return {"nll": level, "se": error, "saved": saved, "saved_se": saved_error, "fire_rate": fire.float().mean((1, 2)).tolist()}
+
+
+def gains(name: str, gain: Tensor, entropy: Tensor) -> dict[str, Any]:
+    """How a gain is spread over tokens, and whether entropy puts tokens into the order of their gain."""
+    level, error = mean(gain)
+    positive, positive_error = mean((gain > 0).float())
+    places = torch.tensor([0.01, 0.1, 0.5, 0.9, 0.99], dtype=torch.float64)
+    ordered = gain.flatten().double().sort().values
+    quantiles = ordered[(places * (len(ordered) - 1)).round().long()]
+    return {
+        "name": name,
+        "mean": level,
+        "se": error,
+        "positive": positive,
+        "positive_se": positive_error,
+        "quantiles": dict(zip(("1%", "10%", "50%", "90%", "99%"), quantiles.tolist())),
+        "rank_correlation": rank_correlation(entropy, gain),
+    }
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float | None:
+    """Spearman's: 1 if the larger entropy always has the larger gain, 0 if they have nothing to do with each other."""
+    ranks = torch.stack([t.flatten().argsort().argsort().double() for t in (a, b)])
+    return finite(float(torch.corrcoef(ranks)[0, 1]))
+
+
+def agreement(block: int, fire: Tensor, gain: Tensor) -> dict[str, Any]:
+    """The tokens a gate fires on against the tokens it should: the largest gains at the same count, and all gains over 0.
+
+    At the same count precision and recall are one number; a random gate would reach the firing rate.
+    """
+    best, useful = largest(gain, int(fire.sum())), gain > 0
+    pairs = {
+        "best": (fire & best, best),
+        "precision": (fire & useful, fire),
+        "recall": (fire & useful, useful),
+        "precision_by_chance": (useful, torch.ones_like(useful)),
+        "captured": (gain * fire, gain * best),
+    }
+    found: dict[str, Any] = {"block": block, "fire_rate": float(fire.float().mean())}
+    for name, (top, bottom) in pairs.items():
+        level, error = ratio(top.double().sum(1), bottom.double().sum(1))
+        found |= {name: finite(level), f"{name}_se": finite(error)}
+    by_chance = found["fire_rate"] * float(gain.double().sum()) / max(float((gain * best).double().sum()), 1e-30)
+    return found | {"captured_by_chance": by_chance if best.any() else None}
+
+
+def calibration(entropy: Tensor, gain: Tensor) -> list[dict[str, Any]]:
+    """Bins of equally many tokens by entropy: the mean gain in each."""
+    inner = entropy.flatten().double().quantile(torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1])
+    place = torch.bucketize(entropy.double(), inner)
+    found = []
+    for number in range(BINS):
+        inside = place == number
+        tokens = inside.sum(1)
+        if not int(tokens.sum()):
+            continue  # several quantiles are one number: entropies that are equal stay together
+        level, error = ratio((gain * inside).sum(1), tokens)
+        middle = float(entropy[inside].double().mean())
+        found.append({"entropy": middle, "gain": level, "se": finite(error), "tokens": int(tokens.sum())})
+    return found
+
+
+def curve(reader: Reader, first: Tensor, rates: Sequence[float], draws: int, seed: int, notes: list[str]) -> list[dict[str, Any]]:
+    """Loss against firing rate: the gate with the threshold for a rate, then random and oracle at the rates it reached."""
+    points = []
+    for rate in rates:
+        gates, trouble = aimed(reader.model, rate)
+        if trouble and trouble not in notes:
+            notes.append(f"{trouble}; the curve has no line for the gate.")
+        nll, fire = reader.run(lambda _, gates=gates: gates) if gates else (None, by_count(reader, rate, seed))  # type: ignore[misc]
+        oracle = reader.told(same_count(reader, first, fire))
+        lines = {"gate": nll, "random": random(reader, fire, draws, seed), "oracle": oracle}
+        point: dict[str, Any] = {
+            "aim": rate,
+            "fire_rate": float(fire.float().mean()),
+            "blocks": fire.float().mean((1, 2)).tolist(),
+        }
+        for name, values in lines.items():
+            if values is not None:
+                level, error = mean(values)
+                point[name] = {"nll": level, "se": error}
+        points.append(point)
+    return points
+
+
+def aimed(model: Amor, rate: float) -> tuple[list[Gate], str]:
+    """Copies of the model's gates set to a firing rate, or none and why not."""
+    gates = copy.deepcopy(own_gates(model))
+    try:
+        for gate in gates:
+            gate.aim(rate)
+    except AmorError as error:
+        return [], str(error)
+    return gates, ""
+
+
+def by_count(reader: Reader, rate: float, seed: int) -> Tensor:
+    """Marks on a random share of tokens, the same ones in every block."""
+    chance = torch.rand(reader.shape[1:], generator=torch.Generator().manual_seed(seed))
+    return largest(chance, round(rate * chance.numel())).expand(reader.shape)
