@@ -6,18 +6,20 @@ from amor.errors import AmorError
 
 if TYPE_CHECKING:
     from amor.config import Config
+    from amor.decode.generate import generate
     from amor.models.build import build
     from amor.models.folder import load
     from amor.presets import preset
     from amor.state import State
 
 __version__ = "0.1.0"
-__all__ = ["AmorError", "Config", "State", "build", "load", "preset"]
+__all__ = ["AmorError", "Config", "State", "build", "generate", "load", "preset"]
 
 _HOMES = {
     "Config": "amor.config",
     "State": "amor.state",
     "build": "amor.models.build",
+    "generate": "amor.decode.generate",
     "load": "amor.models.folder",
     "preset": "amor.presets",
 }

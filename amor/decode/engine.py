@@ -8,6 +8,7 @@ own forward; `engine.path` says which and why. No saving changes a decision (amo
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,7 @@ class Tally:
     head_passes: int = 0
     cheap_passes: int = 0
     prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
     prompt_head_rows: int = 0  # vectors the head was asked for while reading prompts
     fired: list[int] = field(default_factory=list)  # tokens that fired, a block
     keys_seen: int = 0  # keys met by queries that ran, over all blocks
@@ -114,6 +116,7 @@ class Engine:
             raise AmorError("an empty prompt has no last token to go on from; begin it with the tokenizer's end-of-text token")
         if chunk < 1:
             raise AmorError(f"chunk is {chunk}; at least 1 token is read at a time")
+        began = time.perf_counter()
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         live = _Live(self, [list(prompts[i]) for i in order])
         for start in range(0, len(prompts[order[0]]), chunk):
@@ -123,6 +126,7 @@ class Engine:
         self.tally.prompt_tokens += sum(len(p) for p in prompts)
         longest = max(len(p) for p in prompts)
         session.state = session.state.reserve(longest + room).remember(memory)
+        self.tally.prompt_seconds += time.perf_counter() - began
         return session
 
     def resume(self, state: State) -> Session:

@@ -1,0 +1,170 @@
+"""Text from a model: prompts in, tokens out as they are written; rows leave when they end, and others take their place."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from amor.data.tokenizer import end_of_text
+from amor.decode.engine import Engine, Session
+from amor.decode.sample import Sampler, Sampling
+from amor.decode.text import Detokenizer, Stopper
+from amor.errors import AmorError
+from amor.models.amor import Amor
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+ROWS = 8  # texts written at the same time: as many as one pass over the weights serves
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token, as it was written."""
+
+    row: int  # of the prompts
+    token: int
+    text: str  # what can be shown now; "" inside a character or a possible stop string
+    entropy: float  # nats of the distribution it was drawn from
+    fire: tuple[bool, ...]  # which blocks fired at the token before it
+    end: str = ""  # why the row ends with it: "stop" or "length"
+
+
+@dataclass
+class Text:
+    """One prompt and what was written after it."""
+
+    prompt: str
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
+    fire: list[tuple[bool, ...]] = field(default_factory=list)
+    end: str = ""
+
+
+@dataclass
+class _Row:
+    name: int
+    detokenizer: Detokenizer
+    stopper: Stopper
+    left: int
+
+
+class Writer:
+    """Writes after a queue of prompts, some rows at a time."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, sampling: Sampling, max_tokens: int, stop: Sequence[str], rows: int = ROWS
+    ):
+        if max_tokens < 1 or rows < 1:
+            raise AmorError(f"max_tokens {max_tokens}, rows {rows}: at least 1 of each is needed")
+        self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
+        self.max_tokens, self.stop, self.most = max_tokens, list(stop), rows
+        self.last = end_of_text(tokenizer)
+        self.rows: list[_Row] = []
+        self.session: Session | None = None
+        self.sampler: Sampler | None = None
+
+    def write(self, prompts: Sequence[str]) -> Iterator[Piece]:
+        waiting = deque(enumerate(prompts))
+        while waiting or self.rows:
+            self._admit(waiting)
+            yield from self._step()
+
+    def encode(self, prompt: str) -> list[int]:
+        """An empty prompt begins where a document does: after the end of another."""
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids or [self.last]
+        vocab = self.engine.model.config.vocab
+        if max(ids) >= vocab:
+            raise AmorError(f"the tokenizer gives token {max(ids)}, but the model knows {vocab}; they do not belong together")
+        return ids
+
+    def _admit(self, waiting: deque[tuple[int, str]]) -> None:
+        free = min(self.most - len(self.rows), len(waiting))
+        if not free:
+            return
+        names, texts = zip(*(waiting.popleft() for _ in range(free)), strict=True)
+        ids = [self.encode(text) for text in texts]
+        session = self.engine.prefill(ids, room=self.max_tokens)
+        sampler = Sampler(self.sampling, names, ids, self.engine.model.config.vocab)
+        for name in names:
+            self.rows.append(_Row(name, Detokenizer(self.tokenizer), Stopper(self.stop), self.max_tokens))
+        if self.session is None or self.sampler is None:
+            self.session, self.sampler = session, sampler
+        else:
+            self.session = self.session.join(session)
+            self.sampler.join(sampler)
+
+    def _step(self) -> Iterator[Piece]:
+        """One token for every row; rows that end leave before the others are read on."""
+        assert self.session is not None and self.sampler is not None
+        found = self.session.next
+        chosen = self.sampler.choose(found.logits)
+        tokens, entropy, fire = chosen.tolist(), found.entropy.tolist(), found.fire.tolist()
+        going = []
+        for index, row in enumerate(self.rows):
+            shown, end = self._show(row, tokens[index])
+            yield Piece(row.name, tokens[index], shown, entropy[index], tuple(fire[index]), end)
+            if not end:
+                going.append(index)
+        self.rows = [self.rows[i] for i in going]
+        if not going:
+            self.session = self.sampler = None
+            return
+        if len(going) < len(tokens):
+            self.session = self.session.select(going)
+            self.sampler.select(going)
+        self.session.step(chosen[going])
+
+    def _show(self, row: _Row, token: int) -> tuple[str, str]:
+        row.left -= 1
+        if token == self.last:
+            return row.stopper.add(row.detokenizer.flush()) + row.stopper.flush(), "stop"
+        shown = row.stopper.add(row.detokenizer.add(token))
+        if row.stopper.stopped:
+            return shown, "stop"
+        if row.left == 0:
+            shown += row.stopper.add(row.detokenizer.flush())
+            return shown + ("" if row.stopper.stopped else row.stopper.flush()), "length"
+        return shown, ""
+
+
+def stream(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int = 128,
+    stop: Sequence[str] = (),
+    rows: int = ROWS,
+    sampling: Sampling | None = None,
+) -> Iterator[Piece]:
+    """Tokens as they are written; those of several prompts come mixed, each with the number of its prompt."""
+    return Writer(engine, tokenizer, sampling or Sampling(), max_tokens, stop, rows).write(prompts)
+
+
+def generate(
+    model: Amor | Engine,
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[str],
+    *,
+    max_tokens: int = 128,
+    stop: Sequence[str] = (),
+    rows: int = ROWS,
+    **sampling: float | int,  # temperature, top_k, top_p, min_p, repetition_penalty, seed
+) -> Text | list[Text]:
+    """What a model writes after a prompt, or after each of several."""
+    engine = model if isinstance(model, Engine) else Engine(model)
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    found = [Text(p) for p in prompts]
+    options = dict(max_tokens=max_tokens, stop=stop, rows=rows, sampling=Sampling(**sampling))  # type: ignore[arg-type]
+    for piece in stream(engine, tokenizer, prompts, **options):  # type: ignore[arg-type]
+        text = found[piece.row]
+        text.text += piece.text
+        text.tokens.append(piece.token)
+        text.entropy.append(piece.entropy)
+        text.fire.append(piece.fire)
+        text.end = piece.end
+    return found[0] if isinstance(prompt, str) else found

@@ -1,0 +1,199 @@
+"""Writing text: a thousand odd prompts never crash it and never mix; characters and stop strings come out whole."""
+
+import io
+import json
+import random
+import sys
+
+import pytest
+from laws import small
+
+import amor
+from amor.cli import main
+from amor.data.tokenizer import bytes_tokenizer, train_bpe
+from amor.decode.engine import Engine
+from amor.decode.text import Detokenizer, Stopper
+from amor.models.folder import save
+
+END = 256
+WORDS = "attention, Aufmerksamkeit — 注意 🙂 où? naïve\n"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small("amor-mamba2", vocab=257, width=32, d_ff=32, pattern=["mamba2", "mamba2"])
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    place = tmp_path_factory.mktemp("model")
+    save(model, place, bytes_tokenizer())
+    return place
+
+
+def odd_prompts(count):
+    rng = random.Random(0)
+    makers = [
+        lambda: "",
+        lambda: rng.choice("aé注🙂"),
+        lambda: "<|end_of_text|>" * rng.randint(1, 4),
+        lambda: bytes(rng.randrange(256) for _ in range(rng.randint(1, 20))).decode("utf-8", "replace"),
+        lambda: "".join(
+            chr(rng.choice((rng.randrange(32, 127), rng.randrange(0xA0, 0xD7FF)))) for _ in range(rng.randint(1, 12))
+        ),
+        lambda: "\x00\x07\n\t" * rng.randint(1, 3),
+    ]
+    return [rng.choice(makers)() for _ in range(count)]
+
+
+def test_a_thousand_odd_prompts_never_crash_it_and_never_mix(model):
+    prompts = odd_prompts(999)
+    prompts.insert(500, "x" * 10_000)
+    engine = Engine(model)
+    found = amor.generate(engine, bytes_tokenizer(), prompts, max_tokens=4, temperature=0, rows=16)
+    assert all(1 <= len(t.tokens) <= 4 and t.end in ("stop", "length") for t in found)
+    order = list(range(1000))
+    random.Random(1).shuffle(order)
+    other = amor.generate(engine, bytes_tokenizer(), [prompts[i] for i in order], max_tokens=4, temperature=0, rows=12)
+    for place, index in enumerate(order):
+        assert other[place].tokens == found[index].tokens, prompts[index]
+
+
+def test_a_row_s_text_depends_on_its_seed_and_not_on_its_mates(model):
+    prompts = odd_prompts(12)
+    kinds = [{"rows": 1}, {"rows": 5}, {"rows": 12}, {"rows": 5, "seed": 1}]
+    found = [[t.tokens for t in amor.generate(model, bytes_tokenizer(), prompts, max_tokens=6, top_p=0.9, **k)] for k in kinds]
+    assert found[0] == found[1] == found[2] != found[3]
+
+
+def test_only_stop_tokens_end_at_once_and_spell_nothing(model):
+    sure = Engine(model)
+    honest = sure.prefill
+
+    def ended(*args, **more):
+        session = honest(*args, **more)
+        session.next.logits[:, END] = session.next.logits.max() + 1
+        return session
+
+    sure.prefill = ended
+    found = amor.generate(sure, bytes_tokenizer(), ["<|end_of_text|>" * 3, ""], max_tokens=9, temperature=0)
+    assert [(t.text, t.tokens, t.end) for t in found] == [("", [END], "stop")] * 2
+
+
+@pytest.mark.parametrize("tokenizer", [bytes_tokenizer(), train_bpe([WORDS * 20], 300)], ids=["bytes", "bpe"])
+def test_text_comes_in_whole_characters_and_none_is_lost(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.add(token) for token in tokenizer.encode(WORDS).ids]
+    assert "".join(pieces) + detokenizer.flush() == WORDS
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_bytes_that_are_no_text_are_marked_and_hold_nothing_up():
+    detokenizer = Detokenizer(bytes_tokenizer())
+    assert (
+        "".join(detokenizer.add(token) for token in [0xE6, 0x41, 0xFF, 0x42, END, 0xF0]) + detokenizer.flush()
+        == "\ufffdA\ufffdB\ufffd"
+    )
+
+
+def test_a_metaspace_tokenizer_keeps_its_spaces():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "▁": 2}, unk_token="▁"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    detokenizer = Detokenizer(tokenizer)
+    assert "".join(detokenizer.add(token) for token in (0, 1, 0)) == "one two one"
+
+
+def test_a_stop_string_is_found_across_pieces_and_never_shown():
+    for cut in range(1, 6):
+        stopper = Stopper(["END", "\n\n"])
+        text = "a E EN x END after"
+        shown = ""
+        for at in range(0, len(text), cut):
+            shown += stopper.add(text[at : at + cut])
+            if stopper.stopped:
+                break
+        assert stopper.stopped and shown == "a E EN x "
+    stopper = Stopper(["END"])
+    assert stopper.add("the EN") + stopper.flush() == "the EN" and not stopper.stopped
+
+
+def test_a_stop_string_ends_a_text(model):
+    whole = amor.generate(model, bytes_tokenizer(), "abc", max_tokens=40, seed=3).text
+    stop = whole[20:22]
+    cut = amor.generate(model, bytes_tokenizer(), "abc", max_tokens=40, seed=3, stop=[stop])
+    assert cut.text == whole[: whole.index(stop)] and cut.end == "stop"
+
+
+def test_a_tokenizer_that_does_not_belong_to_the_model_is_refused(model):
+    with pytest.raises(amor.AmorError, match="do not belong together"):
+        amor.generate(model, train_bpe([WORDS * 20], 300), WORDS)
+
+
+def run(capsys, *words):
+    code = main(["generate", *map(str, words)])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_the_command_writes_plain_text_into_a_pipe_and_closes_with_what_it_cost(folder, capsys):
+    code, out, err = run(capsys, folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0)
+    assert code == 0 and "\x1b" not in out and out.endswith("\n")
+    for words in ("tokens/s", "fired", "head passes a token", "of attention skipped"):
+        assert words in err
+
+
+def test_bytes_on_standard_input_that_are_no_text_are_read(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\x00bad")))
+    assert run(capsys, folder, "--max-tokens", 3)[0] == 0
+
+
+def test_a_batch_file_gives_a_line_of_json_a_prompt(folder, capsys, tmp_path):
+    (tmp_path / "in.jsonl").write_text('"one"\n{"prompt": ""}\n{"prompt": "three\\n"}\n')
+    (tmp_path / "in.txt").write_text("one\n\nthree\n")
+    for name in ("in.jsonl", "in.txt"):
+        assert run(capsys, folder, "--batch", tmp_path / name, "--out", tmp_path / "o.jsonl", "--max-tokens", 3)[0] == 0
+        lines = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+        assert [line["prompt"].strip() for line in lines] == ["one", "", "three"]
+        assert all(len(line["fire"]) == len(line["tokens"]) for line in lines)
+
+
+def test_a_firing_rate_and_another_gate_are_set_at_run_time(folder, capsys):
+    def fired(*words):
+        code, out, _ = run(capsys, folder, "--prompt", "hello there", "--max-tokens", 60, "--json", *words)
+        assert code == 0
+        return json.loads(out.splitlines()[-1])
+
+    assert fired("--gate", "never")["attention_skipped"] == 1
+    assert fired("--gate", "always")["attention_skipped"] == 0
+    assert fired("--fire-rate", 0)["fire_rates"] == [0, 0, 0]
+    assert 0.1 < sum(fired("--gate", "random:0.4")["fire_rates"]) / 3 < 0.7
+    for words, said in (
+        (("--gate", "alway"), "always"),
+        (("--gate", "random:x"), "number"),
+        (("--fire-rate", 2), "between 0 and 1"),
+    ):
+        code = main(["generate", str(folder), "--prompt", "a", *map(str, words)])
+        assert code == 2 and said in capsys.readouterr().err
+
+
+def test_eight_bit_weights_say_what_they_cost(folder, capsys):
+    code, _, err = run(capsys, folder, "--prompt", "hello there", "--max-tokens", 5, "--weights", "int8")
+    assert code == 0 and "8-bit weights: perplexity" in err
+
+
+def test_colours_show_entropy_and_underline_what_fired():
+    from amor.cli.generate import Live
+    from amor.decode.generate import Piece
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out = Terminal()
+    live = Live(out, 5.0)
+    for fire in ((False,), (True,)):
+        live.show(Piece(0, 1, "word", 2.5, fire))
+    calm, fired = out.getvalue().split("word")[:2]
+    assert "48;2;" in calm and "1;4;" not in calm and "1;4;" in fired
