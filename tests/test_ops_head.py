@@ -148,6 +148,6 @@ def test_the_triton_kernel_reads_what_the_reference_reads() -> None:
     """In Triton's interpreter, in a process of its own: the switch is read when triton is imported."""
     pytest.importorskip("triton")
     script = Path(__file__).with_name("triton_head.py")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     said = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr[-2000:]

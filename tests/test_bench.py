@@ -1,0 +1,102 @@
+"""The benchmarks run, and say what they measured. How fast anything is, is not tested here."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from amor.bench import machine
+from amor.bench.memory import extra_peak
+from amor.bench.table import Table
+from amor.bench.timing import alternate
+from amor.cli import main
+
+
+def ran(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    assert main(["bench", *words, "--quick", "--rounds", "1", "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.fixture(autouse=True)
+def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceilings of small matrices and arrays: their size does not matter here."""
+    monkeypatch.setattr(machine, "GEMM_SIZE", 64)
+    monkeypatch.setattr(machine, "READ_BYTES", 2**20)
+
+
+# the rows of `peers` and how many bars each has to meet
+BARS = {
+    "Mamba2 layer, forward and backward": 3,
+    "Gated DeltaNet layer, forward and backward": 1,
+    "training step": 8,
+    "decode, Mamba2 without MLP": 3,
+    "prefill, Mamba2 without MLP": 1,
+    "loss and gradient": 2,
+    "entropy": 2,
+    "memory of the scan, forward and backward": 1,
+}
+
+
+@pytest.mark.parametrize("suite", ["ops", "peers"])
+def test_every_row_carries_shapes_backends_seconds_and_bars(suite: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ran(capsys, suite)
+    assert found["suite"] == suite and found["quick"] and found["ok"]
+    assert {"cpu", "cores", "threads", "gemm_gflops", "read_gbs"} <= found["machine"].keys()
+    assert {"scan", "delta", "head", "product"} <= found["kernels"].keys()
+    assert len(found["rows"]) >= 8
+    for row in found["rows"]:
+        assert row["what"] and row["shape"] and (row["seconds"] or row["found"])
+        assert all(seconds > 0 for seconds in row["seconds"].values())
+        for bar in row["bars"]:
+            assert bar["met"] is None and bar["value"] == bar["value"]
+    if suite == "peers":
+        assert {row["what"]: len(row["bars"]) for row in found["rows"]} == BARS
+
+
+def test_a_missed_bar_is_a_failure() -> None:
+    table = Table("ops", quick=False)
+    row = table.row("a row", "head", tokens=1)
+    table.bar(row, "speed", 2.0, at_least=1.0)
+    table.bar(row, "memory", 2.0, at_most=1.0)
+    assert [bar.met for bar in row.bars] == [True, False]
+    found = table.result()
+    assert not found["ok"] and found["missed"] == ["a row: memory 2 (≤ 1: MISSED)"]
+
+
+def test_an_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["bench", "opps"])
+    assert left.value.code == 2 and "ops" in capsys.readouterr().err
+
+
+def test_peers_without_transformers_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    assert main(["bench", "peers", "--quick"]) == 2
+    assert "amor[peers]" in capsys.readouterr().err
+
+
+def test_sides_take_turns_and_the_warm_up_is_apart() -> None:
+    calls: list[str] = []
+
+    def slow_at_first() -> None:
+        if not calls:
+            time.sleep(0.05)
+        calls.append("a")
+
+    times = alternate({"a": slow_at_first, "b": lambda: calls.append("b")}, rounds=3)
+    assert "".join(calls[4:]) == "ababab"
+    assert times["a"].warm_up >= 0.05 > times["a"].best
+
+
+def test_a_memory_peak_is_seen_though_it_is_gone_afterwards() -> None:
+    def work() -> None:
+        torch.ones(20_000_000)  # 80 MB, freed at once
+
+    peak = extra_peak(work)
+    if peak is None:
+        pytest.skip("this system does not tell")
+    assert 70e6 < peak < 100e6
+    assert extra_peak(lambda: None) < 5e6
