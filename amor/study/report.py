@@ -13,7 +13,7 @@ from amor.errors import AmorError
 from amor.run import Run, replace_file
 from amor.study import strip
 from amor.study.charts import Band, Chart, Line, bar_chart, line_chart
-from amor.study.page import folded, page, section, side_by_side, table, tiles
+from amor.study.html import folded, page, section, side_by_side, table, tiles
 
 FILE = "report.html"
 FINDINGS = "findings.json"
@@ -72,7 +72,7 @@ def render(story: Story) -> str:
     parts = [
         heading(story),
         tiles(facts(story)),
-        section("Learning", side_by_side(learning(story))),
+        section("Learning", side_by_side(learning(story), "few")),
         section("Gates over training", *gates(story)),
         section("Gates on held-out text", *histograms(story)),
         section("Texts", *texts(story)),
@@ -195,23 +195,15 @@ def histograms(story: Story) -> list[str]:
 
 
 def texts(story: Story) -> list[str]:
-    if "passage" not in story.found:
-        return []
-    passage = story.found["passage"]
-    parts = [key(story.blocks)] if story.blocks else []
-    parts.append(card("Held-out text, read by the model", strip.as_html(passage["tokens"], passage["thresholds"])))
-    for sample in story.found["samples"]:
-        how = "the most likely token each time" if sample["temperature"] == 0 else f"temperature {sample['temperature']:g}"
-        strip_ = strip.as_html(sample["tokens"], sample["thresholds"], sample["prompt"])
-        parts.append(card(f"Written by the model ({how}; the underlined beginning was given)", strip_))
-    return parts
+    shown = [card(text["title"], strip.as_html(text, text.get("given", 0))) for text in story.found.get("texts", [])]
+    return [key(story.blocks), *shown] if shown and story.blocks else shown
 
 
 def key(blocks: int) -> str:
     """What the colours mean."""
-    shades = [(f"{n} of {blocks}", strip.shade_of([1] * n + [0] * (blocks - n))) for n in range(blocks + 1)]
+    shades = [(f"{n} of {blocks}", strip.shade([k < n for k in range(blocks)])) for n in range(blocks + 1)]
     words = "".join(f'<span class="h{shade}">{name}</span>' for name, shade in shades)
-    note = "A token is coloured by how many blocks fired when it was predicted: there the model was unsure and attention ran."
+    note = "A token is coloured by how many blocks fired on it: having read it the model was unsure, and attention ran."
     return f'<p class="note">{note} Point at a token for its scores and thresholds.</p><p class="key">blocks fired: {words}</p>'
 
 

@@ -123,8 +123,6 @@ class Display(Observer):
 
     def on_start(self, about: dict[str, Any]) -> None:
         self.about, self.pace = about, Pace(about, self.ceiling)
-        for line in about["groups"]:
-            self.console.print(line, style="dim", highlight=False)
         self.live.start()
 
     def on_step(self, metrics: dict[str, Any]) -> None:

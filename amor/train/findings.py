@@ -31,8 +31,9 @@ TOKENS = 16_384  # of validation text read for the histograms; enough for smooth
 COUNTED = 2**30  # training tokens counted for the unigram baseline at most; more would take minutes
 PASSAGE = 160  # tokens of the held-out passage shown
 WRITTEN = 120  # tokens of each text written
-PROMPT = 12  # tokens of held-out text that begin a text to be written
-TEMPERATURES = (0.8, 0.8, 0.0)
+PROMPT = 12  # tokens of a held-out document that begin a text to be written
+SEARCHED = 2**20  # held-out tokens in which documents are looked for
+TEMPERATURES = (0.7, 0.7, 0.9)
 
 
 def find(run: Run, data: str | None = None) -> dict[str, Any]:
@@ -71,6 +72,12 @@ class Held:
             raise AmorError(f"{self.shards.folder} holds fewer tokens than one window of {recipe.context}")
         self.batches, self.windows = Batches(self.shards, recipe.context, windows, recipe.seed), windows
         self.recipe, self.at_once = recipe, max(1, min(recipe.micro_batch, 4096 // recipe.context))
+
+    def starts(self) -> list[int]:
+        """Where documents begin, as far as is looked, with room for a prompt."""
+        tokens = self.shards.read(0, min(SEARCHED, self.shards.tokens))
+        after = np.flatnonzero(tokens == self.shards.end_of_text) + 1
+        return [0, *(int(start) for start in after if start + PROMPT <= len(tokens))]
 
     def pieces(self) -> Iterator[Piece]:
         """The windows, a few at a time, with documents joined or apart as in training."""
@@ -132,14 +139,14 @@ def passage(model: Amor, tokenizer: Any, held: Held) -> dict[str, Any]:
 
 
 def samples(model: Amor, tokenizer: Any, held: Held) -> list[dict[str, Any]]:
-    """Texts the model writes after the first words of places spread over the held-out text; `given` tokens were not written."""
-    found = []
+    """Texts the model writes after the first words of held-out documents; the first `given` tokens were not written."""
+    found, starts = [], held.starts()
     for index, temperature in enumerate(TEMPERATURES):
-        start = index * (held.shards.tokens - PROMPT) // len(TEMPERATURES)
-        prompt = held.shards.read(start, min(PROMPT, held.shards.tokens)).tolist()
+        start = starts[(index + 1) * len(starts) // (len(TEMPERATURES) + 1)]
+        prompt = held.shards.read(start, min(PROMPT, held.shards.tokens - start)).tolist()
         ids = written(model, prompt, WRITTEN, temperature, seed=index, end=held.shards.end_of_text)
-        how = f"temperature {temperature:g}" if temperature else "the most likely token each time"
-        found.append(trace(model, tokenizer, ids, f"Written by the model, {how}") | {"given": len(prompt)})
+        title = f"Written by the model at temperature {temperature:g}, after the {len(prompt)} tokens underlined"
+        found.append(trace(model, tokenizer, ids, title) | {"given": len(prompt)})
     return found
 
 
@@ -151,12 +158,7 @@ def written(model: Amor, prompt: list[int], count: int, temperature: float, seed
     while len(ids) < len(prompt) + count and (len(ids) == len(prompt) or ids[-1] != end):
         out = model(torch.tensor([unread]), state, keep="last")
         state = out.state
-        ids.append(pick(model.logits(out.hidden[0, -1]).float(), temperature, chance))
+        chances = (model.logits(out.hidden[0, -1]).float() / temperature).softmax(-1)
+        ids.append(int(torch.multinomial(chances, 1, generator=chance)))
         unread = ids[-1:]
     return ids
-
-
-def pick(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
-    if temperature == 0:
-        return int(logits.argmax())
-    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=chance))
