@@ -12,6 +12,7 @@ import amor
 from amor.decode.engine import Engine
 from amor.decode.probe import Head, Probes, inputs_of
 from amor.decode.savings import Savings
+from amor.ops.spent import counting
 from amor.presets import NAMES
 
 GATED = [name for name in NAMES if name.startswith("amor-")]
@@ -259,3 +260,23 @@ def test_wrong_calls_are_refused_with_a_reason():
         engine.prefill([[1, 2]]).step([1, 2])
     with pytest.raises(amor.AmorError, match="float32"):
         Engine(small("mamba2"), Savings(packed=False), weights="int8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_step_spends_is_what_the_model_declares(name):
+    model = small(name)
+    engine = Engine(model)
+    session = engine.prefill(prompts_of((30,)))
+    for _ in range(5):
+        context, before = int(session.state.position[0]), dataclasses.replace(engine.head.passes)
+        with counting() as spent:
+            session.step(session.next.logits.argmax(-1))
+        rate = session.next.fire.float().mean().item() if model.blocks else 0.0
+        passes, rows = engine.head.passes.exact - before.exact, engine.head.passes.rows - before.rows
+        assert spent.flops == pytest.approx(model.cost(context, rate, rows).flops)
+        declared = model.cost(context, rate, passes)
+        norms = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 1 or "conv1d" in n)  # counted by nobody
+        small_ones = 4 * norms
+        assert (
+            declared.weights * 4 + declared.state_read - small_ones <= spent.bytes <= declared.weights * 4 + declared.state_read
+        )

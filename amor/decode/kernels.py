@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from amor.ops import native
+from amor.ops.spent import spend
 
 SOURCE = Path(__file__).with_name("step.cpp")
+FLOPS = {"mamba2": 4, "delta": 6}  # a number of the recurrent state: decay and feed, and read out; twice for delta
 
 
 class Mamba2Shape(ctypes.Structure):
@@ -55,6 +57,7 @@ def swiglu(both: Tensor) -> Tensor:
 
 def recur(name: str, shape: ctypes.Structure, projected: Tensor, window: Tensor, state: Tensor, width: int) -> Tensor:
     """A recurrent mixer between its projections, window and state updated in place."""
+    spend("recurrence", FLOPS[name] * state.numel(), state.nbytes + window.nbytes)
     out = torch.empty(len(projected), width)
     shape.rows = len(projected)
     memory = (t.data_ptr() for t in (projected, window, state, out))

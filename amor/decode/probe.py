@@ -23,9 +23,7 @@ from amor.gates.base import Evidence, Gate
 from amor.layout import Layout
 from amor.models.amor import Amor
 from amor.models.probe import Residuals, Separate
-from amor.ops.product import Matrix, bound, pack, probe
-
-MOST = 8  # rows one pass over the head serves
+from amor.ops.product import ROWS, Matrix, bound, pack, probe
 
 
 @dataclass
@@ -61,7 +59,7 @@ class Probes:
         gates: Sequence[Gate],
         inputs: Callable[[Tensor, int], list[Tensor]],  # residual [n, D], k -> inputs k.. and the output's, nothing firing
         savings: Savings,
-        most: int = MOST,
+        most: int = ROWS,
     ):
         self.head, self.gates, self.inputs, self.savings, self.most = head, gates, inputs, savings, most
         self.last = len(gates)
@@ -163,7 +161,7 @@ class Probes:
     def _count(self, kind: str, rows: int) -> None:
         passes = self.head.passes
         field = "cheap" if kind else "exact"
-        setattr(passes, field, getattr(passes, field) + -(-rows // MOST))
+        setattr(passes, field, getattr(passes, field) + -(-rows // ROWS))
         setattr(passes, f"{kind}rows", getattr(passes, f"{kind}rows") + rows)
 
 
@@ -174,7 +172,7 @@ def _places(marks: Tensor) -> Tensor:
 class Stepping:
     """Probes as a strategy for the model's own forward: one token a row is read ahead, longer calls a block at a time."""
 
-    def __init__(self, model: Amor, head: Head, plain: Separate, savings: Savings, most: int = MOST):
+    def __init__(self, model: Amor, head: Head, plain: Separate, savings: Savings, most: int = ROWS):
         gates = [block.gate for block in model.each_block()]
         self.probes, self.plain, self.head = Probes(head, gates, inputs_of(model), savings, most), plain, head
 

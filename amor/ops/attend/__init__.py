@@ -6,10 +6,14 @@ from amor.ops.attend.dense import attend as dense
 from amor.ops.attend.gathered import attend as gathered
 from amor.ops.attend.reference import attend as reference
 from amor.ops.backends import backend
+from amor.ops.spent import someone_counts, spend
 
 __all__ = ["dense", "gathered", "reference", "single"]
 
 
 def single(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
     """q [n, H, d] float32, each against the first `lengths` keys of its row of k, v [B, H, L, d] -> [n, H, d]."""
+    if someone_counts():
+        numbers = int(lengths.sum()) * q.shape[1] * q.shape[2]
+        spend("attention", 4 * numbers, 2 * 4 * numbers)
     return backend("attend", q).attend(q, k, v, rows, lengths)
