@@ -22,7 +22,7 @@ from amor.ops.product.matrix import Matrix, Probe
 
 HALF_STEP = 0.5 / 32767  # rounding x to 16 bits moves a number by at most this share of the row's largest
 ROUNDING = 2.0**-24
-EVALUATION = 4e-6  # of exp, and of entropies in float32, relative to 1 + spread + entropy: an order above what is met
+EVALUATION = 1e-5  # of exp, and of entropies in float32, relative to 1 + spread + entropy: an order above what is met
 
 
 def bound(x: Tensor, matrix: Matrix, probe: Probe) -> Tensor:

@@ -47,21 +47,25 @@ struct Floats {
             for (int r = 0; r < R; r++) sums[n][r] = vec{};
         const float* rows = w + row * inner;
         const float* mine = x + first * inner;
-        long j = 0;
-        for (; j + LANES <= inner; j += LANES) {
+        const auto advance = [&](long j) {
             vec weights[N];
 #pragma GCC unroll 8
-            for (int n = 0; n < N; n++) {
-                weights[n] = load(rows + n * inner + j);
-                __builtin_prefetch(rows + n * inner + j + 512);
-            }
+            for (int n = 0; n < N; n++) weights[n] = load(rows + n * inner + j);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                vec xs = load(mine + r * inner + j);
+                const vec xs = load(mine + r * inner + j);
 #pragma GCC unroll 8
                 for (int n = 0; n < N; n++) sums[n][r] = fused(weights[n], xs, sums[n][r]);
             }
+        };
+        long j = 0;
+        for (; j + 2 * LANES <= inner; j += 2 * LANES) {
+#pragma GCC unroll 8
+            for (int n = 0; n < N; n++) __builtin_prefetch(rows + n * inner + j + 512);
+            advance(j);
+            advance(j + LANES);
         }
+        for (; j + LANES <= inner; j += LANES) advance(j);
         const int left = (int)(inner - j);  // less than a vector: the same lanes, the others 0
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++) {
@@ -138,12 +142,12 @@ inline void block(const Weights& weights, long row, long count, long first, floa
 
 template <class Weights>
 void panel(const Weights& weights, long row, long count, int rows, float* out, long step) {
-    constexpr long CACHED = 16;  // rows of W taken at a time, so that a second batch of x rows finds them in the cache
+    constexpr long CACHED = 12;  // rows of W taken at a time, so that a second batch of x rows finds them in the cache
     for (long n = 0; n < count; n += CACHED) {
         const long here = n + CACHED < count ? CACHED : count - n;
         int first = 0;
-        for (; first + 4 <= rows; first += 4) block<4, 2>(weights, row + n, here, first, out + first * step + n, step);
-        if (rows - first == 3) block<3, 2>(weights, row + n, here, first, out + first * step + n, step);
+        for (; first + 4 <= rows; first += 4) block<4, 3>(weights, row + n, here, first, out + first * step + n, step);
+        if (rows - first == 3) block<3, 4>(weights, row + n, here, first, out + first * step + n, step);
         if (rows - first == 2) block<2, 4>(weights, row + n, here, first, out + first * step + n, step);
         if (rows - first == 1) block<1, 4>(weights, row + n, here, first, out + first * step + n, step);
     }
@@ -168,25 +172,38 @@ void product(const Weights& weights, long outputs, int rows, float* y, long step
 constexpr int FACTS = 8;  // m, sum e, sum e z', sum e z'^2, sum e |residual|^2, best, second, place of the best
 
 void digest(const float* z, long count, long first, const float* residuals, double* facts) {
-    float m = -__builtin_inff(), second = m;
-    long place = first;
-    for (long j = 0; j < count; j++) {
-        if (z[j] > m) second = m, m = z[j], place = first + j;
-        else if (z[j] > second) second = z[j];
-    }
-    double sums[4] = {0, 0, 0, 0};
+    const vec least = all(-__builtin_inff());
+    vec best = least, next = least;  // of each lane
+    ivec place{};
     for (long j = 0; j < count; j += LANES) {
-        vec shifted = all(-1e4f), rest{};
+        vec v = least;
+        std::memcpy(&v, z + j, (count - j < LANES ? count - j : LANES) * sizeof(float));
+        const ivec beaten = v > best;
+        const vec lower = choose(beaten, best, v);
+        next = choose(lower > next, lower, next);
+        place = (beaten & (ivec{} + (int)j)) | (~beaten & place);
+        best = choose(beaten, v, best);
+    }
+    int lane = 0;  // of the largest; of equal ones the first token
+    for (int i = 1; i < LANES; i++)
+        if (best[i] > best[lane] || (best[i] == best[lane] && place[i] + i < place[lane] + lane)) lane = i;
+    const float m = best[lane];
+    float second = next[lane];
+    for (int i = 0; i < LANES; i++)
+        if (i != lane && best[i] > second) second = best[i];
+    vec sums[4] = {vec{}, vec{}, vec{}, vec{}};
+    for (long j = 0; j < count; j += LANES) {
+        vec shifted = all(-1e4f) + m, rest{};
         const int here = count - j < LANES ? (int)(count - j) : LANES;
         std::memcpy(&shifted, z + j, here * sizeof(float));
         if (residuals) rest = load_part(residuals + first + j, here);
-        for (int i = 0; i < here; i++) shifted[i] -= m;
+        shifted -= m;
         const vec e = exp(shifted), ez = e * shifted;
-        sums[0] += sum(e), sums[1] += sum(ez), sums[2] += sum(ez * shifted), sums[3] += sum(e * rest * rest);
+        sums[0] += e, sums[1] += ez, sums[2] += ez * shifted, sums[3] += e * rest * rest;
     }
     facts[0] = m;
-    for (int i = 0; i < 4; i++) facts[1 + i] = sums[i];
-    facts[5] = m, facts[6] = second, facts[7] = (double)place;
+    for (int i = 0; i < 4; i++) facts[1 + i] = sum(sums[i]);
+    facts[5] = m, facts[6] = second, facts[7] = (double)(first + place[lane] + lane);
 }
 
 void merge(double* a, const double* b) {  // a comes before b
