@@ -5,6 +5,7 @@
 // numbers and exact, and groups are added in order.
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -260,15 +261,27 @@ extern "C" void round_rows(const float* x, long rows, long inner, long padded, i
     }
 }
 
+struct Rounded {
+    long groups;
+    std::vector<int16_t> whole;
+    std::vector<float> units;
+
+    Rounded(const float* x, long rows, long inner)
+        : groups((inner + GROUP - 1) / GROUP), whole(rows * groups * GROUP), units(rows) {
+        round_rows(x, rows, inner, groups * GROUP, whole.data(), units.data());
+    }
+};
+
 // y [rows, outputs], its rows `step` apart; add: y += ...
 extern "C" void product_floats(const float* w, long outputs, long inner, const float* x, int rows, float* y, long step, int add,
                                int threads) {
     product(Floats{w, x, inner}, outputs, rows, y, step, add, threads);
 }
 
-extern "C" void product_bytes(const int8_t* w, const float* scales, long outputs, long groups, const int16_t* x,
-                              const float* units, int rows, float* y, long step, int add, int threads) {
-    product(Bytes{w, scales, x, units, groups}, outputs, rows, y, step, add, threads);
+extern "C" void product_bytes(const int8_t* w, const float* scales, long outputs, long inner, const float* x, int rows, float* y,
+                              long step, int add, int threads) {
+    const Rounded r(x, rows, inner);
+    product(Bytes{w, scales, r.whole.data(), r.units.data(), r.groups}, outputs, rows, y, step, add, threads);
 }
 
 extern "C" void probe_floats(const float* w, long outputs, long inner, const float* x, int rows, float* y, double* facts,
@@ -276,9 +289,10 @@ extern "C" void probe_floats(const float* w, long outputs, long inner, const flo
     probe(Floats{w, x, inner}, outputs, rows, y, nullptr, facts, room, threads);
 }
 
-extern "C" void probe_bytes(const int8_t* w, const float* scales, long outputs, long groups, const int16_t* x, const float* units,
-                            int rows, float* y, const float* residuals, double* facts, double* room, int threads) {
-    probe(Bytes{w, scales, x, units, groups}, outputs, rows, y, residuals, facts, room, threads);
+extern "C" void probe_bytes(const int8_t* w, const float* scales, long outputs, long inner, const float* x, int rows, float* y,
+                            const float* residuals, double* facts, double* room, int threads) {
+    const Rounded r(x, rows, inner);
+    probe(Bytes{w, scales, r.whole.data(), r.units.data(), r.groups}, outputs, rows, y, residuals, facts, room, threads);
 }
 
 // The sum of a large array, for measuring how fast memory is read.

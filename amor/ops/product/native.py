@@ -27,9 +27,9 @@ def _functions() -> ctypes.CDLL:
     p, n, i = c_void_p, c_long, c_int
     library.round_rows.argtypes = [p, n, n, n, p, p]
     library.product_floats.argtypes = [p, n, n, p, i, p, n, i, i]
-    library.product_bytes.argtypes = [p, p, n, n, p, p, i, p, n, i, i]
+    library.product_bytes.argtypes = [p, p, n, n, p, i, p, n, i, i]
     library.probe_floats.argtypes = [p, n, n, p, i, p, p, p, i]
-    library.probe_bytes.argtypes = [p, p, n, n, p, p, i, p, p, p, p, i]
+    library.probe_bytes.argtypes = [p, p, n, n, p, i, p, p, p, p, i]
     library.stream.argtypes, library.stream.restype = [p, n, i], ctypes.c_float
     return library
 
@@ -44,20 +44,23 @@ def rounded(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
     x = x.float().contiguous()
-    y = torch.empty(len(x), matrix.outputs) if out is None else out
-    for start in range(0, len(x), MOST):
-        _few(x[start : start + MOST], matrix, y[start : start + MOST], add)
+    rows = x.shape[0]
+    y = torch.empty(rows, matrix.outputs) if out is None else out
+    if rows <= MOST:
+        _few(x, rows, matrix, y, add)
+        return y
+    for start in range(0, rows, MOST):
+        part = x[start : start + MOST]
+        _few(part, part.shape[0], matrix, y[start : start + MOST], add)
     return y
 
 
-def _few(x: Tensor, matrix: Matrix, y: Tensor, add: bool) -> None:
-    tail = len(x), y.data_ptr(), y.stride(0), add, torch.get_num_threads()
+def _few(x: Tensor, rows: int, matrix: Matrix, y: Tensor, add: bool) -> None:
+    shape = matrix.outputs, matrix.inner, x.data_ptr(), rows, y.data_ptr(), y.stride(0), add, torch.get_num_threads()
     if matrix.scales is None:
-        _functions().product_floats(matrix.weight.data_ptr(), matrix.outputs, matrix.inner, x.data_ptr(), *tail)
-        return
-    whole, units = rounded(x, matrix)
-    head = matrix.weight.data_ptr(), matrix.scales.data_ptr(), matrix.outputs, matrix.scales.shape[1]
-    _functions().product_bytes(*head, whole.data_ptr(), units.data_ptr(), *tail)
+        _functions().product_floats(matrix.weight.data_ptr(), *shape)
+    else:
+        _functions().product_bytes(matrix.weight.data_ptr(), matrix.scales.data_ptr(), *shape)
 
 
 def probe(x: Tensor, matrix: Matrix, logits: bool = False) -> Probe:
@@ -79,12 +82,12 @@ def _probe_few(x: Tensor, matrix: Matrix, y: Tensor | None, facts: Tensor) -> No
     room = torch.empty(len(x) * -(-matrix.outputs // SLAB) * FACTS, dtype=torch.float64)
     logits = None if y is None else y.data_ptr()
     tail = facts.data_ptr(), room.data_ptr(), torch.get_num_threads()
+    shape = matrix.outputs, matrix.inner, x.data_ptr(), x.shape[0], logits
     if matrix.scales is None or matrix.residuals is None:
-        _functions().probe_floats(matrix.weight.data_ptr(), matrix.outputs, matrix.inner, x.data_ptr(), len(x), logits, *tail)
-        return
-    whole, units = rounded(x, matrix)
-    head = matrix.weight.data_ptr(), matrix.scales.data_ptr(), matrix.outputs, matrix.scales.shape[1]
-    _functions().probe_bytes(*head, whole.data_ptr(), units.data_ptr(), len(x), logits, matrix.residuals.data_ptr(), *tail)
+        _functions().probe_floats(matrix.weight.data_ptr(), *shape, *tail)
+    else:
+        weights = matrix.weight.data_ptr(), matrix.scales.data_ptr()
+        _functions().probe_bytes(*weights, *shape, matrix.residuals.data_ptr(), *tail)
 
 
 def stream(data: Tensor) -> float:
