@@ -154,8 +154,10 @@ def test_killed_for_real_and_continued_equals_never_killed(corpus, whole, tmp_pa
         child = subprocess.Popen([sys.executable, script, corpus, out, str(workers), str(moment)], start_new_session=True)
         assert child.wait() == -signal.SIGKILL, "the kill came too late to show anything"
         assert not (out / "train" / MANIFEST).exists()
-        while alive(child.pid):  # the workers of a killed parent leave too; where they do not, this test does not end
+        patience = time.monotonic() + 30
+        while alive(child.pid) and time.monotonic() < patience:  # the workers of a killed parent leave too
             time.sleep(0.01)
+        assert not alive(child.pid)
     subprocess.run([sys.executable, script, corpus, out, "2", "0"], check=True)
     assert held(out) == held(whole)
 
@@ -209,6 +211,12 @@ def test_other_settings_do_not_continue_a_folder(corpus, whole):
         prepare(request_for(corpus, shard_tokens=999), whole, workers=1)
     with pytest.raises(AmorError, match="tokenizer"):
         prepare(request_for(corpus, tokenizer="bytes"), whole, workers=1)
+
+
+def test_a_first_attempt_that_wrote_nothing_is_in_nobodys_way(corpus, tmp_path):
+    with pytest.raises(AmorError, match="no field 'body'"):
+        prepare(Request((str(corpus),), "bytes", reading=Reading(field="body")), tmp_path, workers=1)
+    assert prepare(Request((str(corpus),), "bytes"), tmp_path, workers=1)["train"].manifest.documents == 98
 
 
 def test_a_source_changed_on_the_way_is_noticed(corpus, tmp_path):

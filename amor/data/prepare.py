@@ -144,6 +144,9 @@ class Preparation:
             return None
         plan = self.plan()
         differs = sorted(k for k in plan.keys() | journal.plan.keys() if plan.get(k) != journal.plan.get(k))
+        begun = journal.done or any(w.tokens for w in journal.written.values())
+        if differs and not begun:
+            return None  # an attempt that failed at its first document is in nobody's way
         if differs:
             state = "data prepared" if journal.done else "an unfinished preparation"
             words = "; ".join(f"{k} {_brief(journal.plan.get(k))} there, {_brief(plan.get(k))} asked" for k in differs)
