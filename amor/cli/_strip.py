@@ -29,7 +29,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
         rows = [Text(f"block {k}".ljust(LABEL), style=BLOCKS[k % len(BLOCKS)]) for k in range(found["blocks"])]
         for token in line:
             word = shown(token["text"])
-            tokens.append(word, style=f"black on {shade(entropy(token), low, high)}")
+            tokens.append(word, style=f"#111111 on {shade(entropy(token), low, high)}")
             digits.append(str(min(int(entropy(token) * 10), 9)).center(cell_len(word)))
             for row, fired in zip(rows, token["fire"]):
                 row.append((FIRED if fired else SKIPPED).center(cell_len(word)), style="" if fired else "dim")
@@ -82,13 +82,13 @@ def losses(found: dict[str, Any]) -> str:
     if loss["as_is"] is None:
         return "one token: nothing to predict"
     if not found["blocks"]:
-        return f"nll {loss['as_is']:.3f} nats a token over {len(scored)} tokens; this model has no gated blocks"
+        return f"nats a token: {loss['as_is']:.3f} over {len(scored)} tokens; this model has no gated blocks"
     better = sum(p["as_is"] > p["closed"] for p in scored)
     worse = sum(p["as_is"] < p["closed"] for p in scored)
     rates = " / ".join(f"{100 * rate:.0f} %" for rate in found["fire_rate"])
     return (
-        f"fired on {rates} of tokens; nll {loss['as_is']:.3f} nats a token as it is, {loss['closed']:.3f} all closed, "
-        f"{loss['open']:.3f} all open\n"
+        f"fired on {rates} of tokens\n"
+        f"nats a token: {loss['as_is']:.3f} as it is, {loss['closed']:.3f} all closed, {loss['open']:.3f} all open\n"
         f"attention raised the probability of {better} tokens and lowered that of {worse}, of {len(scored)}"
     )
 

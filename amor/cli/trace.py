@@ -31,6 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", action="append", metavar="TEXT", help="the text to trace; may be repeated")
     parser.add_argument("--file", metavar="FILE", help="a file of text to trace, or with --value to judge on")
     parser.add_argument("--preset", help="paper: the paper's teaser sentence, and a text of each of its four domains")
+    parser.add_argument("--limit", type=int, default=4096, metavar="N", help="trace the first N tokens of a text (default 4096)")
     parser.add_argument("--fire-rate", type=float, help="set the gate to fire on this share of tokens")
     parser.add_argument("--gate", help="another gate for the while: always, never or random:RATE")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page, with details under the pointer")
@@ -112,7 +113,10 @@ def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None")
 
     speller, console, traces = spelled_by(tokenizer), Console(highlight=False), []
     for title, text in texts(args).items():
-        traces.append(trace(model, speller, encode(speller, text).tolist(), title))
+        ids = encode(speller, text).tolist()
+        if len(ids) > args.limit:
+            title = f"{title} (first {args.limit:,} of {len(ids):,} tokens)".strip()
+        traces.append(trace(model, speller, ids[: args.limit], title))
         _strip.show(console, traces[-1])
         console.print()
     found = {"traces": traces}

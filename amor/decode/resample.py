@@ -16,7 +16,7 @@ def ratio(top: Tensor, bottom: Tensor, seed: int = 0) -> tuple[float, float]:
         return float("nan"), float("nan")
     counts = draws(len(top), seed).to(top.device)
     below = counts @ bottom
-    spread = ((counts @ top) / below)[below > 0].std()
+    spread = ((counts @ top) / below)[below != 0].std()
     return float(top.sum() / bottom.sum()), float(spread)
 
 
