@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def forget(out: Any) -> None:
     """Delete a demo, and nothing that is not one."""
     name = out.read_config().get("name")
-    if name != Path(RECIPE).name:
+    if name != Path(RECIPE).stem:
         raise AmorError(f"{out.folder} holds the run {name!r}, which is not a demo; give another --out")
     shutil.rmtree(out.folder)
     print(f"{out.folder} is forgotten")
@@ -89,7 +89,11 @@ def chosen(args: argparse.Namespace, out: Any) -> Any:
 
 
 def model_change(args: argparse.Namespace) -> list[str]:
-    return [f"model.name={args.model}"] if args.model else []
+    if not args.model:
+        return []
+    # a gate that is always open has no threshold, so the recipe's options of the gate mean nothing to it
+    always = ["model.changes.blocks.gate_options={}"] if args.model.endswith("-nogate") else []
+    return [f"model.name={args.model}", *always]
 
 
 def said(keys: dict[str, Any]) -> str:
@@ -117,10 +121,12 @@ def fitting(recipe: Any, minutes: float) -> int:
 
 
 def decided(out: Any, steps: int) -> str:
+    from amor.train.checkpoint import listed, step_of
+
     if not out.used:
         return f"a new run of {steps:,} steps in {out.folder}"
-    last = max((line["step"] for line in out.lines()), default=0)
-    if last >= steps:
+    known = listed(out)
+    if known and step_of(known[-1]) >= steps:
         return f"{out.folder} holds a finished demo; here it is again (--fresh trains a new one)"
     return f"{out.folder} holds a demo that was stopped; it goes on (--fresh begins again)"
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from amor.data.loader import Batches
 from amor.data.shards import Shards
 from amor.data.stats import counts
+from amor.decode.generate import generate
 from amor.decode.trace import trace
 from amor.errors import AmorError
 from amor.models.amor import Amor
@@ -33,7 +34,7 @@ PASSAGE = 160  # tokens of the held-out passage shown
 WRITTEN = 120  # tokens of each text written
 PROMPT = 12  # tokens of a held-out document that begin a text to be written
 SEARCHED = 2**20  # held-out tokens in which documents are looked for
-TEMPERATURES = (0.7, 0.7, 0.9)
+SAMPLES, TEMPERATURE = 3, 0.7
 
 
 def find(run: Run, data: str | None = None) -> dict[str, Any]:
@@ -140,25 +141,14 @@ def passage(model: Amor, tokenizer: Any, held: Held) -> dict[str, Any]:
 
 def samples(model: Amor, tokenizer: Any, held: Held) -> list[dict[str, Any]]:
     """Texts the model writes after the first words of held-out documents; the first `given` tokens were not written."""
-    found, starts = [], held.starts()
-    for index, temperature in enumerate(TEMPERATURES):
-        start = starts[(index + 1) * len(starts) // (len(TEMPERATURES) + 1)]
-        prompt = held.shards.read(start, min(PROMPT, held.shards.tokens - start)).tolist()
-        ids = written(model, prompt, WRITTEN, temperature, seed=index, end=held.shards.end_of_text)
-        title = f"Written by the model at temperature {temperature:g}, after the {len(prompt)} tokens underlined"
-        found.append(trace(model, tokenizer, ids, title) | {"given": len(prompt)})
+    starts = held.starts()
+    chosen = [starts[(k + 1) * len(starts) // (SAMPLES + 1)] for k in range(SAMPLES)]
+    prompts = [tokenizer.decode(held.shards.read(s, min(PROMPT, held.shards.tokens - s)).tolist()) for s in chosen]
+    title = f"Written by the model at temperature {TEMPERATURE:g}, after the words underlined"
+    texts = generate(model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE)
+    assert isinstance(texts, list)
+    found = []
+    for text in texts:
+        given = tokenizer.encode(text.prompt, add_special_tokens=False).ids
+        found.append(trace(model, tokenizer, given + text.tokens, title) | {"given": len(given)})
     return found
-
-
-@torch.no_grad()
-def written(model: Amor, prompt: list[int], count: int, temperature: float, seed: int, end: int) -> list[int]:
-    """The prompt and what the model writes after it, to the end of the text or for `count` tokens."""
-    chance = torch.Generator().manual_seed(seed)
-    ids, state, unread = list(prompt), None, prompt
-    while len(ids) < len(prompt) + count and (len(ids) == len(prompt) or ids[-1] != end):
-        out = model(torch.tensor([unread]), state, keep="last")
-        state = out.state
-        chances = (model.logits(out.hidden[0, -1]).float() / temperature).softmax(-1)
-        ids.append(int(torch.multinomial(chances, 1, generator=chance)))
-        unread = ids[-1:]
-    return ids

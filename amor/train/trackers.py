@@ -22,9 +22,7 @@ def flat(metrics: dict[str, Any], above: str = "") -> dict[str, float]:
         if isinstance(value, dict):
             out |= flat(value, f"{above}{key}/")
         elif isinstance(value, list):
-            one = key.removesuffix("s")
-            for index, item in enumerate(value):
-                out |= flat(item if isinstance(item, dict) else {key: item}, f"{above}{one}{index}/")
+            out |= flat({f"{key.removesuffix('s')}{index}": item for index, item in enumerate(value)}, above)
         elif isinstance(value, int | float) and not (above == "" and key == "step"):
             out[f"{above}{key}"] = float(value)
     return out

@@ -1,0 +1,294 @@
+"""Laws of watching a run: the display, the trackers, the findings and the report drawn from them."""
+
+import io
+import json
+import math
+import re
+import sys
+import types
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from rich.console import Console
+from training import small_recipe, trained
+
+from amor.cli import main
+from amor.cli._seeing import seeing
+from amor.data.shards import Shards
+from amor.data.stats import counts, unigram_entropy
+from amor.errors import AmorError
+from amor.run import Run
+from amor.study import report
+from amor.study.charts import Chart, Line, line_chart, thinned, ticks
+from amor.train import display, findings, trackers
+from amor.train.loop import train
+
+EMPTY = {"meta", "br", "input"}
+
+
+class Reader(HTMLParser):
+    """Reads a page strictly: every tag is closed, in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.words = [], [], ""
+        self.feed(text)
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def block(step):
+    numbers = {"mu": 0.7, "sigma": 0.1, "tau": 0.72, "alpha": 0.5, "score_10": 0.5, "score_90": 0.9}
+    return numbers | {"fire": 0.3 + 0.01 * (step % 10)}
+
+
+def token(text, fire):
+    held = {"entropy": [0.9, 0.8], "fire": fire, "final_entropy": 0.8, "surprise": 2.5, "guesses": [{"text": "a", "p": 0.5}]}
+    return {"text": text} | held
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory written by hand: 30 steps of a model with two blocks."""
+    run = Run(tmp_path / "run")
+    run.make()
+    run.write(run.config, {"name": "<invented>", "model": {"name": "amor-mamba2", "scale": "tiny", "changes": {}}, "data": ""})
+    run.write(run.machine, {"cpu": "an abacus", "gpus": [], "gemm_gflops": 100.0, "flops_per_token": 1e7})
+    for step in range(1, 31):
+        timing = {"seconds": 0.5, "tokens_per_second": 2000.0, "time": 0.0}
+        line = {"step": step, "loss": 8 - 0.1 * step, "lr": 1e-3, "grad_norm": 1.0, "tokens": 1000 * step}
+        run.measured(line | {"blocks": [block(step), block(step)], "timing": timing})
+    run.measured(
+        {"step": 30, "valid": {"nll": 5.25, "perplexity": math.exp(5.25), "tokens": 100, "fire": [0.4, 0.4]}, "timing": {}}
+    )
+    run.happened("spike", message="step 7: a spike")
+    texts = [
+        {
+            "title": "Written",
+            "given": 1,
+            "thresholds": [0.7, None],
+            "tokens": [token("<b>", [True, False]), token(" it\n", [True] * 2)],
+        }
+    ]
+    shares = [0.0] * 30 + [1 / 30] * 30
+    held = {"fire": 0.42, "threshold": 0.72, "low": 0.0, "high": 1.0, "shares": shares, "median": 0.7}
+    judged = {"split": "valid", "tokens": 100, "nll": 5.25, "perplexity": math.exp(5.25)}
+    found = {"step": 30, "parameters": 1234567, "model": {"blocks": {"gate": "entropy"}}, "judged": judged, "texts": texts}
+    run.write(
+        run.folder / "findings.json", found | {"unigram": {"nll": 6.5, "perplexity": math.exp(6.5)}, "blocks": [held, held]}
+    )
+    return run
+
+
+def drawn(run):
+    return report.write(run).read_text()
+
+
+def test_a_report_is_made_from_the_files_of_a_run_alone(run):
+    text = drawn(run)
+    page = Reader(text)
+    for words in ("<invented>", "190.6", "665", "1,234,567", "2,000", "20%", "an abacus", "step 7: a spike", "τ 0.720"):
+        assert words in page.words, words
+    assert text.count("<svg") == 4 + 3 + 2 + 2  # learning, gates, a threshold a block, a histogram a block
+    assert "30.0% - 38.0%" in page.words  # of the firing rate, 10 % to 90 % of the steps
+
+
+def test_a_report_fetches_nothing(run):
+    text = drawn(run)
+    assert not re.search(r"https?:|src=|href=|@import|url\(", text)
+
+
+def test_every_drawing_of_a_report_is_sound_and_stays_in_its_frame(run):
+    for svg in re.findall(r"<svg.*?</svg>", drawn(run), re.S):
+        tree = ET.fromstring(svg)
+        _, _, width, height = map(float, tree.attrib["viewBox"].split())
+        for shape in tree.iter("polyline"):
+            for x, y in (map(float, place.split(",")) for place in shape.attrib["points"].split()):
+                assert 0 <= x <= width and 0 <= y <= height
+        for bar in tree.iter("rect"):
+            assert float(bar.attrib["width"]) >= 0 and float(bar.attrib["height"]) >= 0
+
+
+def test_fired_tokens_are_marked_and_say_why(run):
+    spans = [attrs for tag, attrs in Reader(drawn(run)).tags if tag == "span" and "data-tip" in attrs]
+    assert [s["class"] for s in spans] == ["t h2 given", "t h4"]
+    assert "block 0: entropy 0.900, threshold 0.700: fired" in spans[0]["data-tip"]
+    assert "block 1: entropy 0.800: passed over" in spans[0]["data-tip"]
+
+
+def test_a_run_without_findings_or_numbers_that_are_not_finite_still_has_a_report(run):
+    (run.folder / "findings.json").unlink()
+    run.measured({"step": 31, "valid": {"nll": None, "perplexity": None, "tokens": 100}, "timing": {}})
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for line in lines:
+        for gate in line.get("blocks", ()):
+            gate["tau"] = None
+            gate.pop("mu")
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = Reader(drawn(run))
+    assert "Firing rate" in page.words and "Texts" not in page.words
+
+
+@pytest.mark.parametrize("name", ["amor-mamba2", "transformer"])
+def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
+    recipe = small_recipe(prepared, name, steps=3)
+    with seeing(recipe) as (observers, machine):
+        summary = train(recipe, tmp_path / "run", observers, machine=machine)
+    page = Reader((tmp_path / "run" / "report.html").read_text())
+    assert f"report: {summary['report']}" in capsys.readouterr().out
+    assert "Written by the model" in page.words and "of the machine's ceiling" in page.words
+    assert ("Gates over training" in page.words) == (name == "amor-mamba2")
+    assert sum("data-tip" in attrs for _, attrs in page.tags) > 100
+
+
+def test_findings_judge_as_the_trainer_did(prepared, tmp_path):
+    valid = trained(small_recipe(prepared, steps=3), tmp_path / "run")["summary"]["valid"]
+    found = findings.find(Run(tmp_path / "run"))
+    assert found["judged"]["tokens"] == valid["tokens"]
+    assert found["judged"]["nll"] == pytest.approx(valid["nll"], rel=1e-6)
+    for held, fire in zip(found["blocks"], valid["fire"], strict=True):
+        assert held["fire"] == pytest.approx(fire)
+        assert sum(held["shares"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_report_finds_data_that_has_moved_and_says_when_it_is_gone(prepared, tmp_path, capsys):
+    trained(small_recipe(prepared, steps=1), tmp_path / "run")
+    run = Run(tmp_path / "run")
+    run.write(run.config, run.read_config() | {"data": str(tmp_path / "gone")})
+    assert main(["report", str(run.folder)]) == 2
+    assert "give --data FOLDER" in capsys.readouterr().err
+    assert main(["report", str(run.folder), "--data", str(prepared)]) == 0
+    assert main(["report", str(run.folder), "--quick"]) == 0
+    assert main(["report", str(tmp_path)]) == 2
+
+
+def test_the_unigram_baseline_is_that_of_the_data(prepared):
+    train_, valid = Shards.open(prepared / "train"), Shards.open(prepared / "valid")
+    assert findings.unigram(train_, counts(valid))["nll"] == pytest.approx(unigram_entropy(train_, valid))
+
+
+def test_histograms_hold_every_score_also_outside_0_and_1():
+    found = findings.histogram(torch.tensor([-1.0, 0.5, 3.0, 3.0]))
+    assert (found["low"], found["high"]) == (-1, 3) and sum(found["shares"]) == pytest.approx(1)
+    assert found["shares"][-1] == 0.5
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (1, 30), (-3.2, 7.7), (0.00031, 0.00033), (5, 1e6)])
+def test_ticks_are_few_and_in_reach(low, high):
+    found = ticks(low, high, 5)
+    assert 2 <= len(found) <= 7 and all(low <= t <= high for t in found)
+
+
+def test_a_long_line_is_thinned_to_its_means():
+    x, y = thinned(list(range(10_000)), [float(i % 2) for i in range(10_000)])
+    assert len(x) <= 400 and all(abs(v - 0.5) < 0.03 for v in y)
+    assert "nothing was measured" in line_chart(Chart("Empty", lines=[Line("none", [], [])]))
+
+
+ABOUT = {"model": "m", "parameters": 10, "where": "here", "folder": "runs/x", "step": 0, "steps": 40, "step_tokens": 100}
+ABOUT |= {"groups": ["a group"], "recipe": {"steps": 40, "model": {"name": "amor-mamba2", "scale": "tiny"}}}
+
+
+def metrics(step):
+    return {"step": step, "loss": 5.0 / step, "lr": 1e-3, "grad_norm": 0.5, "blocks": [block(step)] * 3} | {
+        "timing": {"seconds": 2.0}
+    }
+
+
+def test_where_there_is_no_terminal_plain_lines_are_printed(capsys):
+    shown = display.for_people(ceiling=1e12)
+    assert isinstance(shown, display.Plain)
+    shown.on_start(ABOUT)
+    for step in range(1, 21):
+        shown.on_step(metrics(step))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    assert [line.split()[1] for line in lines] == ["1/40", "10/40", "20/40"]
+    assert "50 tokens/s (0% of the ceiling)" in lines[0] and "to go" in lines[0]
+    assert "fires 31/31/31 %, thresholds 0.720/0.720/0.720" in lines[0] and "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_live_picture_fits_its_terminal(width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=24)
+    shown = display.Display(1e12, console)
+    shown.on_start(ABOUT)
+    for step in range(1, 21):
+        shown.on_step(metrics(step))
+    shown.on_event({"event": "x", "message": "something [strange]"})
+    shown.close()
+    plain = Console(file=io.StringIO(), width=width)
+    plain.print(shown.picture())
+    lines = plain.file.getvalue().splitlines()
+    assert len(lines) < 24 and all(len(line) <= width for line in lines)
+    for words in ("step 20/40", "to go", "0.2500", "ceiling", "0.720", "30.0%"):
+        assert words in plain.file.getvalue()
+    assert "something [strange]" in console.file.getvalue()
+
+
+def test_the_share_of_the_ceiling_is_work_done_over_work_possible():
+    pace = display.Pace(ABOUT, 1e9)
+    pace.took(1, 2.0)
+    assert pace.share == pytest.approx(50 * display.flops_per_token(ABOUT["recipe"]) / 1e9)
+    assert display.Pace(ABOUT, None).share is None
+
+
+class Told:
+    """Stands for a tracker's package: remembers what it was told."""
+
+    def __init__(self):
+        self.values, self.ended = {}, 0
+
+    def init(self, **about):
+        self.about = about
+
+    def log(self, values, step):
+        self.values[step] = values
+
+    def finish(self):
+        self.ended += 1
+
+    def SummaryWriter(self, folder, purge_step):  # noqa: N802
+        self.about = {"folder": folder, "purge_step": purge_step}
+        return types.SimpleNamespace(add_scalar=self.add_scalar, close=self.finish)
+
+    def add_scalar(self, name, value, step):
+        self.values.setdefault(step, {})[name] = value
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")]
+)
+def test_a_tracker_is_told_what_the_metrics_file_is_told(name, module, prepared, tmp_path, monkeypatch):
+    told = Told()
+    monkeypatch.setitem(sys.modules, module, told)
+    recipe = small_recipe(prepared, steps=3, track=name)
+    train(recipe, tmp_path / "run", trackers.trackers(recipe.track))
+    line = next(line for line in Run(tmp_path / "run").lines() if line["step"] == 2)
+    assert told.values[2]["loss"] == line["loss"]
+    assert told.values[2]["block1/tau"] == line["blocks"][1]["tau"]
+    assert "valid/nll" in told.values[3] and "valid/fire0" in told.values[3]
+    assert told.ended == 1
+
+
+def test_a_tracker_that_is_not_installed_or_unknown_is_said_before_the_run(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(AmorError, match=r"needs the package wandb.*amor\[track\]"):
+        trackers.trackers("wandb")
+    with pytest.raises(AmorError, match="tensorboard"):
+        trackers.trackers("tensorbored")
+    assert trackers.trackers("") == []
