@@ -11,6 +11,7 @@ Exit codes: 0 done; 2 something to mend, said in one line; 130 or 143 stopped by
 """
 
 import argparse
+import os
 from typing import Any
 
 from amor.train import resume
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     recipe = load(args.recipe, args.set, **keys)
     if args.dry_run:
         return dry_run(recipe, args.flops)
+    args.json = args.json and os.environ.get("RANK", "0") == "0"  # of many ranks one speaks
     with seeing(recipe) as (observers, machine):
         return train(recipe, args.out or f"runs/{recipe.name}", observers, args.resume, machine)
 

@@ -75,7 +75,7 @@ def save(
         raise AmorError(
             f"checkpoint {final.name} could not be written ({_reason(error)}); "
             f"{'the last good one is ' + kept[-1] if kept else 'there is none yet'}. "
-            f"Free some space in {run.folder} and run the same command again: it resumes"
+            f"{shutil.disk_usage(run.folder).free / 1e6:,.0f} MB are free there; mend that and run the same command: it resumes"
         ) from error
     return final
 
@@ -104,11 +104,12 @@ def _write_errors() -> tuple[type[BaseException], ...]:
 
 
 def _reason(error: BaseException) -> str:
-    """The lowest cause in one line: torch and safetensors wrap what the system said."""
+    """What the system said, in one line; torch and safetensors wrap it."""
     for inner in getattr(error, "failures", {}).values():  # torch's CheckpointException: rank -> (error, traceback)
         return _reason(inner[0])
-    if error.__cause__ is not None:
-        return _reason(error.__cause__)
+    below = error.__cause__ or error.__context__
+    if below is not None and not isinstance(error, OSError):
+        return _reason(below)
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 

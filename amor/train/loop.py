@@ -43,6 +43,9 @@ def train(
         run = Run(out)
         told = [Record(run), *observers] if team.leads else []
         return Trainer(recipe, run, team, told, machine or {}).go(go_on)
+    except OSError as error:  # a disk that is full or gone; anything trained since the last checkpoint is trained again
+        words = f"{error.filename or out}: {error.strerror or error}; mend that and run the same command again: it resumes"
+        raise AmorError(words) from error
     finally:
         team.close()
 
@@ -171,6 +174,9 @@ class Trainer:
         self.groups = groups(self.model, self.recipe.optimiser, self.recipe.lr)
         self.optimizer = adamw(self.groups, self.recipe.optimiser)
         self.stepper = Stepper(self.model, self.optimizer, self.recipe, self.data.train, self.team, self.data.end_of_text)
+        for block in self.stepper.blocks():
+            # in evaluation too: gathered queries lie anywhere in memory, and the last bit of a product depends on where
+            block.compute = "full_with_mask"
         self.done, self.stepper.updates = trainer["step"], trainer["updates"]
         self.stepper.spikes = Spikes(self.recipe.optimiser.spike, trainer["norms"])
         if self.team.leads:
