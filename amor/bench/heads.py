@@ -12,7 +12,7 @@ from amor.bench.timing import alternate
 from amor.ops import head
 
 
-def loss(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> Row:
+def loss(table: Table, rounds: int, vocab: int, width: int, tokens: int, chunked_by_torch: bool = False) -> Row:
     row = table.row("loss and gradient", "head", tokens=tokens, vocab=vocab, width=width)
     x = torch.randn(tokens, width, requires_grad=True)
     weight = (torch.randn(vocab, width) * 0.02).requires_grad_()
@@ -26,12 +26,13 @@ def loss(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> Row:
         x.grad = weight.grad = None
         head.loss(x, weight, targets, share)[0].backward()
 
-    def chunked_by_torch() -> None:
+    def linear_cross_entropy() -> None:
         x.grad = weight.grad = None
         F.linear_cross_entropy(x, weight, targets, options=torch.nn.LinearCrossEntropyOptions()).backward()
 
     row.time(alternate({"amor": ours, "dense": dense}, rounds))
-    row.time(alternate({"torch linear_cross_entropy": chunked_by_torch}, 1))
+    if chunked_by_torch:
+        row.time(alternate({"torch linear_cross_entropy": linear_cross_entropy}, 1))
     gradients = (x.nbytes + weight.nbytes) / 2**20
     for name, work in (("amor", ours), ("dense", dense)):
         x.grad = weight.grad = None

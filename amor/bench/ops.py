@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amor.bench import machine
 from amor.bench.heads import entropy, loss
-from amor.bench.table import Row, Table
+from amor.bench.table import Row, Table, common
 from amor.bench.timing import alternate
 from amor.ops import attend, product
 from amor.ops.conv import conv
@@ -20,13 +20,11 @@ from amor.ops.scan import scan
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="small shapes, to see that everything runs; no bar is judged")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds a side; the best is kept")
-    parser.add_argument("--only", default="", help="rows whose name holds this word")
+    common(parser, ROWS)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    table = Table("ops", args.quick)
+    table = Table.of("ops", args)
     vocab, width, tokens = (512, 64, 64) if args.quick else (128_256, 768, 1024)
     torch.manual_seed(0)
     for name, measure in ROWS.items():
@@ -105,7 +103,7 @@ def firing(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> li
 
 
 def heads(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
-    return [loss(table, rounds, vocab, width, tokens), entropy(table, rounds, vocab, width, 3 * tokens)]
+    return [loss(table, rounds, vocab, width, tokens, chunked_by_torch=True), entropy(table, rounds, vocab, width, 3 * tokens)]
 
 
 ROWS = {"product": products, "recurrences": recurrences, "attention": attention, "firing": firing, "head": heads}

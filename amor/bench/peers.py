@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from amor.bench import generation, heads, layers, steps, transformers
-from amor.bench.table import Row, Table
+from amor.bench.table import Row, Table, common
 
 # name -> (measure, arguments of the full run, arguments of the quick run)
 ROWS: dict[str, tuple[Callable[..., Row], tuple[Any, ...], tuple[Any, ...]]] = {
@@ -26,14 +26,12 @@ ROWS: dict[str, tuple[Callable[..., Row], tuple[Any, ...], tuple[Any, ...]]] = {
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="small shapes, to see that everything runs; no bar is judged")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds a side; the best is kept")
-    parser.add_argument("--only", default="", help=f"rows whose name holds this word: {', '.join(ROWS)}")
+    common(parser, ROWS)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     transformers.library()
-    table = Table("peers", args.quick)
+    table = Table.of("peers", args)
     for name, (measure, full, quick) in ROWS.items():
         if args.only in name:
             torch.manual_seed(0)

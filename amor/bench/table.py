@@ -1,19 +1,20 @@
 """What a benchmark found, row by row: shapes, backends, seconds, and each bar with what was reached."""
 
+import argparse
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from amor.bench import machine
-from amor.bench.timing import Times
+from amor.bench.timing import Times, clock_name, count_cpu_time
 from amor.ops.backends import BACKENDS, choice
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A demand: `value` of `what` must be at least, or at most, `limit`. `met` is None where a quick run judges nothing."""
+    """A demand: `value` of `what` must be at least, or at most, `limit`. `met` is None where nothing is judged."""
 
     what: str
     value: float
@@ -53,12 +54,27 @@ class Row:
             print(f"  {bar.words()}")
 
 
+def common(parser: argparse.ArgumentParser, rows: Iterable[str]) -> None:
+    """The options every suite takes."""
+    parser.add_argument("--quick", action="store_true", help="small shapes, to see that everything runs; no bar is judged")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds a side; the best is kept")
+    parser.add_argument("--only", default="", help=f"rows whose name holds this word: {', '.join(rows)}")
+    words = "one thread, its own CPU seconds: for a machine that others use; no bar is judged"
+    parser.add_argument("--cpu-time", action="store_true", help=words)
+
+
 class Table:
     """The rows of a suite. `quick`: small shapes to see that everything runs; no bar is judged."""
 
     def __init__(self, suite: str, quick: bool):
         self.suite, self.quick = suite, quick
         self.rows: list[Row] = []
+
+    @classmethod
+    def of(cls, suite: str, args: argparse.Namespace) -> "Table":
+        if args.cpu_time:
+            count_cpu_time()
+        return cls(suite, args.quick)
 
     def row(self, what: str, *ops: str, **shape: Any) -> Row:
         new = Row(what, shape, {op: choice(op, "cpu")[0] for op in ops})
@@ -69,7 +85,8 @@ class Table:
         limit = at_least if at_least is not None else at_most
         assert limit is not None
         holds = value >= limit if at_least is not None else value <= limit
-        row.bars.append(Bar(what, value, limit, at_least is not None, None if self.quick else holds))
+        judged = not self.quick and clock_name() == "wall"
+        row.bars.append(Bar(what, value, limit, at_least is not None, holds if judged else None))
 
     def result(self) -> dict[str, Any]:
         """As JSON, comparable across commits."""
@@ -81,6 +98,7 @@ class Table:
         return {
             "suite": self.suite,
             "quick": self.quick,
+            "clock": clock_name(),
             "commit": commit(),
             "machine": machine.describe() | ceilings,
             "kernels": {op: choice(op, "cpu")[0] for op in BACKENDS},

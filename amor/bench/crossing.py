@@ -1,0 +1,58 @@
+"""From which context on a gated model decodes faster than another: by formula and by measurement.
+
+Letters: V vocabulary, D width, L context, f firing rate, K gated blocks, n attention layers of the other model, w their
+width over D, p passes over the head a token.
+"""
+
+from collections.abc import Sequence
+
+from amor.models.amor import Amor
+from amor.presets import ARCHITECTURES, SCALES
+
+
+def paper_break_even(vocab: int, rate: float) -> float:
+    """The paper's: one attention saved on 1 - f of tokens pays for one reading of the head: (1 - f) 4 L D = 2 V D."""
+    return vocab / (2 * (1 - rate))
+
+
+def attention_layers(name: str, scale: str) -> float:
+    """n w: the attention a model runs at every token, in layers as wide as the model."""
+    depth = SCALES[scale]["depth"]
+    everywhere, special, where, _ = ARCHITECTURES[name]
+    if everywhere == "attention":
+        return depth
+    count = len(where.get(depth, ()))
+    return count / 4 if special == "fused" else float(count)
+
+
+def break_even(vocab: int, rate: float, blocks: int, passes: float, attention: float) -> float | None:
+    """Ours: (n w - f K) 4 L D = (p - 1) 2 V D; None where the other model never runs more attention."""
+    saved = attention - rate * blocks
+    return (passes - 1) * vocab / (2 * saved) if saved > 0 else None
+
+
+def bytes_break_even(gated: Amor, other: Amor, rate: float, passes: float, most: int = 2**23) -> float | None:
+    """Where both read the same bytes a token: bytes grow with the context by straight lines."""
+
+    def read(model: Amor, context: int, *more: float) -> float:
+        cost = model.cost(context, *more)
+        return 4 * cost.weights + cost.state_read
+
+    ahead = [read(gated, c, rate, passes) - read(other, c) for c in (0, most)]
+    if ahead[0] <= 0:
+        return 0.0
+    return None if ahead[1] >= 0 else most * ahead[0] / (ahead[0] - ahead[1])
+
+
+def measured(contexts: Sequence[int], gated: Sequence[float], other: Sequence[float]) -> float | None:
+    """The context where seconds a token meet, by straight lines between the contexts measured; None: not among them.
+
+    0: the gated model is faster already at the first.
+    """
+    gaps = [a - b for a, b in zip(gated, other, strict=True)]
+    if gaps and gaps[0] <= 0:
+        return 0.0
+    for (c0, g0), (c1, g1) in zip(zip(contexts, gaps, strict=True), list(zip(contexts, gaps, strict=True))[1:], strict=False):
+        if g1 <= 0:
+            return c0 + (c1 - c0) * g0 / (g0 - g1)
+    return None
