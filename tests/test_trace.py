@@ -236,6 +236,15 @@ def test_precision_and_recall_count_what_they_say():
     assert found["captured"] == pytest.approx((3 - 1 + 1) / 6)
 
 
+def test_equal_entropies_stay_in_one_group():
+    from amor.decode.value import calibration
+
+    gain = torch.arange(12.0).view(3, 4)
+    assert [(b["tokens"], b["gain"]) for b in calibration(torch.full((3, 4), 0.5), gain)] == [(12, pytest.approx(5.5))]
+    split = calibration(torch.arange(12.0).view(3, 4) / 12, gain)
+    assert sum(b["tokens"] for b in split) == 12 and [b["gain"] for b in split] == sorted(b["gain"] for b in split)
+
+
 def test_a_gate_that_cannot_aim_is_judged_without_its_curve():
     found = value(small("amor-mamba2-nogate"), cut(), rates=(0, 0.5))
     assert all("gate" not in point and "oracle" in point for point in found["curve"])
@@ -285,6 +294,14 @@ def test_trace_writes_a_page_that_fetches_nothing(folder, tmp_path, capsys):
     assert page.count("</script>") == 2 and not re.search(r"(src|href)=|https?://(?!www.w3.org)|@import|url\(", page)
     held = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     assert held["traces"] == found["traces"] == json.loads((out / "trace.json").read_text())["traces"]
+
+
+def test_no_text_can_end_the_script_that_holds_it():
+    from amor.study.page import trace_page
+
+    shown = trace_page({"traces": [{"title": "</script><script>alert(1)</script>"}]})
+    assert shown.count("</script>") == 2
+    assert json.loads(re.search(r'id="data">(.*?)</script>', shown, re.S)[1])["traces"][0]["title"].startswith("</script>")
 
 
 def test_the_strip_marks_what_fired(folder, capsys):

@@ -50,7 +50,7 @@ def calibration(axes: Axes, found: dict[str, Any]) -> None:
         colour = BLOCKS[block % len(BLOCKS)]
         axes.plot(x, y, color=colour, marker="o", markersize=2.5, linewidth=1.1, label=f"block {block}")
         axes.errorbar(x, y, yerr=error, color=colour, linestyle="", elinewidth=0.7)
-    axes.set_xlabel("entropy, tenths of tokens")
+    axes.set_xlabel("entropy (ten equal groups)")
     axes.set_ylabel("gain of firing (nats)")
     axes.legend(fontsize=6.5, frameon=False)
 
