@@ -12,6 +12,8 @@ import amor
 from amor.decode.engine import Engine
 from amor.decode.probe import Head, Probes, inputs_of
 from amor.decode.savings import Savings
+from amor.ops.product import bound, pack, probe
+from amor.ops.product.refine import refine
 from amor.ops.spent import counting
 from amor.presets import NAMES
 
@@ -58,6 +60,7 @@ def prompts_of(lengths):
 def test_text_and_decisions_are_the_full_forward_s_with_every_saving_on_and_off(name, switched):
     model = small(name)
     engine = Engine(model, SWITCHED[switched])
+    engine.head.fired = 3.0  # as after many firings, so that a cheap probe pays
     for lengths, chunk in (((19,), 512), (LENGTHS, 8)):
         prompts = prompts_of(lengths)
         text, fires = greedy(engine.prefill(prompts, chunk=chunk), 12)
@@ -194,6 +197,13 @@ def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypat
     assert 0 < fired < 10 * 5 * 3
 
 
+def cheap_head(model):
+    """A head whose 8-bit copy is asked: as after many firings."""
+    head = Head(model.embed.weight, "float32", True)
+    head.fired = 3.0
+    return head
+
+
 @torch.no_grad()
 def test_a_cheap_probe_gives_the_exact_decision_or_asks_the_exact_head():
     model = small("amor-mamba2")
@@ -201,7 +211,7 @@ def test_a_cheap_probe_gives_the_exact_decision_or_asks_the_exact_head():
     sure = 0
     for seed in range(20):
         h = torch.randn(2, 64, generator=torch.Generator().manual_seed(seed)) * (0.03 + 0.02 * seed)
-        heads = {cheap: Head(model.embed.weight, "float32", cheap) for cheap in (True, False)}
+        heads = {cheap: cheap_head(model) if cheap else Head(model.embed.weight, "float32", False) for cheap in (True, False)}
         found = {
             cheap: gates[0](Probes(head, gates, inputs_of(model), EVERY).ask(0, h, h, torch.zeros(2))).fire
             for cheap, head in heads.items()
@@ -215,7 +225,7 @@ def test_a_threshold_at_the_entropy_itself_is_never_left_to_the_cheap_probe():
     model = small("amor-mamba2", **{"blocks.count": 1})
     gate = model.each_block()[0].gate
     h = torch.randn(1, 64, generator=torch.Generator().manual_seed(3)) * 0.1
-    head = Head(model.embed.weight, "float32", True)
+    head = cheap_head(model)
     exact = (
         Probes(Head(model.embed.weight, "float32", False), [gate], inputs_of(model), EVERY).ask(0, h, h, torch.zeros(1)).entropy
     )
@@ -280,3 +290,20 @@ def test_what_a_step_spends_is_what_the_model_declares(name):
         assert (
             declared.weights * 4 + declared.state_read - small_ones <= spent.bytes <= declared.weights * 4 + declared.state_read
         )
+
+
+@pytest.mark.parametrize("likely", [5, 100])
+@torch.no_grad()
+def test_the_exact_entropy_lies_within_the_refined_bound_and_the_bound_is_narrower(monkeypatch, likely):
+    monkeypatch.setattr("amor.ops.product.refine.LIKELY", likely)
+    generator = torch.Generator().manual_seed(0)
+    for scale in (0.02, 0.3, 1.0):
+        weight = torch.randn(700, 96, generator=generator) * scale
+        x = torch.randn(6, 96, generator=generator) * torch.tensor([0.1, 0.5, 1, 1, 2, 4])[:, None]
+        exact, copy = pack(weight), pack(weight, "int8")
+        found = probe(x, copy, logits=True)
+        entropy, slack = refine(x, exact, copy, found.logits)
+        logp = (x.double() @ weight.double().T).log_softmax(1)
+        true = -(logp.exp() * logp).sum(1)
+        assert ((entropy - true).abs() <= slack).all()
+        assert (slack < bound(x, copy, found)).all()

@@ -171,6 +171,8 @@ class Engine:
         hidden, gates = _last(out, valid)
         if probe is not None:
             logits, entropy = probe.probes.output(hidden)
+            fired = sum(float(g.fire.sum()) for g in gates) / len(hidden)
+            self.head.expect(fired, probe.probes.doubts / len(hidden))
         else:
             self.head.passes.exact += 1
             self.head.passes.rows += len(hidden)

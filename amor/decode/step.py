@@ -145,6 +145,7 @@ class _Walk:
         final_norm, passes = self.packed.final_norm, self.packed.head.passes
         hidden = self.h if final_norm is None else final_norm(self.h)
         logits, entropy = self.probes.output(hidden)
+        self.packed.head.expect(sum(float(t.fire.sum()) for t in self.traces) / len(hidden), self.probes.doubts / len(hidden))
         rows, read = passes.rows - self.before.rows, passes.exact - self.before.exact
         return Seen(hidden, logits, entropy, state, tuple(self.traces), rows, read)
 
