@@ -1,24 +1,18 @@
-"""The laws of traces and of gate value accounting."""
+"""The laws of traces, and of the command that shows them."""
 
 import json
-import math
 import re
 
-import numpy as np
 import pytest
 import torch
 from laws import close, small, tokens
 
 from amor.cli import main
 from amor.data.tokenizer import bytes_tokenizer
-from amor.decode.override import Told, Watched, all_told, gated, own_gates
-from amor.decode.policies import Reader, largest, shuffled
+from amor.decode.override import Watched, all_told, gated, own_gates
 from amor.decode.prompts import PAPER
-from amor.decode.resample import mean, ratio
 from amor.decode.spelling import Speller, kinds, rare
 from amor.decode.trace import PIECE, read, trace
-from amor.decode.value import passes, value
-from amor.decode.windows import Windows, of_ids, of_shards, spaced
 from amor.errors import AmorError
 from amor.models.folder import save
 
@@ -29,15 +23,6 @@ def reading(name="amor-mamba2", text=TEXT):
     tokenizer = bytes_tokenizer()
     model = small(name, vocab=257)
     return model, tokenizer, tokenizer.encode(text).ids
-
-
-def cut(rows=5, columns=24):
-    held = tokens(rows, columns + 1)
-    return Windows(held[:, :-1].contiguous(), held[:, 1:].contiguous(), None, "invented")
-
-
-def reader(name, windows=None):
-    return Reader(small(name), windows or cut(), 2, lambda read: None)
 
 
 def test_gates_come_back_even_after_an_error():
@@ -144,133 +129,6 @@ def test_rare_is_the_later_half_of_a_learned_vocabulary_or_the_rarest_of_a_text(
     assert rare([3, 4999, 5000, 9999], 10_000) == [False, False, True, True]
     found = rare([1] * 50 + [2] * 48 + [3] + [4], 257)
     assert found == [False] * 98 + [True, True]
-
-
-def test_with_one_block_two_passes_give_the_loss_of_every_choice():
-    judged = reader("amor-mamba2-classic")
-    fire = torch.rand(judged.shape, generator=torch.Generator().manual_seed(3)) < 0.4
-    run, fired = judged.run(lambda here: [Told(block[here]) for block in fire])
-    assert torch.equal(fired, fire)
-    close(judged.told(fire), run)
-
-
-def test_with_more_blocks_a_choice_is_run_again():
-    judged = reader("amor-mamba2")
-    fire = torch.rand(judged.shape, generator=torch.Generator().manual_seed(3)) < 0.4
-    with torch.no_grad(), gated(judged.model, [Told(block) for block in fire]):
-        plain = judged.model(judged.windows.tokens, targets=judged.windows.targets).nll
-    close(judged.told(fire), plain)
-
-
-@pytest.mark.parametrize("name", ["amor-mamba2-classic", "amor-gated-deltanet-classic"])
-def test_no_choice_of_as_many_tokens_beats_the_oracle_of_one_block(name):
-    judged = reader(name)
-    nll, fire, _, gain = judged.as_it_is()
-    close(gain[0], judged.closed - judged.opened, "gain")
-    best = judged.told(judged.oracle(gain[0], lambda k, g: largest(g, int(fire.sum())))).mean()
-    assert best < nll.mean()
-    for seed in range(20):
-        assert best < judged.told(shuffled(fire, seed)).mean()
-
-
-def test_documents_apart_are_judged_apart(prepared):
-    model = small("amor-mamba2", vocab=257)
-    windows = of_shards(prepared / "train", 300, 20, None, 257, apart=True)
-    assert windows.reset is not None and windows.reset[:, 1:].any(), "no document begins inside a window"
-    judged = Reader(model, windows, 2, lambda read: None)
-    with torch.no_grad(), gated(model, all_told(model, True)):
-        plain = model(windows.tokens, reset=windows.reset, targets=windows.targets).nll
-    close(judged.opened, plain)
-
-
-def test_the_gain_of_the_last_block_is_what_closing_it_costs():
-    judged = reader("amor-mamba2")
-    nll, fire, _, gain = judged.as_it_is()
-    shut = fire.clone()
-    shut[-1] = False
-    # nothing after the last block reads what it did, so its gain is exact token by token
-    close(judged.told(shut) - nll, gain[-1] * fire[-1], "gain")
-
-
-def test_a_shuffled_choice_fires_as_often_and_on_the_same_combinations():
-    fire = torch.rand(3, 4, 9, generator=torch.Generator().manual_seed(0)) < 0.5
-    other = shuffled(fire, 1)
-    assert not torch.equal(fire, other)
-    patterns = [sorted(map(tuple, f.flatten(1).T.tolist())) for f in (fire, other)]
-    assert patterns[0] == patterns[1]
-
-
-@pytest.mark.parametrize(("name", "blocks"), [("amor-mamba2-classic", 1), ("amor-mamba2", 3)])
-def test_the_accounting_adds_up(name, blocks):
-    model, windows, read_tokens = small(name), cut(), []
-    found = value(model, windows, rates=(0, 0.3, 1), rows=2, seen=read_tokens.append)
-    json.dumps(found, allow_nan=False)
-    assert sum(read_tokens) == passes(blocks, rates=3) * windows.tokens.numel()
-    losses = found["losses"]
-    with torch.no_grad():
-        out = model(windows.tokens, targets=windows.targets)
-    assert losses["gate"]["nll"] == pytest.approx(out.nll.mean().item(), rel=1e-5)
-    assert losses["gate"]["fire_rate"] == pytest.approx([g.fire.float().mean().item() for g in out.gates])
-    assert losses["oracle"]["fire_rate"] == losses["gate"]["fire_rate"]
-    assert losses["oracle"]["nll"] < min(losses["gate"]["nll"], losses["random"]["nll"])
-    first, middle, last = found["curve"]
-    for policy in ("gate", "random", "oracle"):
-        assert first[policy]["nll"] == pytest.approx(losses["never"]["nll"], rel=1e-5)
-        assert last[policy]["nll"] == pytest.approx(losses["always"]["nll"], rel=1e-5)
-    assert 0 < middle["fire_rate"] < 1 and found["exact"] == (blocks == 1)
-    for row, block in zip(found["agreement"], found["calibration"], strict=True):
-        assert 0 <= row["best"] <= 1 and row["captured"] <= 1
-        assert sum(b["tokens"] for b in block) == windows.tokens.numel()
-
-
-def test_precision_and_recall_count_what_they_say():
-    from amor.decode.value import agreement
-
-    gain = torch.tensor([[3.0, 2.0, -1.0, 1.0], [0.5, -2.0, -3.0, -4.0]])
-    fire = torch.tensor([[True, False, True, True], [False, False, False, False]])
-    found = agreement(0, fire, gain)
-    # best three: 3, 2, 1; fired: 3, -1, 1
-    assert found["best"] == pytest.approx(2 / 3)
-    assert found["precision"] == pytest.approx(2 / 3)
-    assert found["recall"] == pytest.approx(2 / 4)
-    assert found["captured"] == pytest.approx((3 - 1 + 1) / 6)
-
-
-def test_equal_entropies_stay_in_one_group():
-    from amor.decode.value import calibration
-
-    gain = torch.arange(12.0).view(3, 4)
-    assert [(b["tokens"], b["gain"]) for b in calibration(torch.full((3, 4), 0.5), gain)] == [(12, pytest.approx(5.5))]
-    split = calibration(torch.arange(12.0).view(3, 4) / 12, gain)
-    assert sum(b["tokens"] for b in split) == 12 and [b["gain"] for b in split] == sorted(b["gain"] for b in split)
-
-
-def test_a_gate_that_cannot_aim_is_judged_without_its_curve():
-    found = value(small("amor-mamba2-nogate"), cut(), rates=(0, 0.5))
-    assert all("gate" not in point and "oracle" in point for point in found["curve"])
-    assert any("cannot aim" in note for note in found["notes"])
-
-
-def test_a_poor_gate_is_called_poor():
-    found = value(small("amor-mamba2"), cut(), rates=(0, 1))
-    assert any(sentence.startswith("Poor") for sentence in found["verdict"])
-
-
-def test_bootstrapped_errors_are_those_of_the_mean():
-    values = torch.randn(400, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    level, error = mean(values)
-    assert level == pytest.approx(values.mean().item())
-    assert error == pytest.approx(values.mean(1).std().item() / math.sqrt(400), rel=0.15)
-    assert all(math.isnan(x) for x in ratio(torch.zeros(3), torch.zeros(3)))
-
-
-def test_windows_lie_apart_and_over_the_whole_text():
-    starts = spaced(1000, 50, 7, "text")
-    assert starts[0] == 0 and starts[-1] + 50 < 1000 <= starts[-1] + 150 and min(np.diff(starts)) >= 50
-    held = of_ids(np.arange(1000), 50, 7, "text")
-    assert torch.equal(held.targets, held.tokens + 1)
-    with pytest.raises(AmorError, match="two windows"):
-        spaced(60, 50, 7, "text")
 
 
 @pytest.fixture
