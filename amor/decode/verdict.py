@@ -24,14 +24,14 @@ def gate(found: dict[str, Any]) -> str:
     """What share of the oracle's saving the gate has, at the same count."""
     mine, best = found["losses"]["gate"], found["losses"]["oracle"]
     rates = " / ".join(f"{100 * rate:.0f} %" for rate in mine["fire_rate"])
-    told = f"The gate fires on {rates} of tokens and gains {mine['saved']:+.4f} ± {mine['saved_se']:.4f} nats a token"
+    told = f"the gate fires on {rates} of tokens and gains {mine['saved']:+.4f} ± {mine['saved_se']:.4f} nats a token"
     if not any(mine["fire_rate"]):
         return "Poor: the gate fires nowhere on this text."
     if best["saved"] <= 0:
-        return f"{told}; not even the oracle gains at this rate."
+        return f"Poor: {told}; not even the oracle gains at this rate."
     share = mine["saved"] / best["saved"]
-    poor = "Poor: " if share < 0.25 else ""
-    return f"{poor}{told}, {100 * share:.0f} % of what the best choice of as many tokens gains ({best['saved']:+.4f})."
+    level = "Poor" if share < 0.25 else "Against the oracle"
+    return f"{level}: {told}, {100 * share:.0f} % of what the best choice of as many tokens gains ({best['saved']:+.4f})."
 
 
 def against_random(found: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def losses(found: dict[str, Any]) -> list[list[str]]:
 
 
 def agreement(found: dict[str, Any]) -> list[list[str]]:
-    rows = [["block", "fires on", "best hit", "(chance)", "precision", "(chance)", "recall", "gain captured", "(chance)"]]
+    rows = [["block", "fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance"]]
     for row in found["agreement"]:
         rows.append([str(row["block"]), *(percent(row, name) for name in SHARES)])
     return rows
