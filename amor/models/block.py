@@ -22,7 +22,7 @@ from amor.ops import attend
 from amor.parts import Cost, RMSNorm, SwiGLU
 from amor.state import KV, Part
 
-DENSE_ABOVE = 0.6  # firing rate above which computing all queries is faster than gathering the fired ones
+DENSE_ABOVE = 0.6  # firing rate above which computing all queries is faster: docs/benchmarks.md has the measurement
 COMPUTE = ("auto", "full_with_mask", "true_sparse")
 
 

@@ -62,7 +62,7 @@ struct Floats {
         long j = 0;
         for (; j + 2 * LANES <= inner; j += 2 * LANES) {
 #pragma GCC unroll 8
-            for (int n = 0; n < N; n++) __builtin_prefetch(rows + n * inner + j + 512);
+            for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + N) * inner + j);  // the next N rows
             advance(j);
             advance(j + LANES);
         }
@@ -123,7 +123,7 @@ struct Bytes {
 #pragma GCC unroll 8
             for (int n = 0; n < N; n++) {
                 const int8_t* weights = w + (row + n) * inner + g * GROUP;
-                __builtin_prefetch(weights + 1024);
+                __builtin_prefetch(weights + 2 * N * inner);
                 const float scale = scales[(row + n) * groups + g];
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) sums[n][r] = fused(multiply_add(weights, x + (first + r) * inner + g * GROUP), all(scale), sums[n][r]);
