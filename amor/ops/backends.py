@@ -89,7 +89,7 @@ def missing(op: str, backend: Backend, device: str) -> str | None:
 def _choose(op: str, device: str, forced: str) -> tuple[str, str]:
     """The backend and why."""
     wanted = wishes(forced).get(op)
-    reasons = []
+    reasons: list[str] = []
     for backend in BACKENDS[op]:
         if wanted and backend.name != wanted:
             continue
