@@ -84,6 +84,7 @@ def alike(a, b):
         assert x["step"] == y["step"]
         if "loss" in x:
             assert y["loss"] == pytest.approx(x["loss"], abs=NEAR)
+            assert y["grad_norm"] == pytest.approx(x["grad_norm"], rel=NEAR)  # AdamW would hide a factor
             assert [block["fire"] for block in x["blocks"]] == [block["fire"] for block in y["blocks"]]
             assert [block["tau"] for block in x["blocks"]] == pytest.approx([block["tau"] for block in y["blocks"]], abs=1e-6)
 
