@@ -12,6 +12,7 @@ read. The 8-bit head is asked while tokens fire often enough for it to pay.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,6 @@ from amor.models.probe import Residuals, Separate
 from amor.ops.product import ROWS, Matrix, bound, pack, probe
 from amor.ops.product.refine import refine
 
-COPY_COST = 0.35  # of a pass over the 8-bit copy for three rows, in exact passes: on two AVX2 cores between 0.3 and 0.45
 MEMORY = 0.98  # a token ago counts this much of the present one in what is expected
 
 
@@ -49,6 +49,7 @@ class Head:
         # an 8-bit head needs no cheaper copy of itself
         self.copy: Matrix | None = pack(weight, "int8") if cheap and kind == "float32" else None
         self.passes = Passes()
+        self.copy_cost = 1.0 if self.copy is None else _relative(self.matrix, self.copy)
         self.fired = self.doubted = 0.0  # blocks a token that fired, and that the 8-bit head could not decide, of late
 
     def expect(self, fired: float, doubted: float) -> None:
@@ -59,11 +60,24 @@ class Head:
     @property
     def copy_pays(self) -> bool:
         """Every firing costs a joint pass; with the copy, a pass over it for all and for each firing, and one a doubt."""
-        return self.copy is not None and self.fired > self.doubted + COPY_COST * (1 + self.fired)
+        return self.copy is not None and self.fired > self.doubted + self.copy_cost * (1 + self.fired)
 
     @property
     def nbytes(self) -> int:
         return self.matrix.nbytes + (0 if self.copy is None else self.copy.nbytes)
+
+
+def _relative(matrix: Matrix, copy: Matrix) -> float:
+    """Seconds of a pass over the copy for three rows, in passes over the matrix for one; it differs from machine to machine."""
+    x = torch.ones(3, matrix.inner, device=matrix.weight.device)
+    sides = [(x[:1], matrix), (x, copy)]
+    best = [float("inf")] * 2
+    for _ in range(4):
+        for side, (rows, weights) in enumerate(sides):
+            began = time.perf_counter()
+            probe(rows, weights)
+            best[side] = min(best[side], time.perf_counter() - began)
+    return best[1] / best[0]
 
 
 class Probes:

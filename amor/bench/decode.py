@@ -1,0 +1,289 @@
+"""Decode tokens/s against context for all eight architectures, what each saving saves, and where attention's price crosses.
+
+  amor bench decode --scale 180m --contexts 3072 --json
+  amor bench decode --scale 440m --contexts 3072,16384,32768,65536 --out decode.json
+  amor bench decode --model RUN --text TEXT.txt
+
+States are filled directly with random keys and values (reading a prompt of 64K tokens would take hours on two cores), and
+gates fire by a schedule at the rate asked for; their probes run and are timed. Each bar says what it compares. With --model
+the firing rates of a trained model are measured on text, at prompt lengths 3K, 8K and 16K and temperatures 0 and 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from amor.bench import crossing
+from amor.bench.machine import total_memory
+from amor.bench.memory import extra_peak
+from amor.bench.rates import firing_rates
+from amor.bench.simulate import Rounds, filled, speaking
+from amor.bench.table import Row, Table
+from amor.bench.timing import alternate
+from amor.decode.engine import Engine
+from amor.decode.savings import Savings
+from amor.errors import AmorError
+from amor.models.amor import Amor
+from amor.models.build import build
+from amor.presets import NAMES, SCALES, preset
+
+OURS = "amor-mamba2"
+ROOM = 32  # tokens written beyond the context, given up after every round
+EAGER = "reference"  # torch alone: no native code, no chunks
+CURVE_RATES, CURVE_CONTEXTS = (0.0, 0.22, 0.4, 0.7, 1.0), (4096, 16384, 65536)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--scale", default="180m", help=f"of the presets: {', '.join(SCALES)} (default 180m)")
+    add("--contexts", default="3072", help="tokens that stand before the step, with commas (default 3072)")
+    add("--models", default=",".join(NAMES), help="architectures, with commas (default: all eight)")
+    add("--fire-rates", default="0.22,0.4", help="simulated firing rates of the gated models (default 0.22,0.4)")
+    add("--parts", default="contexts,savings,curve,memory", help="which measurements, with commas")
+    add("--rounds", type=int, default=5, help="rounds a side; the best is kept (default 5)")
+    add("--quick", action="store_true", help="tiny models, to see that everything runs; no bar is judged")
+    add("--out", metavar="FILE", help="write what was found as JSON")
+    add("--model", metavar="FOLDER", help="a trained model, whose real firing rates are measured")
+    add("--text", metavar="FILE", help="with --model: the text of the prompts")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    scale = "tiny" if args.quick else args.scale
+    if scale not in SCALES:
+        raise AmorError(f"no scale {scale!r}; there are {', '.join(SCALES)}")
+    table = Table("decode", args.quick or scale == "tiny")
+    found: dict[str, Any] = {"scale": scale, "vocab": SCALES[scale]["vocab"], "prefill": "states filled with random keys"}
+    if args.model:
+        found["firing"] = firing_rates(args.model, args.text)
+    else:
+        plan = Plan(table, scale, numbers(args.contexts, int), numbers(args.fire_rates, float), args)
+        for part in args.parts.split(","):
+            if part not in PARTS:
+                raise AmorError(f"--parts: no {part!r}; there are {', '.join(PARTS)}")
+            found |= PARTS[part](plan) or {}
+    found = table.result() | found
+    if args.out:
+        Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def numbers(words: str, kind: type) -> list[Any]:
+    try:
+        return [kind(word) for word in words.split(",")]
+    except ValueError:
+        raise AmorError(f"{words!r} is not a list of numbers; write for instance 3072,16384") from None
+
+
+class Plan:
+    """What is measured, and on what."""
+
+    def __init__(self, table: Table, scale: str, contexts: list[int], rates: list[float], args: argparse.Namespace):
+        self.table, self.scale, self.contexts, self.rates = table, scale, contexts, rates
+        self.rounds, self.models = args.rounds, [m for m in args.models.split(",") if m]
+        self.quick = args.quick
+        wrong = [m for m in self.models if m not in NAMES]
+        if wrong:
+            raise AmorError(f"--models: no {wrong[0]!r}; there are {', '.join(NAMES)}")
+
+    def rates_of(self, model: Amor) -> list[float]:
+        return self.rates if model.blocks else [0.0]
+
+
+def contexts(plan: Plan) -> dict[str, Any]:
+    """Seconds a token of every architecture at every context, then where the lines cross."""
+    curves: list[dict[str, Any]] = []
+    for context in plan.contexts:
+        curves += at_context(plan, context)
+        gc.collect()
+    return {"curves": curves, "crossings": crossings(plan, curves)}
+
+
+def at_context(plan: Plan, context: int) -> list[dict[str, Any]]:
+    row = plan.table.row("decode, one row", "product", "attend", scale=plan.scale, context=context)
+    sides: dict[str, Rounds] = {}
+    left_out: list[str] = []
+    for name in plan.models:
+        if not fits(name, plan.scale, context, sides):
+            left_out.append(name)
+            continue
+        engine = Engine(speaking(name, plan.scale), Savings(cheap=True))
+        for rate in plan.rates_of(engine.model):
+            label = f"{name} f={rate:g}" if engine.model.blocks else name
+            sides[label] = Rounds(engine, filled(engine.model, context, ROOM), rate)
+    curves = timed(plan, row, sides)
+    for curve, (label, rounds) in zip(curves, sides.items(), strict=True):
+        curve |= {"label": label, "name": label.split(" ")[0], "context": context, "rate": rounds.rate}
+    if left_out:
+        print(f"left out at {context} tokens, for want of memory: {', '.join(left_out)}")
+    return curves
+
+
+def fits(name: str, scale: str, context: int, sides: dict[str, Rounds]) -> bool:
+    """Whether weights and state of one more model go into half of the machine's memory."""
+    held = sum(r.engine.nbytes + r.base.nbytes for r in sides.values())
+    model = build(preset(name, scale), device="meta")
+    weights = 4 * sum(p.numel() for p in model.parameters())
+    return held + 1.3 * weights + 2 * model.cost(context).state_held < 0.7 * (total_memory() or 2**40)
+
+
+def timed(plan: Plan, row: Row, sides: dict[str, Rounds]) -> list[dict[str, Any]]:
+    """Seconds, bytes and FLOPs a token of every side."""
+    taken = alternate({label: rounds.run for label, rounds in sides.items()}, plan.rounds)
+    found = []
+    for label, rounds in sides.items():
+        row.seconds[label] = taken[label].best / rounds.tokens
+        row.spread[label] = taken[label].median / taken[label].best
+        found.append(rounds.spend() | {"seconds": row.seconds[label], "tokens_per_second": 1 / row.seconds[label]})
+    print(f"\n{'':34} {'tokens/s':>9} {'ms':>8} {'MB read':>8} {'GFLOP':>7} {'passes':>7} {'8-bit':>6} {'GB/s':>6}")
+    for label, one in zip(sides, found, strict=True):
+        rate = one["bytes"] / one["seconds"] / 1e9
+        print(
+            f"{label:34} {one['tokens_per_second']:>9.2f} {one['seconds'] * 1e3:>8.2f} {one['bytes'] / 1e6:>8.1f} "
+            f"{one['flops'] / 1e9:>7.3f} {one['head_passes']:>7.2f} {one['cheap_passes']:>6.2f} {rate:>6.1f}"
+        )
+    return found
+
+
+def crossings(plan: Plan, curves: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For every gated model and rate: from which context on it beats each model with attention everywhere."""
+    found = []
+    gated = sorted({c["label"] for c in curves if " f=" in c["label"]})
+    for label in gated:
+        mine = {c["context"]: c for c in curves if c["label"] == label}
+        for other in ("mamba2-serial", "gated-deltanet-serial", "mamba2-fused", "transformer"):
+            theirs = {c["context"]: c for c in curves if c["label"] == other}
+            shared = sorted(mine.keys() & theirs.keys())
+            if shared:
+                found.append(crossed(plan, label, other, [mine[c] for c in shared], [theirs[c] for c in shared], shared))
+    for one in found:
+        show_crossing(plan, one)
+    return found
+
+
+def crossed(plan: Plan, label: str, other: str, mine: list[Any], theirs: list[Any], shared: list[int]) -> dict[str, Any]:
+    name, rate, vocab = mine[0]["name"], mine[0]["rate"], SCALES[plan.scale]["vocab"]
+    passes = mine[0]["head_passes"] + mine[0]["cheap_passes"] / 4
+    blocks = preset(name, plan.scale).blocks.count
+    attention = crossing.attention_layers(other, plan.scale)
+    models = [build(preset(n, plan.scale), device="meta") for n in (name, other)]
+    return {
+        "gated": label,
+        "other": other,
+        "rate": rate,
+        "head_passes": passes,
+        "paper_formula": crossing.paper_break_even(vocab, rate),
+        "our_formula": crossing.break_even(vocab, rate, blocks, passes, attention),
+        "equal_bytes": crossing.bytes_break_even(models[0], models[1], rate, passes),
+        "measured": crossing.measured(shared, [c["seconds"] for c in mine], [c["seconds"] for c in theirs]),
+        "contexts": shared,
+    }
+
+
+def show_crossing(plan: Plan, one: dict[str, Any]) -> None:
+    def words(value: float | None) -> str:
+        return "none" if value is None else f"{value / 1024:.0f}K"
+
+    measured = (
+        "not up to here"
+        if one["measured"] is None
+        else "faster from the first"
+        if not one["measured"]
+        else words(one["measured"])
+    )
+    print(
+        f"{one['gated']} over {one['other']}: measured {measured}; by equal bytes {words(one['equal_bytes'])}, "
+        f"our formula {words(one['our_formula'])}, the paper's V / (2 (1 - f)) {words(one['paper_formula'])}"
+    )
+    if (
+        plan.scale == "440m"
+        and one["gated"] == f"{OURS} f=0.22"
+        and one["other"] == "mamba2-serial"
+        and plan.contexts[-1] >= 32768
+    ):
+        row = plan.table.rows[-1]
+        plan.table.bar(
+            row,
+            "crossing with the serial hybrid at 22 % firing",
+            one["measured"] or (2**30 if one["measured"] is None else 0),
+            at_most=32768,
+        )
+
+
+def savings(plan: Plan) -> dict[str, Any]:
+    """AMOR-Mamba2 beside its backbone at the first context: each saving switched off, all of them, and the naive way."""
+    context, rate = plan.contexts[0], plan.rates[0]
+    row = plan.table.row("savings", "product", "attend", scale=plan.scale, context=context, rate=rate)
+    backbone, model = speaking(OURS.removeprefix("amor-"), plan.scale), speaking(OURS, plan.scale)
+    every = Savings(cheap=True)
+    kinds = {"with every saving": every, "no cheap": Savings(), "no joint": replace(every, joint=False)}
+    kinds |= {"no sparse": replace(every, sparse=False), "no packed": replace(every, packed=False)}
+    sides = {"backbone": Rounds(Engine(backbone), filled(backbone, context, ROOM), 0.0)}
+    for name, kind in kinds.items():
+        sides[name] = Rounds(Engine(model, kind), filled(model, context, ROOM), rate)
+    sides["no firing"] = Rounds(Engine(model, every), filled(model, context, ROOM), 0.0)
+    found = timed(plan, row, sides)
+    naive = Rounds(Engine(model, Savings.none()), filled(model, context, ROOM), rate)
+    with eager():
+        row.seconds["naive"] = alternate({"naive": naive.run}, max(2, plan.rounds // 2))["naive"].best / naive.tokens
+    best = row.seconds["with every saving"]
+    plan.table.bar(row, f"over its backbone at {rate:.0%} firing", row.seconds["backbone"] / best, at_least=0.75)
+    plan.table.bar(row, "over its backbone at no firing", row.seconds["backbone"] / row.seconds["no firing"], at_least=0.9)
+    plan.table.bar(row, f"over the naive way at {rate:.0%} firing", row.seconds["naive"] / best, at_least=3)
+    row.show()
+    return {"savings": {name: one for name, one in zip(sides, found, strict=True)} | {"naive": {"seconds": row.seconds["naive"]}}}
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """No native code: torch's own operators."""
+    before = os.environ.get("AMOR_KERNELS")
+    os.environ["AMOR_KERNELS"] = EAGER
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["AMOR_KERNELS"]
+        else:
+            os.environ["AMOR_KERNELS"] = before
+
+
+def curve(plan: Plan) -> dict[str, Any]:
+    """What the saved attention saves: seconds and bytes a token against the firing rate."""
+    found = []
+    model = speaking(OURS, plan.scale)
+    engine = Engine(model, Savings())
+    for context in (64, 256) if plan.quick else CURVE_CONTEXTS:
+        row = plan.table.row("firing rate", "product", "attend", scale=plan.scale, context=context)
+        state = filled(model, context, ROOM)
+        sides = {f"f={rate:g}": Rounds(engine, state.fork() if i else state, rate) for i, rate in enumerate(CURVE_RATES)}
+        for one, rounds in zip(timed(plan, row, sides), sides.values(), strict=True):
+            found.append(one | {"context": context, "rate": rounds.rate})
+    return {"firing_curve": found}
+
+
+def memory(plan: Plan) -> dict[str, Any]:
+    """The most memory decode holds, beside weights and state as declared."""
+    context = plan.contexts[0]
+    row = plan.table.row("memory", scale=plan.scale, context=context)
+    model = speaking(OURS, plan.scale)
+    rounds = Rounds(Engine(model, Savings(cheap=True)), filled(model, context, ROOM), plan.rates[0])
+    rounds.run()
+    declared = rounds.engine.nbytes + rounds.base.nbytes
+    extra = extra_peak(rounds.run)
+    row.found["declared, MB"] = declared / 1e6
+    if extra is not None:
+        row.found["beyond it at the peak, MB"] = extra / 1e6
+        plan.table.bar(row, "peak over declared", (declared + extra) / declared, at_most=1.1)
+    row.show()
+    return {"memory": {"declared": declared, "extra": extra}}
+
+
+PARTS = {"contexts": contexts, "savings": savings, "curve": curve, "memory": memory}

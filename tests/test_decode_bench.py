@@ -1,0 +1,113 @@
+"""The decode benchmark measures what it says: rates as asked, formulas that meet what models declare, a state as if read."""
+
+import json
+
+import pytest
+from laws import small
+
+from amor.bench import crossing
+from amor.bench.simulate import Rounds, filled, round_of, schedule
+from amor.cli import main
+from amor.decode.engine import Engine
+from amor.decode.savings import Savings
+from amor.models.build import build
+from amor.presets import NAMES, preset
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.22, 0.4, 0.7, 1.0])
+def test_a_round_fires_as_often_as_asked(rate):
+    tokens, fired = round_of(rate)
+    assert abs(fired / tokens - rate) < 0.01
+    for block in range(3):
+        assert sum(schedule(fired / tokens, block, tokens)) == fired
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.22, 1.0])
+@pytest.mark.parametrize("savings", [Savings(), Savings(packed=False), Savings(joint=False, cheap=True), Savings.none()])
+def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
+    model = small("amor-mamba2")
+    rounds = Rounds(Engine(model, savings), filled(model, 50, 32), rate)
+    own = [block.gate for block in model.each_block()]
+    rounds.run()
+    assert rounds.engine.tally.fired == [rounds.fired] * 3
+    passes = rounds.engine.head.passes
+    if savings.joint:
+        assert passes.exact == rounds.tokens + 3 * rounds.fired
+    elif savings.cheap:
+        assert passes.cheap == 3 * rounds.tokens and passes.exact >= rounds.tokens
+    else:
+        assert passes.exact == 4 * rounds.tokens
+    assert [block.gate for block in model.each_block()] == own
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_round_begins_at_the_same_context_and_copies_no_key(name):
+    model = small(name)
+    rounds = Rounds(Engine(model), filled(model, 50, 32), 0.4)
+    buffers = [part["kv"].buffer for part in rounds.base.parts if "kv" in part]
+    for _ in range(3):
+        rounds.run()
+        assert rounds.base.position.tolist() == [50]
+    assert all(a is b for a, b in zip(buffers, (p["kv"].buffer for p in rounds.base.parts if "kv" in p), strict=True))
+
+
+def test_the_formulas_are_the_paper_s_and_ours_is_where_declared_attention_meets_declared_head():
+    assert round(crossing.paper_break_even(128_256, 0.22) / 1000) == 82
+    assert [crossing.attention_layers(n, "440m") for n in ("transformer", "mamba2-serial", "mamba2-fused", "mamba2")] == [
+        24,
+        3,
+        0.75,
+        0,
+    ]
+    gated, serial = (build(preset(n, "440m"), device="meta") for n in ("amor-mamba2", "mamba2-serial"))
+    where = crossing.break_even(128_256, 0.22, 3, 1.66, 3)
+
+    def growing(model, *more):  # FLOPs that attention and head add
+        return model.cost(int(where), *more).flops - model.cost(0, *more).flops
+
+    head = 2 * gated.embed.weight.numel()
+    assert growing(serial) == pytest.approx(growing(gated, 0.22) + 0.66 * head, rel=1e-3)
+    equal = crossing.bytes_break_even(gated, serial, 0.22, 1.66)
+    mine, theirs = gated.cost(int(equal), 0.22, 1.66), serial.cost(int(equal))
+    assert 4 * mine.weights + mine.state_read == pytest.approx(4 * theirs.weights + theirs.state_read, rel=1e-4)
+    assert crossing.break_even(128_256, 1.0, 3, 4, 3) is None
+
+
+def test_a_measured_crossing_lies_between_the_contexts_that_enclose_it():
+    assert crossing.measured([1, 2, 4], [10, 11, 12], [8, 10, 14]) == pytest.approx(2 + 2 * 1 / 3)
+    assert crossing.measured([1, 2], [1, 1], [2, 2]) == 0
+    assert crossing.measured([1, 2], [3, 3], [2, 2]) is None
+
+
+def test_the_command_runs_and_its_table_and_figure_read_its_file(tmp_path, capsys):
+    words = ["--quick", "--rounds", "1", "--contexts", "32,64", "--models", "mamba2,mamba2-serial,amor-mamba2"]
+    out = tmp_path / "decode.json"
+    assert main(["bench", "decode", *words, "--parts", "contexts,memory", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found == json.loads(out.read_text())
+    assert {c["label"] for c in found["curves"]} == {"mamba2", "mamba2-serial", "amor-mamba2 f=0.22", "amor-mamba2 f=0.4"}
+    from amor.study.decode import table
+
+    assert "| amor-mamba2 f=0.22 |" in table(found)
+    pytest.importorskip("matplotlib")
+    from amor.study.figures import draw, save
+
+    assert save(draw("decode", found), tmp_path / "decode.png").stat().st_size > 1000
+
+
+def test_real_firing_rates_come_from_a_trained_folder_and_a_text(tmp_path):
+    from amor.bench.rates import firing_rates
+    from amor.data.tokenizer import bytes_tokenizer
+    from amor.models.folder import save
+
+    model = small("amor-mamba2", vocab=257)
+    save(model, tmp_path / "model", bytes_tokenizer())
+    (tmp_path / "text.txt").write_text("some words to read " * 5)
+    found = firing_rates(str(tmp_path / "model"), str(tmp_path / "text.txt"), lengths=(40, 200))
+    assert [(f["prompt"], f["temperature"], f["repeated"]) for f in found] == [
+        (40, 0.0, False),
+        (40, 1.0, False),
+        (200, 0.0, True),
+        (200, 1.0, True),
+    ]
+    assert all(0 < f["rate"] < 1 and len(f["rates"]) == 3 for f in found)
