@@ -63,7 +63,7 @@ def test_the_demo_says_what_it_learned_and_leaves_a_report(out, capsys):
     found = json.loads(said.splitlines()[-1])
     assert (out / "report.html").is_file() and found["step"] == 2
     assert f"held-out perplexity {found['judged']['perplexity']:.1f}" in said
-    assert f"token frequencies alone {found['unigram']['perplexity']:.0f}" in said
+    assert f"token frequencies alone: {found['unigram']['perplexity']:.0f}" in said
     assert "a new run" in said and "attention ran on" in said and f"{out}/report.html" in said
     assert said.count("  amor ") == 3
     assert len(found["fire"]) == 3 and found["judged"]["tokens"] == 4 * 24

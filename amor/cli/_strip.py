@@ -21,6 +21,13 @@ def show(console: Console, found: dict[str, Any]) -> None:
     """One trace: its strip, its losses, and a table by class of token."""
     if found["title"]:
         console.print(Text(found["title"], style="bold"))
+    strip(console, found)
+    console.print(losses(found), highlight=False)
+    console.print(classes(found))
+
+
+def strip(console: Console, found: dict[str, Any]) -> None:
+    """The tokens on as many lines as they take, each line with its entropies and the blocks that fired."""
     values = [entropy(token) for token in found["tokens"]]
     low, high = min(values), max(values)
     for line in lines(found["tokens"], console.width - LABEL):
@@ -35,8 +42,6 @@ def show(console: Console, found: dict[str, Any]) -> None:
                 row.append((FIRED if fired else SKIPPED).center(cell_len(word)), style="" if fired else "dim")
         for row in (tokens, digits, *rows, Text()):
             console.print(row, no_wrap=True, crop=True)
-    console.print(losses(found), highlight=False)
-    console.print(classes(found))
 
 
 def entropy(token: dict[str, Any]) -> float:

