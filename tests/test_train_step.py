@@ -200,6 +200,11 @@ def test_a_parameter_or_gradient_that_is_not_finite_is_named(prepared):
     assert first_unsound(s.model, again, lambda t: t) == "parameter norm_f.weight"
 
 
+def test_compiling_on_a_cpu_is_refused(prepared, tmp_path):
+    with pytest.raises(AmorError, match="for GPUs"):
+        train(small_recipe(prepared, compile=True), tmp_path / "run")
+
+
 def test_bf16_on_a_cpu_must_be_asked_for_by_name(prepared, tmp_path):
     with pytest.raises(AmorError, match="bf16-cpu"):
         train(small_recipe(prepared, precision="bf16"), tmp_path / "run")
