@@ -120,8 +120,9 @@ class Adaptive(Gate):
         places = torch.linspace(0, 1, SKETCH, device=ordered.device, dtype=torch.float64) * last
         low = places.long()
         sketch = torch.lerp(ordered[low], ordered[(low + 1).clamp(max=last)], (places - low).float())
-        # of an even number the lower middle one, as torch.median; the spread of one token is 0
-        seen = {"mu": ordered[last // 2], "sigma": ordered.std(correction=0), "quantiles": sketch}
+        # of an even number the lower middle one, as torch.median; the spread of one token is 0; in float64, so that
+        # the number of threads cannot move its last bit
+        seen = {"mu": ordered[last // 2], "sigma": ordered.double().std(correction=0).float(), "quantiles": sketch}
         eta = torch.where(self.updates > 0, self.options.eta, 1.0).to(ordered.device)  # type: ignore[attr-defined]
         for name, value in seen.items():
             buffer = getattr(self, name)
