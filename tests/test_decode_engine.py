@@ -60,7 +60,7 @@ def prompts_of(lengths):
 def test_text_and_decisions_are_the_full_forward_s_with_every_saving_on_and_off(name, switched):
     model = small(name)
     engine = Engine(model, SWITCHED[switched])
-    engine.head.fired = 3.0  # as after many firings, so that a cheap probe pays
+    engine.head.fired, engine.head.copy_cost = 3.0, 0.0  # so that a cheap probe pays
     for lengths, chunk in (((19,), 512), (LENGTHS, 8)):
         prompts = prompts_of(lengths)
         text, fires = greedy(engine.prefill(prompts, chunk=chunk), 12)
@@ -198,9 +198,9 @@ def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypat
 
 
 def cheap_head(model):
-    """A head whose 8-bit copy is asked: as after many firings."""
+    """A head whose 8-bit copy is asked: many firings, and a copy that costs nothing."""
     head = Head(model.embed.weight, "float32", True)
-    head.fired = 3.0
+    head.fired, head.copy_cost = 3.0, 0.0
     return head
 
 
@@ -232,7 +232,7 @@ def test_a_threshold_at_the_entropy_itself_is_never_left_to_the_cheap_probe():
     gate.mu.copy_(exact[0])
     gate.sigma.zero_()
     Probes(head, [gate], inputs_of(model), EVERY).ask(0, h, h, torch.zeros(1))
-    assert head.passes.exact == 1
+    assert head.passes.cheap == head.passes.exact == 1
 
 
 @pytest.mark.parametrize("name", ["transformer", "amor-mamba2"])

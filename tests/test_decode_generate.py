@@ -61,9 +61,12 @@ def test_a_thousand_odd_prompts_never_crash_it_and_never_mix(model):
 
 def test_a_row_s_text_depends_on_its_seed_and_not_on_its_mates(model):
     prompts = odd_prompts(12)
+    stop = [chr(c) for c in range(32, 100)]  # so that rows end one after another
     kinds = [{"rows": 1}, {"rows": 5}, {"rows": 12}, {"rows": 5, "seed": 1}]
-    found = [[t.tokens for t in amor.generate(model, bytes_tokenizer(), prompts, max_tokens=6, top_p=0.9, **k)] for k in kinds]
+    texts = [amor.generate(model, bytes_tokenizer(), prompts, max_tokens=6, top_p=0.9, stop=stop, **k) for k in kinds]
+    found = [[t.tokens for t in texts_of] for texts_of in texts]
     assert found[0] == found[1] == found[2] != found[3]
+    assert len({len(tokens) for tokens in found[0]}) > 2
 
 
 def test_only_stop_tokens_end_at_once_and_spell_nothing(model):
