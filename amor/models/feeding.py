@@ -31,6 +31,14 @@ class Feeder:
         targets = (tokens * 31 + 7) % self.model.config.vocab
         return self.model(tokens, state, targets=targets, **more)
 
+    def replay(self, tokens: Tensor, state: State, lengths: Tensor) -> State:
+        """The model's own replay, with targets."""
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.feed(tokens, state, valid=columns < lengths[:, None]).state
+
+    def replay(self, tokens: Tensor, state: State, lengths: Tensor) -> State:
+        return self.feed(tokens, state, valid=torch.arange(tokens.shape[1]) < lengths[:, None]).state
+
     def gather(self, outputs: list[Output]) -> Seen:
         """Consecutive calls of one batch, as one."""
         hidden = torch.cat([o.hidden for o in outputs], 1)
@@ -169,7 +177,7 @@ def rolled_back(feeder: Feeder) -> list[Seen]:
         first = feeder.feed(row[:, :cut], feeder.model.start(1).remember(16))
         wrong = (row[:, cut : cut + 5] + 1) % feeder.model.config.vocab
         back = min(cut - 1, 3)
-        state = feeder.feed(wrong, first.state).state.rollback(wrong.shape[1] + back, feeder.model.replay)
+        state = feeder.feed(wrong, first.state).state.rollback(wrong.shape[1] + back, feeder.replay)
         again = feeder.feed(row[:, cut - back :], state)
         whole = feeder.gather([first]).row(0, slice(0, cut - back))
         found.append(_joined([whole, feeder.gather([again])], again.state))
