@@ -68,7 +68,7 @@ class SwiGLU(nn.Module):
 
 
 class ShortConv(nn.Module):
-    """A causal convolution over a few tokens, each channel by itself, and SiLU. Weights lie as in nn.Conv1d: [channels, 1, taps]."""
+    """A causal convolution over a few tokens, each channel by itself, and SiLU. Weights as in nn.Conv1d: [channels, 1, taps]."""
 
     def __init__(self, channels: int, taps: int, bias: bool):
         super().__init__()

@@ -36,9 +36,6 @@ class Feeder:
         columns = torch.arange(tokens.shape[1], device=tokens.device)
         return self.feed(tokens, state, valid=columns < lengths[:, None]).state
 
-    def replay(self, tokens: Tensor, state: State, lengths: Tensor) -> State:
-        return self.feed(tokens, state, valid=torch.arange(tokens.shape[1]) < lengths[:, None]).state
-
     def gather(self, outputs: list[Output]) -> Seen:
         """Consecutive calls of one batch, as one."""
         hidden = torch.cat([o.hidden for o in outputs], 1)
