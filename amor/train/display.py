@@ -27,11 +27,13 @@ class Pace:
         self.first, self.steps, self.step_tokens = about["step"], about["steps"], about["step_tokens"]
         self.ceiling = ceiling
         self.flops = flops_per_token(about["recipe"]) if ceiling else 0.0
-        self.began = time.monotonic()
+        self.began = self.warm = time.monotonic()
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.done = self.first
 
     def took(self, step: int, seconds: float) -> None:
+        if not self.recent:
+            self.warm = time.monotonic()
         self.done = step
         self.recent.append(seconds)
 
@@ -49,8 +51,10 @@ class Pace:
 
     @property
     def to_go(self) -> float:
-        """Seconds, judging by everything so far: evaluations and checkpoints take their time too."""
-        return self.elapsed / max(self.done - self.first, 1) * (self.steps - self.done)
+        """Seconds, judging by all since the first step, which builds kernels; evaluations and checkpoints take time too."""
+        taken = self.done - self.first - 1
+        a_step = (time.monotonic() - self.warm) / taken if taken > 0 else self.elapsed
+        return a_step * (self.steps - self.done)
 
 
 def flops_per_token(recipe: dict[str, Any]) -> float:
