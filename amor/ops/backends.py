@@ -109,6 +109,11 @@ def choice(op: str, device: str) -> tuple[str, str]:
     return _choose(op, device, os.environ.get("AMOR_KERNELS", ""))
 
 
+@cache
+def _serving(op: str, device: str, forced: str) -> ModuleType:
+    return module(op, _choose(op, device, forced)[0])
+
+
 def backend(op: str, tensor: torch.Tensor) -> ModuleType:
     """The module that serves an operator for a tensor."""
-    return module(op, choice(op, tensor.device.type)[0])
+    return _serving(op, tensor.device.type, os.environ.get("AMOR_KERNELS", ""))
