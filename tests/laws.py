@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import amor
 from amor.models.amor import Amor
@@ -44,3 +45,18 @@ def small(name: str, **changes: object) -> Amor:
 
 def tokens(rows: int, columns: int, vocab: int = 211, seed: int = 0) -> Tensor:
     return torch.randint(0, vocab, (rows, columns), generator=torch.Generator().manual_seed(seed))
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest tensor any operation made."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(t, torch.Tensor) and t.untyped_storage().nbytes():
+                self.numel = max(self.numel, t.untyped_storage().nbytes() // t.element_size())
+        return out

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from laws import close, small, tokens
-from torch.utils._python_dispatch import TorchDispatchMode
+from laws import Largest, close, small, tokens
 
 import amor
 from amor.models.check import check
@@ -37,21 +36,6 @@ def test_the_loss_is_the_mean_over_targets_and_its_gradient_that_of_dense_logits
     for n, p in model.named_parameters():
         if p.grad is not None:
             close(sparse[n], p.grad, n)
-
-
-class Largest(TorchDispatchMode):
-    """Remembers the largest tensor any operation made."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for t in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(t, torch.Tensor) and t.untyped_storage().nbytes():
-                self.numel = max(self.numel, t.untyped_storage().nbytes() // t.element_size())
-        return out
 
 
 @pytest.mark.parametrize("name", ["amor-mamba2", "mamba2"])
