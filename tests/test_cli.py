@@ -52,6 +52,13 @@ WRONG = [
     ["info", "amor-mamba2", "--fire-rate", "2"],
     ["check", "no/such/folder"],
     ["check", "mamba2", "--length", "2"],
+    ["bench", "ops", "--rounds", "0"],
+    ["demo", "--minutes", "0"],
+    ["generate", "no/such/folder", "--prompt", "x"],
+    ["trace", "amor-mamba2", "--text", "x"],
+    ["report", "no/such/run"],
+    ["train", "no-such-recipe"],
+    ["prepare", "no/such/text", "--out", "no/such/out", "--tokenizer", "bytes"],
 ]
 
 

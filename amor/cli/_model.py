@@ -39,6 +39,8 @@ def named(args: argparse.Namespace) -> str:
     name = args.name or args.model
     if not name:
         raise AmorError(f"which model? give a model folder or a preset: {', '.join(NAMES)}")
+    if "/" in name and not Path(name).exists():
+        raise AmorError(f"there is no folder {name}; give a model folder or a preset: {', '.join(NAMES)}")
     return name
 
 

@@ -37,4 +37,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    if getattr(args, "rounds", 1) < 1:
+        raise AmorError(f"--rounds {args.rounds}: at least one round is needed")
     return suite(args.suite).run(args)

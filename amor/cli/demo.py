@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.run import Run
     from amor.train.loop import train
 
+    if args.minutes is not None and not args.minutes > 0:
+        raise AmorError(f"--minutes {args.minutes:g}: give a time above 0, e.g. --minutes 2")
     began = time.perf_counter()
     out = Run(args.out)
     if args.fresh and out.used:

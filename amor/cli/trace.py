@@ -64,7 +64,7 @@ def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
 
     folder = Path(named(args))
     if not folder.is_dir():
-        raise AmorError(f"no model folder {str(folder)!r}; a trace needs a trained model, for instance RUN/latest")
+        raise AmorError(f"no model folder {str(folder)!r}; this needs a trained model, for instance RUN/latest")
     if (folder / "latest").exists():
         folder = folder / "latest"
     model, tokenizer = load(folder)
