@@ -9,6 +9,7 @@ from amor.layout import Layout
 from amor.mixers.attention import Attention
 from amor.mixers.gated_deltanet import GatedDeltaNet
 from amor.mixers.mamba2 import Mamba2
+from amor.models.block import Block
 from amor.models.check import check
 from amor.state import KV
 
@@ -93,3 +94,18 @@ def test_a_gate_that_looks_at_the_batch_is_noticed(monkeypatch):
 
     monkeypatch.setattr(Entropy, "forward", batchwise)
     caught("amor-mamba2", "left-padded", "right-padded", "token by token")
+
+
+def test_fired_queries_that_look_ahead_are_noticed(monkeypatch):
+    monkeypatch.setattr(Block, "seen", lambda self, layout, rows, columns, keys: None)
+    caught("amor-mamba2", "chunked at random cuts", "token by token", "ragged batch")
+
+
+def test_a_chunk_that_forgets_what_came_before_it_is_noticed(monkeypatch):
+    """The operator in matrix form, started from nothing instead of the state it was given."""
+    from amor.ops.scan import chunked
+
+    honest = chunked.scan
+    monkeypatch.setenv("AMOR_KERNELS", "scan=chunked")
+    monkeypatch.setattr(chunked, "scan", lambda x, dt, A, B, C, state=None, *more: honest(x, dt, A, B, C, None, *more))
+    caught("mamba2", "chunked at random cuts", "state through disk")
