@@ -6,11 +6,13 @@ import time
 import pytest
 import torch
 
-from amor.bench import machine
+from amor.bench import machine, steps, transformers
 from amor.bench.memory import extra_peak
 from amor.bench.table import Table
 from amor.bench.timing import alternate
 from amor.cli import main
+from amor.models.build import build
+from amor.presets import NAMES, preset
 
 
 def ran(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
@@ -29,7 +31,7 @@ def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 BARS = {
     "Mamba2 layer, forward and backward": 3,
     "Gated DeltaNet layer, forward and backward": 1,
-    "training step": 8,
+    "training step": 9,
     "decode, Mamba2 without MLP": 3,
     "prefill, Mamba2 without MLP": 1,
     "loss and gradient": 2,
@@ -52,6 +54,16 @@ def test_every_row_carries_shapes_backends_seconds_and_bars(suite: str, capsys: 
             assert bar["met"] is None and bar["value"] == bar["value"]
     if suite == "peers":
         assert {row["what"]: len(row["bars"]) for row in found["rows"]} == BARS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_peer_has_our_parameters_and_hardly_more(name: str) -> None:
+    ours = steps.parameters(build(preset(name, "tiny"), device="meta"))
+    depth = transformers.mamba2_depth(ours, 256, 4096)
+    with torch.device("meta"):
+        peer, next_one = (steps.parameters(transformers.mamba2(256, layers, 4096)) for layers in (depth, depth + 1))
+    assert peer <= 1.03 * ours
+    assert next_one > 1.03 * ours or next_one - ours > abs(ours - peer), "no deeper one would be nearer and still allowed"
 
 
 def test_a_missed_bar_is_a_failure() -> None:

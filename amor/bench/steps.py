@@ -1,4 +1,7 @@
-"""A whole training step (forward, backward, AdamW) of the eight architectures beside transformers' models."""
+"""A whole training step (forward, backward, AdamW) of the eight architectures beside transformers' models.
+
+Each stands beside a Mamba2 of about its own number of parameters, the Transformer also beside a Llama of its shape.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,12 +16,13 @@ from amor.models.amor import Amor
 from amor.models.build import build
 from amor.presets import NAMES, SCALES, preset
 
-# what each architecture is measured against, and how much faster it has to be
-BARS = dict.fromkeys(NAMES, ("transformers Mamba2", 3.0)) | {"transformer": ("transformers Llama", 1.0)}
+MAMBA2, LLAMA = "transformers Mamba2", "transformers Llama"
+OVER_MAMBA2, OVER_LLAMA = 3.0, 1.0  # how much faster we have to be
 
 
 def step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    """One step of training, with the optimiser that our trainer uses."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def work() -> None:
         optimiser.zero_grad()
@@ -38,25 +42,30 @@ def their_loss(model: nn.Module, tokens: Tensor) -> Tensor:
     return model(input_ids=tokens, labels=tokens).loss
 
 
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 def training(table: Table, rounds: int, scale: str, rows: int, length: int) -> Row:
     size = SCALES[scale]
     shape = {"scale": scale, "rows": rows, "length": length, "vocab": size["vocab"], "width": size["width"]}
     row = table.row("training step", "scan", "delta", "conv", "head", **shape)
     tokens = torch.randint(0, size["vocab"], (rows, length + 1))
     ours = {name: build(preset(name, scale)) for name in NAMES}
-    count = {name: sum(p.numel() for p in model.parameters()) for name, model in ours.items()}
-    peers = {
-        "transformers Mamba2": transformers.mamba2_of(count["mamba2"], size["width"], size["vocab"]),
-        "transformers Llama": transformers.llama(size["width"], size["depth"], size["d_ff"], size["vocab"]),
-    }
+    depths = {name: transformers.mamba2_depth(parameters(m), size["width"], size["vocab"]) for name, m in ours.items()}
+    peers = {f"{MAMBA2} x {d}": transformers.mamba2(size["width"], d, size["vocab"]) for d in sorted(set(depths.values()))}
+    peers[LLAMA] = transformers.llama(size["width"], size["depth"], size["d_ff"], size["vocab"])
     sides = {name: step(model, partial(our_loss, model, tokens)) for name, model in ours.items()}
     sides |= {name: step(model, partial(their_loss, model, tokens[:, :-1])) for name, model in peers.items()}
     row.time(alternate(sides, rounds))
-    for name, peer in peers.items():
-        row.found[f"parameters, {name}"] = sum(p.numel() for p in peer.parameters())
-    for name in NAMES:
-        peer_name, least = BARS[name]
-        row.found[f"parameters, {name}"] = count[name]
+    for name, model in {**ours, **peers}.items():
+        row.found[f"parameters, {name}"] = parameters(model)
+    for name, depth in depths.items():
         row.found[f"tokens/s, {name}"] = rows * length / row.seconds[name]
-        table.bar(row, f"{name} over {peer_name}", row.seconds[peer_name] / row.seconds[name], at_least=least)
+        compare(table, row, name, f"{MAMBA2} x {depth}", OVER_MAMBA2)
+    compare(table, row, "transformer", LLAMA, OVER_LLAMA)
     return row
+
+
+def compare(table: Table, row: Row, ours: str, peer: str, least: float) -> None:
+    table.bar(row, f"{ours} over {peer}", row.seconds[peer] / row.seconds[ours], at_least=least)

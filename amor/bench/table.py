@@ -49,7 +49,7 @@ class Row:
         for name, best in self.seconds.items():
             print(f"  {name:<34} {best * 1e3:>10.2f} ms   (median {self.spread.get(name, 1):.2f}x)")
         for name, value in self.found.items():
-            print(f"  {name:<34} {value:>10.4g}")
+            print(f"  {name:<34} {value:>10,}" if isinstance(value, int) else f"  {name:<34} {value:>10.4g}")
         for bar in self.bars:
             print(f"  {bar.words()}")
 

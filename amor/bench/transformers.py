@@ -7,12 +7,14 @@ from torch import nn
 
 from amor.errors import AmorError
 
+MOST = 1.03  # a peer may have this many times our parameters, not more
+
 
 def library() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise AmorError('bench peers needs transformers, which is not installed; pip install "amor[peers]"') from error
+        raise AmorError('peers are measured with transformers, which is not installed; pip install "amor[peers]"') from error
     transformers.logging.set_verbosity_error()
     return transformers
 
@@ -47,10 +49,13 @@ def mamba2(width: int, layers: int, vocab: int, seed: int = 0) -> nn.Module:
     return library().Mamba2ForCausalLM(mamba2_config(width, layers, vocab))
 
 
-def mamba2_of(parameters: int, width: int, vocab: int) -> nn.Module:
-    """The Mamba2 whose depth brings it nearest to a number of parameters."""
-    one, two = (sum(p.numel() for p in mamba2(width, n, vocab).parameters()) for n in (1, 2))
-    return mamba2(width, max(1, round((parameters - (2 * one - two)) / (two - one))), vocab)
+def mamba2_depth(parameters: int, width: int, vocab: int) -> int:
+    """The depth that brings a Mamba2 nearest to a number of parameters; one layer fewer where it would have too many."""
+    with torch.device("meta"):
+        one, two = (sum(p.numel() for p in mamba2(width, n, vocab).parameters()) for n in (1, 2))
+    layer, rest = two - one, 2 * one - two
+    depth = max(1, round((parameters - rest) / layer))
+    return depth - 1 if depth > 1 and rest + depth * layer > MOST * parameters else depth
 
 
 def llama(width: int, layers: int, d_ff: int, vocab: int, seed: int = 0) -> nn.Module:
