@@ -1,18 +1,21 @@
 """The benchmarks run, and say what they measured. How fast anything is, is not tested here."""
 
 import json
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from amor.bench import machine, steps, transformers
+from amor.bench import machine, memory, steps, train, transformers
 from amor.bench.memory import extra_peak
 from amor.bench.table import Table
-from amor.bench.timing import alternate
+from amor.bench.timing import Times, alternate
 from amor.cli import main
 from amor.models.build import build
 from amor.presets import NAMES, preset
+from amor.train.recipe import load
 
 
 def ran(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
@@ -40,20 +43,25 @@ BARS = {
 }
 
 
-@pytest.mark.parametrize("suite", ["ops", "peers"])
-def test_every_row_carries_shapes_backends_seconds_and_bars(suite: str, capsys: pytest.CaptureFixture[str]) -> None:
+# and those of `train`; a full run has eight bars of memory
+TRAIN_BARS = {"trainer's step": 2, "training step": 9, "memory of a step": 1}
+
+
+@pytest.mark.parametrize(("suite", "rows"), [("ops", 8), ("peers", 8), ("train", 3)])
+def test_every_row_carries_shapes_backends_seconds_and_bars(suite: str, rows: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = ran(capsys, suite)
     assert found["suite"] == suite and found["quick"] and found["ok"]
     assert {"cpu", "cores", "threads", "gemm_gflops", "read_gbs"} <= found["machine"].keys()
     assert {"scan", "delta", "head", "product"} <= found["kernels"].keys()
-    assert len(found["rows"]) >= 8
+    assert len(found["rows"]) >= rows
     for row in found["rows"]:
         assert row["what"] and row["shape"] and (row["seconds"] or row["found"])
         assert all(seconds > 0 for seconds in row["seconds"].values())
         for bar in row["bars"]:
             assert bar["met"] is None and bar["value"] == bar["value"]
-    if suite == "peers":
-        assert {row["what"]: len(row["bars"]) for row in found["rows"]} == BARS
+    if suite != "ops":
+        wanted = BARS if suite == "peers" else TRAIN_BARS
+        assert {row["what"]: len(row["bars"]) for row in found["rows"]} == wanted
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,6 +84,52 @@ def test_a_missed_bar_is_a_failure() -> None:
     assert not found["ok"] and found["missed"] == ["a row: memory 2 (≤ 1: MISSED)"]
 
 
+def test_amor_slower_than_its_backbone_allows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = dict.fromkeys(NAMES, 3.0) | {"amor-mamba2": 3.9, "amor-gated-deltanet": 4.1}
+    monkeypatch.setattr(train, "alternate", lambda sides, rounds: {name: Times(taken[name], 5.0, rounds, 0.0) for name in sides})
+    table = Table("train", quick=False)
+    row = train.throughput(table, 1, batch=2, micro_batch=2, context=8)
+    assert [(bar.what, bar.met) for bar in row.bars] == [
+        ("amor-mamba2 over mamba2", True),
+        ("amor-gated-deltanet over gated-deltanet", False),
+    ]
+    assert row.found["tokens/s, mamba2"] == pytest.approx(16 / 3)
+    assert row.found["firing rate, amor-mamba2"] > 0, "gates decide as in training"
+    assert train.stepper(load("tiny/amor-mamba2", batch=2, context=8))()["step"] == 2, "the first step, which meets, is not timed"
+
+
+def test_the_products_of_a_step_are_counted() -> None:
+    """Every matrix is multiplied three times a token, but nothing asks for the gradient of what the first layer reads."""
+    table = Table("train", quick=True)
+    row = train.throughput(table, 1, batch=2, micro_batch=1, context=8)
+    model = build(preset("transformer", "tiny"), device="meta")
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    assert row.found["GFLOP of products, transformer"] == pytest.approx(6 * 16 * matrices / 1e9, rel=0.02)
+
+
+def test_the_memory_of_a_step_is_that_of_its_process(tmp_path: Path) -> None:
+    if not memory.STATUS.exists():
+        pytest.skip("this system does not tell")
+    wide = tmp_path / "wide.toml"
+    wide.write_text("steps = 1\n[model]\nscale = 'tiny'\nchanges = {vocab = 300_000}\n")
+    row = train.step_memory(Table("train", quick=True), 1, str(wide), 8, ["mamba2"])
+    (standing,), (peak,) = row.found.values(), [bar.value for bar in row.bars]
+    assert standing == pytest.approx(16 * (4_484_448 + 256 * (300_000 - 4096)) / 1e9)
+    matrix = 4 * 256 * 300_000 / 1e9
+    assert standing < peak < standing + 2 * matrix + 0.6, "on top: two gradients of the tied matrix to be summed, Python, torch"
+
+
+def test_without_transformers_the_rest_of_train_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(train.ROWS, "memory")
+    found = ran(capsys, "train")
+    assert [row["what"] for row in found["rows"]] == ["trainer's step"] and "amor[peers]" in found["left_out"]["peers"]
+    assert main(["bench", "train", "--quick", "--only", "peers"]) == 2
+    assert "amor[peers]" in capsys.readouterr().err
+
+
 def test_an_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["bench", "opps"])
@@ -85,7 +139,7 @@ def test_an_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 def test_peers_without_transformers_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     assert main(["bench", "peers", "--quick"]) == 2
     assert "amor[peers]" in capsys.readouterr().err
 

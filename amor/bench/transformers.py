@@ -1,5 +1,6 @@
 """The door to transformers: its layers and models at the shapes of ours. Imported only when peers are measured."""
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -10,11 +11,19 @@ from amor.errors import AmorError
 MOST = 1.03  # a peer may have this many times our parameters, not more
 
 
+def missing() -> str | None:
+    """Why there is no peer here, or None."""
+    if importlib.util.find_spec("transformers"):
+        return None
+    return 'peers are measured with transformers, which is not installed; pip install "amor[peers]"'
+
+
 def library() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise AmorError('peers are measured with transformers, which is not installed; pip install "amor[peers]"') from error
+    reason = missing()
+    if reason:
+        raise AmorError(reason)
+    import transformers
+
     transformers.logging.set_verbosity_error()
     return transformers
 

@@ -1,0 +1,140 @@
+"""Training: tokens/s of the trainer's own step, every architecture beside transformers' Mamba2, and the memory of a 180m step.
+
+The rows beside transformers need the extra `peers`. A full run takes some minutes on two cores and wants a quiet machine.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import count
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from amor.bench import machine, memory, steps, transformers
+from amor.bench.table import Row, Table, common
+from amor.bench.timing import alternate
+from amor.errors import AmorError
+from amor.models.build import build
+from amor.presets import NAMES
+from amor.train.distributed import Team
+from amor.train.optim import adamw, groups
+from amor.train.recipe import Recipe, load
+from amor.train.step import Stepper
+
+OVER_BACKBONE = 0.75  # of the backbone's tokens/s
+MEMORY = 8e9  # bytes of the process that takes a 180m step, Python and torch included
+
+
+class Drawn:
+    """Batches of drawn tokens in memory, a function of the step alone."""
+
+    def __init__(self, recipe: Recipe):
+        self.vocab, self.shape = recipe.config().vocab, (recipe.batch, recipe.context + 1)
+
+    def rows(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        drawn = torch.randint(0, self.vocab, self.shape, generator=torch.Generator().manual_seed(step))[first:last]
+        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def stepper(recipe: Recipe) -> Callable[[], dict[str, Any]]:
+    """A call takes the next step of a recipe, as the trainer does. The first has been taken: gates have met their batch."""
+    model = build(recipe.config(), recipe.seed)
+    optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
+    step, number = Stepper(model, optimizer, recipe, Drawn(recipe), Team(torch.device("cpu"))), count()
+    step(next(number))
+    return lambda: step(next(number))
+
+
+def throughput(table: Table, rounds: int, **shape: int) -> Row:
+    """The step of the tiny recipes; what its products (torch's; attention and recurrences apart) would take by themselves."""
+    recipes = {name: load(f"tiny/{name}", (), **shape) for name in NAMES}
+    one = recipes["mamba2"]
+    described = {"recipes": "tiny", "batch": one.batch, "micro_batch": one.micro_batch, "context": one.context}
+    row = table.row("trainer's step", "scan", "delta", "conv", "head", "attend", **described, vocab=one.config().vocab)
+    sides = {name: stepper(recipe) for name, recipe in recipes.items()}
+    flops = {}
+    for name, side in sides.items():
+        with FlopCounterMode(display=False) as counter:
+            blocks = side().get("blocks", [])
+        flops[name] = counter.get_total_flops()
+        row.found[f"GFLOP of products, {name}"] = flops[name] / 1e9
+        if blocks:
+            row.found[f"firing rate, {name}"] = sum(block["fire"] for block in blocks) / len(blocks)
+    row.time(alternate(sides, rounds))
+    for name in NAMES:
+        row.found[f"tokens/s, {name}"] = one.step_tokens / row.seconds[name]
+        row.found[f"share of GEMM rate, {name}"] = flops[name] / row.seconds[name] / 1e9 / machine.gemm_rate()
+    for name in NAMES:
+        backbone = name.removeprefix("amor-")
+        if backbone != name:
+            row.found[f"products of {backbone} over those of {name}"] = flops[backbone] / flops[name]
+            table.bar(row, f"{name} over {backbone}", row.seconds[backbone] / row.seconds[name], at_least=OVER_BACKBONE)
+    return row
+
+
+def step_memory(table: Table, rounds: int, recipe: str, context: int, names: Sequence[str]) -> Row:
+    """Peak resident memory of a process that takes two steps: in the second AdamW's moments stand from the start."""
+    shape = {"recipe": recipe, "batch": 1, "context": context, "vocab": load(recipe).config().vocab}
+    row = table.row("memory of a step", "scan", "delta", "conv", "head", "attend", **shape)
+    for name in names:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+            peak, standing = fresh.submit(peak_of, recipe, name, context).result()
+        row.found[f"GB of weights, gradients and moments, {name}"] = standing / 1e9
+        table.bar(row, f"GB at the peak, {name}", peak / 1e9, at_most=MEMORY / 1e9)
+    return row
+
+
+def peak_of(recipe: str, name: str, context: int) -> tuple[int, int]:
+    """Bytes this process held at most, after two steps of one row; and those of weights, gradients and two moments."""
+    changes = [f"model.name={name}", "precision=float32", "distributed=none", "batch=1", "micro_batch=1"]
+    chosen = load(recipe, changes, context=context, steps=2)
+    stepper(chosen)()
+    return memory.resident("VmHWM"), 4 * 4 * steps.parameters(build(chosen.config(), device="meta"))
+
+
+def without_status() -> str | None:
+    return None if memory.STATUS.exists() else f"this system has no {memory.STATUS}, which tells the peak of a process"
+
+
+# name -> (measure, arguments of the full run, arguments of the quick run, why it cannot be measured here)
+Measure = tuple[Callable[..., Row], dict[str, Any], dict[str, Any], Callable[[], str | None]]
+ROWS: dict[str, Measure] = {
+    "throughput": (throughput, {}, {"batch": 2, "micro_batch": 2, "context": 16}, lambda: None),
+    "peers": (
+        steps.training,
+        {"scale": "tiny", "rows": 4, "length": 256},
+        {"scale": "tiny", "rows": 1, "length": 16},
+        transformers.missing,
+    ),
+    "memory": (
+        step_memory,
+        {"recipe": "paper/180m", "context": 512, "names": NAMES},
+        {"recipe": "tiny/amor-mamba2", "context": 16, "names": ("amor-mamba2",)},
+        without_status,
+    ),
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    common(parser, ROWS)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    table, left_out = Table.of("train", args), {}
+    for name, (measure, full, quick, missing) in ROWS.items():
+        if args.only not in name:
+            continue
+        reason = missing()
+        if reason and args.only:
+            raise AmorError(f"bench train --only {args.only}: {reason}")
+        if reason:
+            left_out[name] = reason
+            print(f"\n{name}: left out, {reason}")
+            continue
+        torch.manual_seed(0)
+        measure(table, args.rounds, **(quick if args.quick else full)).show()
+    return table.result() | {"left_out": left_out}
