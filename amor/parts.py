@@ -1,14 +1,14 @@
-"""Small pieces every room uses: norm, SwiGLU, rotary embedding, short convolution, and what a piece costs."""
+"""Small pieces every room uses: norm, SwiGLU, short convolution, and what a piece costs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amor.layout import Layout
+from amor.ops import rowwise
 from amor.ops.conv import conv
 
 
@@ -48,7 +48,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+        return rowwise.norm(x, self.weight, self.eps)
 
 
 class SwiGLU(nn.Module):
@@ -61,7 +61,7 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(d_ff, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(rowwise.swiglu(self.gate_proj(x), self.up_proj(x)))
 
     def cost(self) -> Cost:
         return product(self.gate_proj, self.up_proj, self.down_proj)
@@ -81,13 +81,6 @@ class ShortConv(nn.Module):
 
     def forward(self, x: Tensor, window: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
         return conv(x, self.weight[:, 0].to(x.dtype), self.bias, window, layout.lengths, layout.reset)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + size/2) of x [..., heads, size] by its position's angle; cos and sin [..., size/2]."""
-    a, b = x.float().chunk(2, dim=-1)
-    cos, sin = cos[..., None, :], sin[..., None, :]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
 def fan_heads(x: Tensor, head_size: int) -> Tensor:

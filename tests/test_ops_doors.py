@@ -126,7 +126,7 @@ def test_a_door_translates_states_and_resets_exactly(
 def test_a_machine_without_a_compiler_says_so_and_works(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("AMOR_KERNELS", raising=False)
-    for op, second in (("scan", "chunked"), ("delta", "chunked"), ("conv", "reference"), ("gated_norm", "reference")):
+    for op, second in (("scan", "chunked"), ("delta", "chunked"), ("conv", "reference"), ("rowwise", "reference")):
         name, why = choice(op, "cpu")
         assert name == second and "no C++ compiler" in why
     monkeypatch.setenv("AMOR_KERNELS", "scan=native")

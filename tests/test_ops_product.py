@@ -208,3 +208,47 @@ def test_no_query_costs_nothing() -> None:
     none = torch.zeros(0, dtype=torch.long)
     k = torch.randn(1, 2, 5, 16)
     assert attend.single(torch.empty(0, 2, 16), k, k, none, none).shape == (0, 2, 16)
+
+
+@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
+@pytest.mark.parametrize(("size", "length"), [(16, 130), (20, 7)])
+def test_fired_queries_attend_and_learn_as_if_all_had_been_asked(guest: str, size: int, length: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(4, length, 3, size).transpose(1, 2).requires_grad_() for _ in range(3))
+    fire = torch.rand(4, length) < torch.tensor([0.5, 0.0, 1.0, 0.1])[:, None]  # a row may have no query at all
+    fire[3, 0] = True
+    rows, columns = fire.nonzero(as_tuple=True)
+    heed = torch.randn(len(rows), 3, size)
+    want = attend.reference(q, k, v, causal=True).transpose(1, 2)[rows, columns]
+    got = module("attend", guest).fired(q.transpose(1, 2)[rows, columns], k, v, rows, columns + 1)
+    close(got, want)
+    for mine, theirs in zip(*(torch.autograd.grad(a, (q, k, v), heed) for a in (got, want)), strict=True):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
+def test_keys_nobody_looks_at_get_a_gradient_of_nothing(guest: str) -> None:
+    k = torch.randn(2, 2, 9, 16, requires_grad=True)
+    none = torch.zeros(0, dtype=torch.long)
+    got = module("attend", guest).fired(torch.empty(0, 2, 16, requires_grad=True), k, k, none, none)
+    assert got.shape == (0, 2, 16)
+    if guest == "native":
+        assert torch.equal(torch.autograd.grad(got.sum(), k)[0], torch.zeros_like(k))
+
+
+def test_bits_of_fired_queries_do_not_depend_on_threads() -> None:
+    if missing("attend", BACKENDS["attend"][0], "cpu") is not None:
+        return
+    torch.manual_seed(0)
+    k, v = (torch.randn(2, 3, 150, 24).requires_grad_() for _ in range(2))
+    rows, lengths = torch.arange(2).repeat_interleave(70), torch.arange(70).mul(2).add(3).repeat(2)
+    q, found, before = torch.randn(140, 3, 24, requires_grad=True), [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = module("attend", "native").fired(q, k, v, rows, lengths)
+            found.append([out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))

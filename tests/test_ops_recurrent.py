@@ -234,6 +234,32 @@ def test_norm_and_gate_equal_the_reference(order: str, shape: tuple[int, ...]) -
             close(a, b, name)
 
 
+def rowwise_calls(size: int, tokens: int) -> dict[str, tuple[Tensor, ...]]:
+    """Inputs of every function of `rowwise`; some are views, as after a split or a transpose."""
+    torch.manual_seed(0)
+    angles = torch.rand(2, tokens, size // 2) * 100
+    return {
+        "norm": (torch.randn(2, tokens, size), torch.randn(size)),
+        "swiglu": torch.randn(2, tokens, 2 * size).split(size, -1),
+        "rotate": (torch.randn(2, 3, tokens, size).transpose(1, 2), angles.cos(), angles.sin()),
+    }
+
+
+@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["rowwise"] if missing("rowwise", b, "cpu") is None])
+@pytest.mark.parametrize("name", ["norm", "swiglu", "rotate"])
+@pytest.mark.parametrize(("size", "tokens"), [(40, 5), (6, 300), (64, 130)])
+def test_what_is_done_to_a_token_by_itself_equals_the_reference(guest: str, name: str, size: int, tokens: int) -> None:
+    learnt = {"norm": 2, "swiglu": 2, "rotate": 1}[name]
+    found = []
+    for backend in ("reference", guest):
+        given = [t.detach().requires_grad_(i < learnt) for i, t in enumerate(rowwise_calls(size, tokens)[name])]
+        y = getattr(module("rowwise", backend), name)(*given, *([1e-5] if name == "norm" else []))
+        heed = torch.linspace(-1, 1, y.numel()).view(y.mT.shape).mT  # a gradient that is not dense either
+        found.append([y, *torch.autograd.grad(y, given[:learnt], heed)])
+    for got, want in zip(*reversed(found), strict=True):
+        close(got, want, name)
+
+
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in GUESTS if pair[1] == "native"])
 def test_native_bits_do_not_depend_on_threads_or_on_the_run(op: str, backend: str) -> None:
     inputs = made(op, 200)

@@ -89,17 +89,23 @@ def _attention(table: Table, rounds: int, heads: int, length: int) -> Row:
 
 def firing(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
     """Where gathering the fired queries stops paying: DENSE_ABOVE in amor/models/block.py is read off here."""
-    heads, length = width // 64, 3 * tokens
-    q, k, v = (torch.randn(1, heads, length, 64) for _ in range(3))
-    row = table.row("fired queries against dense", keys=length, heads=heads)
-    sides: dict[str, Callable[[], Any]] = {"dense": lambda: attend.dense(q, k, v, causal=True)}
-    for rate in (0.1, 0.22, 0.4, 0.6):
-        at = torch.sort(torch.randperm(length)[: int(rate * length)]).values
-        mask = torch.arange(length) <= at[:, None]
-        some, zero = q[0, :, at].transpose(0, 1), torch.zeros(len(at), dtype=torch.long)
-        sides[f"gathered {rate}"] = partial(attend.gathered, some, k, v, zero, mask)
-    row.time(alternate(sides, rounds))
-    return [row]
+    size, length = 64, 3 * tokens
+    q, k, v = (torch.randn(1, width // size, length, size, requires_grad=True) for _ in range(3))
+    rows = []
+    for title, work in (("forward", Tensor.detach), ("forward and backward", lambda out: out.sum().backward())):
+        row = table.row(f"fired queries against dense, {title}", "attend", keys=length, heads=width // size)
+        sides: dict[str, Callable[[], Any]] = {"dense": partial(_then, work, attend.dense, q, k, v, None, True)}
+        for rate in (0.1, 0.22, 0.4, 0.6, 0.8, 1.0):
+            at = torch.sort(torch.randperm(length)[: int(rate * length)]).values
+            some, zero = q.detach()[0, :, at].transpose(0, 1).requires_grad_(), torch.zeros(len(at), dtype=torch.long)
+            sides[f"fired {rate}"] = partial(_then, work, attend.fired, some, k, v, zero, at + 1)
+        row.time(alternate(sides, rounds))
+        rows.append(row)
+    return rows
+
+
+def _then(work: Callable[[Tensor], Any], function: Callable[..., Tensor], *given: Any) -> Any:
+    return work(function(*given))
 
 
 def heads(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:

@@ -9,7 +9,8 @@ from amor.config import at_least, divides, even_heads
 from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops import attend
-from amor.parts import Cost, fan_heads, product, rotate
+from amor.ops.rowwise import rotate
+from amor.parts import Cost, fan_heads, product
 from amor.state import KV, Part
 
 

@@ -2,8 +2,8 @@
 
     x = h or RMSNorm(h)      fire = gate(x)      h <- h + fire * sigmoid(alpha) * W_O SDPA(RoPE(W_Q x), RoPE(W_K x), W_V x)
 
-Keys and values are computed and kept for every token. Queries are computed for all and masked (`full_with_mask`, for
-training), or only where the gate fires (`true_sparse`); both give the same numbers.
+Keys and values are computed and kept for every token. Queries are computed for all and masked (`full_with_mask`), or only
+where the gate fires (`true_sparse`); both give the same numbers, and `auto` takes the faster, in training too.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from amor.ops import attend
 from amor.parts import Cost, RMSNorm, SwiGLU
 from amor.state import KV, Part
 
-DENSE_ABOVE = 0.6  # firing rate above which computing all queries is faster: docs/benchmarks.md has the measurement
+DENSE_ABOVE = 0.8  # firing rate above which computing all queries is faster: docs/benchmarks.md has the measurement
 COMPUTE = ("auto", "full_with_mask", "true_sparse")
 
 
@@ -72,7 +72,8 @@ class Block(nn.Module):
 
         verdict = self.gate(probe(h, x.detach(), layout, self.gate.needs, lambda: (h, opened())))
         fire = verdict.fire if layout.valid is None else verdict.fire & layout.valid
-        if self.dense_pays(fire):
+        learns = verdict.weight is not None and torch.is_grad_enabled()
+        if learns or self.dense_pays(fire):
             out = choose(fire, opened(), h, verdict)
         else:
             out = self.fired_only(h, x, k, v, layout, fire)
@@ -82,7 +83,9 @@ class Block(nn.Module):
         if self.compute not in COMPUTE:
             raise AmorError(f"compute: no {self.compute!r}; {nearest(self.compute, COMPUTE)}")
         if self.compute == "auto":
-            return torch.is_grad_enabled() or float(fire.float().mean()) > DENSE_ABOVE
+            # on a GPU asking how many fired would hold up the queue of a training step
+            waits = torch.is_grad_enabled() and fire.device.type != "cpu"
+            return waits or float(fire.float().mean()) > DENSE_ABOVE
         return self.compute == "full_with_mask"
 
     def update(self, h: Tensor, a: Tensor) -> Tensor:
@@ -94,22 +97,17 @@ class Block(nn.Module):
 
     def fired_only(self, h: Tensor, x: Tensor, k: Tensor, v: Tensor, layout: Layout, fire: Tensor) -> Tensor:
         rows, columns = fire.nonzero(as_tuple=True)
-        if not len(rows):
+        if not len(rows) and not torch.is_grad_enabled():  # in training weights that did nothing get a gradient of 0
             return h
         here = rows, columns
         cos, sin = layout.rotary(self.attention.head_size, self.attention.theta)
         q = self.attention.ask(x[here], cos[here], sin[here])
-        a = attend.gathered(q, k, v, rows, self.seen(layout, rows, columns, k.shape[2]))
-        return h.index_put(here, self.update(h[here], self.attention.o_proj(a.flatten(1))))
-
-    def seen(self, layout: Layout, rows: Tensor, columns: Tensor, keys: int) -> Tensor | None:
-        """[n, keys] what each fired query may look at."""
-        if layout.reset is not None:
+        if layout.reset is None:
+            a = attend.fired(q, k, v, rows, layout.positions[here] + 1)
+        else:
             assert layout.mask is not None
-            return layout.mask[rows, columns]
-        if layout.even and layout.columns == 1:
-            return None
-        return torch.arange(keys, device=rows.device) <= layout.positions[rows, columns][:, None]
+            a = attend.gathered(q, k, v, rows, layout.mask[here])
+        return h.index_put(here, self.update(h[here], self.attention.o_proj(a.flatten(1))))
 
     def cost(self, context: int, fire_rate: float) -> Cost:
         """One more token: keys and values always, the rest on a share of tokens."""

@@ -173,9 +173,6 @@ class Trainer:
         self.groups = groups(self.model, self.recipe.optimiser, self.recipe.lr)
         self.optimizer = adamw(self.groups, self.recipe.optimiser)
         self.stepper = Stepper(self.model, self.optimizer, self.recipe, self.data.train, self.team, self.data.end_of_text)
-        for block in self.stepper.blocks():
-            # in evaluation too: gathered queries lie anywhere in memory, and the last bit of a product depends on where
-            block.compute = "full_with_mask"
         self.done, self.stepper.updates = trainer["step"], trainer["updates"]
         self.stepper.spikes = Spikes(self.recipe.optimiser.spike, trainer["norms"])
         if self.team.leads:

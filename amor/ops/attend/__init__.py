@@ -8,7 +8,7 @@ from amor.ops.attend.reference import attend as reference
 from amor.ops.backends import backend
 from amor.ops.spent import someone_counts, spend
 
-__all__ = ["dense", "gathered", "reference", "single"]
+__all__ = ["dense", "fired", "gathered", "reference", "single"]
 
 
 def single(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
@@ -17,3 +17,8 @@ def single(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Te
         numbers = int(lengths.sum()) * q.shape[1] * q.shape[2]
         spend("attention", 4 * numbers, 2 * 4 * numbers)
     return backend("attend", q).attend(q, k, v, rows, lengths)
+
+
+def fired(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+    """q [n, H, d], row after row, each against the first `lengths` keys of its row of k, v [B, H, L, d] -> [n, H, d]."""
+    return backend("attend", q).fired(q, k, v, rows, lengths)

@@ -1,4 +1,4 @@
-"""A few lone queries, each against the first keys of its row, by torch: the definition of the decode step's attention."""
+"""Queries, each against the first keys of its row, by torch: the definition of what the gated block and the decode step do."""
 
 import torch
 from torch import Tensor
@@ -13,3 +13,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Te
     out = torch.empty_like(q)
     out[order] = gathered(q[order], k, v, rows[order], mask)
     return out
+
+
+def fired(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+    """The same with gradients, for rows that ascend."""
+    return gathered(q, k, v, rows, torch.arange(k.shape[2], device=k.device) < lengths[:, None])

@@ -1,4 +1,4 @@
-"""A few lone queries, each against the first keys of its row: C++ that reads keys and values once, for decode."""
+"""Queries, each against the first keys of its row, in C++: lone ones for decode; blocks.py has many at once, with gradients."""
 
 import ctypes
 from ctypes import c_float, c_int, c_long, c_void_p
@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from amor.ops import native
+from amor.ops.attend import blocks
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def missing() -> str | None:
-    return native.missing(SOURCE)
+    return native.missing(SOURCE) or native.missing(blocks.SOURCE)
+
+
+fired = blocks.attend
 
 
 @cache

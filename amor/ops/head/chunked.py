@@ -16,6 +16,7 @@ from amor.errors import AmorError
 from amor.ops.head.reference import IGNORE, Reading
 
 READ_TOKENS, READ_SLICE = 512, 4096  # a tile of 8 MB: torch's passes over it stay in the cache
+LOSS_TOKENS = 1024  # of a tile of the loss: more only leave the cache
 LOSS_LOGITS = 24_000_000  # logits of one tile of the loss: 96 MB, and two more while it is finished
 
 
@@ -123,7 +124,7 @@ class _Loss(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, share: Tensor, finish: Finish, logits: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         count = -(-len(x) * len(weight) // logits)  # tiles, of even size: a small last one would waste a pass over the head
-        tokens = max(1, -(-len(x) // max(count, 1)))
+        tokens = max(1, min(LOSS_TOKENS, -(-len(x) // max(count, 1))))
         head = weight.to(x.dtype)
         wants_x, wants_weight = ctx.needs_input_grad[:2]
         grad_x = torch.empty_like(x) if wants_x else None

@@ -1,0 +1,70 @@
+"""The queries that fired, each against the first keys of its row, with gradients: C++ that never looks past the last key seen."""
+
+import ctypes
+from ctypes import c_float, c_int, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from amor.ops import native
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+SIZES = ("rows", "heads", "size", "k_row", "k_head", "k_token", "v_row", "v_head", "v_token")
+
+
+class Work(ctypes.Structure):
+    _fields_ = [
+        *((name, c_long) for name in SIZES),
+        *((name, c_void_p) for name in ("first", "lengths", "q", "k", "v")),
+        ("scale", c_float),
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    found = native.library(SOURCE)
+    found.fired_forward.argtypes = [c_void_p, c_void_p, c_void_p, c_int]
+    found.fired_backward.argtypes = [c_void_p, c_long, *[c_void_p] * 6, c_int]
+    return found
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
+    """q [n, H, d], row after row; k and v [B, H, L, d]; rows ascending and lengths [n] -> [n, H, d]."""
+    first = torch.searchsorted(rows.contiguous(), torch.arange(len(k) + 1))
+    q, k, v = q.float().contiguous(), dense_heads(k.float()), dense_heads(v.float())
+    return Fired.apply(q, k, v, first, lengths.contiguous())
+
+
+def dense_heads(t: Tensor) -> Tensor:
+    return t if t.stride(3) == 1 else t.contiguous()
+
+
+def describe(q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor) -> Work:
+    memory = (t.data_ptr() for t in (first, lengths, q, k, v))
+    return Work(len(k), q.shape[1], q.shape[2], *k.stride()[:3], *v.stride()[:3], *memory, q.shape[2] ** -0.5)
+
+
+class Fired(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor) -> Tensor:
+        out, log_sum = torch.empty_like(q), q.new_empty(q.shape[:2])
+        work = describe(q, k, v, first, lengths)
+        library().fired_forward(ctypes.addressof(work), out.data_ptr(), log_sum.data_ptr(), torch.get_num_threads())
+        ctx.save_for_backward(q, k, v, first, lengths, out, log_sum)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, first, lengths, out, log_sum = ctx.saved_tensors
+        work = describe(q, k, v, first, lengths)
+        dout, dq, dk, dv = dout.contiguous(), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        if dk.stride() != k.stride() or dv.stride() != v.stride():
+            dk, dv = (torch.empty_strided(t.shape, t.stride()) for t in (k, v))
+        memory = (t.data_ptr() for t in (out, log_sum, dout, dq, dk, dv))
+        library().fired_backward(ctypes.addressof(work), k.shape[2], *memory, torch.get_num_threads())
+        return dq, dk, dv, None, None
