@@ -1,7 +1,7 @@
-"""The C++ of one decode step (step.cpp): shapes and weights are described once, then each call hands over memory."""
+"""The C++ of one decode step (step.cpp): layers are described once, then each call hands over memory."""
 
 import ctypes
-from ctypes import c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -9,15 +9,23 @@ import torch
 from torch import Tensor
 
 from amor.ops import native
-from amor.ops.spent import spend
+from amor.ops.product import Matrix
 
 SOURCE = Path(__file__).with_name("step.cpp")
-FLOPS = {"mamba2": 4, "delta": 6}  # a number of the recurrent state: decay and feed, and read out; twice for delta
+
+
+class Weights(ctypes.Structure):
+    _fields_ = [("weight", c_void_p), ("scales", c_void_p), ("outputs", c_long), ("inner", c_long)]
+
+    @classmethod
+    def of(cls, matrix: Matrix) -> "Weights":
+        scales = None if matrix.scales is None else matrix.scales.data_ptr()
+        return cls(matrix.weight.data_ptr(), scales, matrix.outputs, matrix.inner)
 
 
 class Mamba2Shape(ctypes.Structure):
     _fields_ = [
-        *((name, c_long) for name in ("rows", "heads", "size", "groups", "width", "reach")),
+        *((name, c_long) for name in ("heads", "size", "groups", "width", "reach")),
         *((name, c_void_p) for name in ("taps", "bias", "dt_bias", "A", "D", "weight")),
         ("eps", c_float),
     ]
@@ -25,9 +33,22 @@ class Mamba2Shape(ctypes.Structure):
 
 class DeltaShape(ctypes.Structure):
     _fields_ = [
-        *((name, c_long) for name in ("rows", "heads", "size", "value", "reach")),
+        *((name, c_long) for name in ("heads", "size", "value", "reach")),
         *((name, c_void_p) for name in ("taps", "dt_bias", "A", "weight")),
         ("eps", c_float),
+    ]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("norm", "mlp_norm")),
+        *((name, c_float) for name in ("eps", "mlp_eps")),
+        ("mamba2", POINTER(Mamba2Shape)),
+        ("delta", POINTER(DeltaShape)),
+        ("count", c_long),
+        ("into", Weights * 6),
+        *((name, Weights) for name in ("out", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("window", "state")),
     ]
 
 
@@ -36,8 +57,8 @@ def library() -> ctypes.CDLL:
     found = native.library(SOURCE)
     found.norm.argtypes = [c_void_p, c_void_p, c_long, c_long, c_float, c_void_p]
     found.swiglu.argtypes = [c_void_p, c_long, c_long, c_void_p]
-    for name in ("mamba2", "delta"):
-        getattr(found, name).argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int]
+    found.walk.argtypes = [c_void_p, c_long, c_long, c_long, c_void_p, c_int]
+    found.mixed.argtypes = [c_void_p, c_long, c_long, c_void_p, c_void_p, c_int]
     return found
 
 
@@ -55,11 +76,13 @@ def swiglu(both: Tensor) -> Tensor:
     return out
 
 
-def recur(name: str, shape: ctypes.Structure, projected: Tensor, window: Tensor, state: Tensor, width: int) -> Tensor:
-    """A recurrent mixer between its projections, window and state updated in place."""
-    spend("recurrence", FLOPS[name] * state.numel(), state.nbytes + window.nbytes)
-    out = torch.empty(len(projected), width)
-    shape.rows = len(projected)
-    memory = (t.data_ptr() for t in (projected, window, state, out))
-    getattr(library(), name)(ctypes.addressof(shape), *memory, torch.get_num_threads())
+def walk(layers: ctypes.Array, h: Tensor) -> None:
+    """h [R, D] through layers, in place; their windows and states too."""
+    library().walk(layers, len(layers), *h.shape, h.data_ptr(), torch.get_num_threads())
+
+
+def mixed(layer: Layer, x: Tensor) -> Tensor:
+    """The mixer of one layer alone, of x [R, D]; window and state in place."""
+    out = torch.empty_like(x)
+    library().mixed(ctypes.addressof(layer), *x.shape, x.data_ptr(), out.data_ptr(), torch.get_num_threads())
     return out

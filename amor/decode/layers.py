@@ -1,14 +1,19 @@
-"""Layers made ready for decode: every matrix packed for skinny products, what lies between them in C++.
+"""Layers made ready for decode: every matrix packed for skinny products, recurrent layers in C++ from end to end.
 
-Each takes x [R, D] of one new token a row and the layer's part of the state, which it updates in place.
+Each takes x [R, D] of one new token a row and the layer's part of the state, which it updates in place. Layers that can be
+described to C++ and follow each other are one call there (Stretch): no thread waits for Python between two of them.
 """
 
-from collections.abc import Callable
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
 from amor.decode import kernels
+from amor.errors import AmorError
 from amor.layout import Layout
 from amor.mixers.attention import Attention
 from amor.mixers.base import Mixer
@@ -17,8 +22,10 @@ from amor.mixers.gated_deltanet import GatedDeltaNet
 from amor.mixers.mamba2 import Mamba2
 from amor.models.backbone import Layer
 from amor.ops import attend
-from amor.ops.product import Matrix, pack, product
-from amor.parts import RMSNorm, SwiGLU, fan_heads, rotate
+from amor.ops.product import Matrix, pack, product, spend_product
+from amor.ops.rowwise import rotate
+from amor.ops.spent import someone_counts, spend
+from amor.parts import RMSNorm, ShortConv, SwiGLU, fan_heads
 from amor.state import KV, Part
 
 Mix = Callable[[Tensor, Part, Layout], tuple[Tensor, Part]]
@@ -54,39 +61,81 @@ class Side:
         return out
 
 
-class PackedMamba2:
+class Recurrent:
+    """A mixer whose whole step is in C++: a description of it, and what its part of the state is called and measures."""
+
+    shape: kernels.Mamba2Shape | kernels.DeltaShape
+    state: str
+    flops: int  # a number of the recurrent state and token
+    sizes: dict[str, tuple[int, ...]]  # of a row's part
+
+    def __init__(self, kind: str, into: Sequence[nn.Linear], out: nn.Linear):
+        self.into, self.out = [pack(layer.weight, kind) for layer in into], pack(out.weight, kind)
+
+    def describe(self, layer: kernels.Layer) -> None:
+        layer.count = len(self.into)
+        for index, matrix in enumerate(self.into):
+            layer.into[index] = kernels.Weights.of(matrix)
+        layer.out = kernels.Weights.of(self.out)
+        setattr(layer, "mamba2" if isinstance(self.shape, kernels.Mamba2Shape) else "delta", ctypes.pointer(self.shape))
+
+    def enter(self, layer: kernels.Layer, part: Part, rows: int) -> Part:
+        """Hand a part of the state to C++, which writes to it; the part as it will be."""
+        held = {name: owned(part[name]) for name in ("conv", self.state)}  # type: ignore[arg-type]
+        for name, t in held.items():
+            if t.shape != (rows, *self.sizes[name]):
+                want = [rows, *self.sizes[name]]
+                raise AmorError(f"state {name!r} has shape {list(t.shape)}, this step needs {want}; is it of another model?")
+        layer.window, layer.state = held["conv"].data_ptr(), held[self.state].data_ptr()
+        return {**part, **held}
+
+    def spend(self, rows: int) -> None:
+        numbers = rows * math.prod(self.sizes[self.state])
+        spend("recurrence", self.flops * numbers, 4 * (numbers + rows * math.prod(self.sizes["conv"])))
+        for matrix in (*self.into, self.out):
+            spend_product("products", rows, matrix)
+
+    def __call__(self, x: Tensor, part: Part, layout: Layout) -> tuple[Tensor, Part]:
+        layer = kernels.Layer()
+        self.describe(layer)
+        after = self.enter(layer, part, len(x))
+        self.spend(len(x))
+        return kernels.mixed(layer, x), after
+
+
+class PackedMamba2(Recurrent):
+    state, flops = "scan", 4  # decay and feed, and read out
+
     def __init__(self, mixer: Mamba2, kind: str):
-        self.in_proj, self.out_proj = pack(mixer.in_proj.weight, kind), pack(mixer.out_proj.weight, kind)
-        self.inner = mixer.inner
-        taps = mixer.conv1d.weight.detach()[:, 0].float().T.contiguous()
+        super().__init__(kind, [mixer.in_proj], mixer.out_proj)
         assert mixer.conv1d.bias is not None
         small = (mixer.conv1d.bias, mixer.dt_bias, -mixer.A_log.float().exp(), mixer.D, mixer.norm.weight)
-        self.held = [taps, *(t.detach().float().contiguous() for t in small)]
+        self.held = [taps(mixer.conv1d), *(owned(t.detach()) for t in small)]
         o = mixer.options
-        sizes = 1, mixer.heads, o.head_size, o.groups, o.state_size, o.conv - 1
+        self.sizes = {"conv": (o.conv - 1, mixer.mixed), "scan": (mixer.heads, o.head_size, o.state_size)}
+        sizes = mixer.heads, o.head_size, o.groups, o.state_size, o.conv - 1
         self.shape = kernels.Mamba2Shape(*sizes, *(t.data_ptr() for t in self.held), mixer.norm.eps)
 
-    def __call__(self, x: Tensor, part: Part, layout: Layout) -> tuple[Tensor, Part]:
-        window, state = owned(part["conv"]), owned(part["scan"])  # type: ignore[arg-type]
-        y = kernels.recur("mamba2", self.shape, product(x, self.in_proj), window, state, self.inner)
-        return product(y, self.out_proj), {"conv": window, "scan": state}
 
+class PackedDelta(Recurrent):
+    state, flops = "delta", 6  # as Mamba2, and what the state holds of a key
 
-class PackedDelta:
     def __init__(self, mixer: GatedDeltaNet, kind: str):
         m = mixer
-        self.sides = Side(kind, m.q_proj, m.k_proj, m.v_proj, m.g_proj, m.a_proj, m.b_proj)
-        self.o_proj, self.values = pack(m.o_proj.weight, kind), m.values
-        taps = m.conv1d.weight.detach()[:, 0].float().T.contiguous()
+        super().__init__(kind, [m.q_proj, m.k_proj, m.v_proj, m.g_proj, m.a_proj, m.b_proj], m.o_proj)
         small = (m.dt_bias, -m.A_log.float().exp(), m.o_norm.weight)
-        self.held = [taps, *(t.detach().float().contiguous() for t in small)]
-        sizes = 1, m.heads, m.options.head_size, m.value_size, m.options.conv - 1
+        self.held = [taps(m.conv1d), *(owned(t.detach()) for t in small)]
+        self.sizes = {
+            "conv": (m.options.conv - 1, 2 * m.keys + m.values),
+            "delta": (m.heads, m.options.head_size, m.value_size),
+        }
+        sizes = m.heads, m.options.head_size, m.value_size, m.options.conv - 1
         self.shape = kernels.DeltaShape(*sizes, *(t.data_ptr() for t in self.held), m.o_norm.eps)
 
-    def __call__(self, x: Tensor, part: Part, layout: Layout) -> tuple[Tensor, Part]:
-        window, state = owned(part["conv"]), owned(part["delta"])  # type: ignore[arg-type]
-        y = kernels.recur("delta", self.shape, self.sides(x), window, state, self.values)
-        return product(y, self.o_proj), {"conv": window, "delta": state}
+
+def taps(conv: ShortConv) -> Tensor:
+    """[taps, channels]"""
+    return conv.weight.detach()[:, 0].float().T.contiguous()
 
 
 class PackedAttention:
@@ -171,6 +220,53 @@ class PackedLayer:
             norm, mlp = self.mlp
             mlp.add(norm(h), h)
         return h, after
+
+    def describe(self) -> kernels.Layer:
+        """The layer for C++, where its mixer can be described."""
+        assert isinstance(self.mixer, Recurrent)
+        layer = kernels.Layer(norm=self.mixer_norm.weight.data_ptr(), eps=self.mixer_norm.eps)
+        self.mixer.describe(layer)
+        if self.mlp is not None:
+            norm, mlp = self.mlp
+            layer.mlp_norm, layer.mlp_eps = norm.weight.data_ptr(), norm.eps
+            layer.gate, layer.up = (kernels.Weights.of(m) for m in mlp.both.matrices)
+            layer.down = kernels.Weights.of(mlp.down)
+        return layer
+
+
+class Stretch:
+    """Layers that follow each other and run as one call: recurrent ones all in C++, any other by itself."""
+
+    def __init__(self, layers: list[PackedLayer]):
+        self.layers = layers
+        native = all(isinstance(layer.mixer, Recurrent) for layer in layers)
+        self.described = (kernels.Layer * len(layers))(*(layer.describe() for layer in layers)) if native else None
+
+    def __call__(self, h: Tensor, parts: Sequence[Part], layout: Layout) -> tuple[Tensor, list[Part]]:
+        """h [R, D] is updated in place."""
+        after = []
+        if self.described is None:
+            for layer, part in zip(self.layers, parts, strict=True):
+                h, part = layer(h, part, layout)
+                after.append(part)
+            return h, after
+        for layer, described, part in zip(self.layers, self.described, parts, strict=True):
+            after.append(layer.mixer.enter(described, part, len(h)))  # type: ignore[attr-defined]
+        if someone_counts():
+            self.spend(len(h))
+        kernels.walk(self.described, h)
+        return h, after
+
+    def spend(self, rows: int) -> None:
+        for layer in self.layers:
+            layer.mixer.spend(rows)  # type: ignore[attr-defined]
+            for matrix in [] if layer.mlp is None else matrices(layer.mlp[1]):
+                spend_product("products", rows, matrix)
+
+
+def stretches(layers: list[PackedLayer]) -> list[Stretch]:
+    groups = groupby(layers, lambda layer: isinstance(layer.mixer, Recurrent))
+    return [Stretch(list(group)) for _, group in groups]
 
 
 def matrices(layer: object) -> list[Matrix]:

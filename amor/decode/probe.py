@@ -62,9 +62,12 @@ class Head:
         """Every firing costs a joint pass; with the copy, a pass over it for all and for each firing, and one a doubt."""
         return self.copy is not None and self.fired > self.doubted + self.copy_cost * (1 + self.fired)
 
+    def matrices(self) -> list[Matrix]:
+        return [self.matrix] if self.copy is None else [self.matrix, self.copy]
+
     @property
     def nbytes(self) -> int:
-        return self.matrix.nbytes + (0 if self.copy is None else self.copy.nbytes)
+        return sum(m.nbytes for m in self.matrices())
 
 
 def _relative(matrix: Matrix, copy: Matrix) -> float:

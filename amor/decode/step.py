@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amor.decode import kernels
-from amor.decode.layers import Norm, PackedAttention, PackedLayer, PackedMLP, matrices
+from amor.decode.layers import Norm, PackedAttention, PackedLayer, PackedMLP, matrices, stretches
 from amor.decode.probe import Head, Probes
 from amor.decode.savings import Savings
 from amor.errors import AmorError
@@ -19,6 +19,8 @@ from amor.layout import Layout
 from amor.models.amor import Amor
 from amor.models.block import Block, Trace
 from amor.ops import native
+from amor.ops.product import Matrix
+from amor.ops.product.pages import settle
 from amor.state import KV, Part, State
 
 
@@ -71,18 +73,21 @@ class Packed:
         self.savings = savings or Savings()
         self.head = Head(model.embed.weight, weights, self.savings.cheap)
         self.layers = [PackedLayer(layer, weights) for layer in model.backbone.layers]  # type: ignore[arg-type]
+        self.stretches = stretches(self.layers)
         self.norm_f = Norm(model.norm_f)
         self.blocks = [PackedBlock(block, weights) for block in model.blocks]  # type: ignore[arg-type]
         self.final_norm = None if model.final_norm is None else Norm(model.final_norm)
         self.prenorm = model.config.blocks.first == "prenorm"
+        settle(t for m in (*self.matrices(), *self.head.matrices()) for t in (m.weight, m.scales) if t is not None)
+
+    def matrices(self) -> list[Matrix]:
+        """Every matrix of layers and blocks."""
+        return [m for part in (*self.layers, *self.blocks) for m in matrices(part)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of matrices one step reads, the head once; every block as if it fired."""
-        parts: list[object] = [*self.layers, *self.blocks]
-        for block in self.blocks:
-            parts += [block.attention, *([] if block.mlp is None else [block.mlp[1]])]
-        return self.head.matrix.nbytes + sum(m.nbytes for part in parts for m in matrices(part))
+        return self.head.matrix.nbytes + sum(m.nbytes for m in self.matrices())
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State) -> Seen:
@@ -91,9 +96,9 @@ class Packed:
         parts = [_apart(part) for part in state.parts] if state.memory else list(state.parts)
         h = self.embed[tokens].float()
         after: list[Part] = []
-        for layer, part in zip(self.layers, parts, strict=False):
-            h, part = layer(h, part, layout)
-            after.append(part)
+        for stretch in self.stretches:
+            h, held = stretch(h, parts[len(after) : len(after) + len(stretch.layers)], layout)
+            after += held
         if not self.prenorm or not self.blocks:
             h = self.norm_f(h)
         walk = _Walk(self, h, layout)

@@ -9,20 +9,20 @@ from amor.ops.spent import spend
 
 ROWS = 8  # rows one pass over a matrix serves
 
-__all__ = ["KINDS", "ROWS", "Matrix", "Probe", "bound", "pack", "probe", "product"]
+__all__ = ["KINDS", "ROWS", "Matrix", "Probe", "bound", "pack", "probe", "product", "spend_product"]
 
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
     """x [R, K] -> [R, N] in float32; into `out` (rows may lie apart), added to it where `add`. No gradient."""
-    _spend("products", x, matrix)
+    spend_product("products", len(x), matrix)
     return backend("product", x).product(x, matrix, out, add)
 
 
 def probe(x: Tensor, matrix: Matrix, logits: bool = False) -> Probe:
     """One pass over the head [V, K] for all rows of x [R, K]: entropy, logsumexp, the two best, logits where wanted."""
-    _spend("head", x, matrix)
+    spend_product("head", len(x), matrix)
     return backend("product", x).probe(x, matrix, logits)
 
 
-def _spend(what: str, x: Tensor, matrix: Matrix) -> None:
-    spend(what, 2 * len(x) * matrix.outputs * matrix.inner, matrix.nbytes * -(-len(x) // ROWS))
+def spend_product(what: str, rows: int, matrix: Matrix) -> None:
+    spend(what, 2 * rows * matrix.outputs * matrix.inner, matrix.nbytes * -(-rows // ROWS))

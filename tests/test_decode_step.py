@@ -1,0 +1,86 @@
+"""Packed steps: a row's bits are its own, whatever the threads and neighbours; what does not fit is refused; large pages."""
+
+import dataclasses
+
+import pytest
+import torch
+from laws import close, small, tokens
+
+import amor
+from amor.decode.step import Packed
+from amor.ops.product import pages
+
+RECURRENT = ["mamba2", "gated-deltanet", "mamba2-fused", "amor-mamba2-mlp"]
+
+
+@torch.no_grad()
+def read(model, rows):
+    """A State of some rows after a few tokens, and their next tokens."""
+    return model(tokens(rows, 6)).state, tokens(rows, 1, seed=1)[:, 0]
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_row_s_step_has_the_same_bits_beside_others_and_with_more_threads(name, kind):
+    model = small(name)
+    packed = Packed(model, kind)
+    state, token = read(model, 11)
+    apart = [packed.step(token[r : r + 1], state.select([r])) for r in range(11)]
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        together = packed.step(token, state.fork())
+        torch.set_num_threads(1)
+        for row, alone in enumerate(apart):
+            assert torch.equal(together.logits[row], alone.logits[0]), f"row {row}, {threads} threads"
+            for mine, theirs in zip(together.state.parts, alone.state.parts, strict=True):
+                for part, held in mine.items():
+                    if isinstance(held, torch.Tensor):
+                        assert torch.equal(held[row], theirs[part][0]), part
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_packed_step_is_the_forward_of_one_token(name):
+    model = small(name)
+    state, token = read(model, 3)
+    with torch.no_grad():
+        out = model(token[:, None], state.fork())
+    seen = Packed(model).step(token, state)
+    close(seen.hidden, out.hidden[:, 0])
+    for mine, theirs in zip(seen.state.parts, out.state.parts, strict=True):
+        for part, held in mine.items():
+            if isinstance(held, torch.Tensor):
+                close(held, theirs[part], part)
+
+
+def test_a_state_that_does_not_fit_is_refused_before_memory_is_touched():
+    packed, other = Packed(small("mamba2")), small("mamba2", width=128)
+    state, token = read(other, 2)
+    with pytest.raises(amor.AmorError, match="another model"):
+        packed.step(token, state)
+    state, token = read(small("mamba2"), 2)
+    one_row = dataclasses.replace(state, parts=state.select([0]).parts)
+    with pytest.raises(amor.AmorError, match="shape"):
+        packed.step(token, one_row)
+
+
+def test_every_matrix_is_counted_once():
+    model = small("amor-mamba2-mlp")
+    own = sum(p.nbytes for p in model.parameters() if p.ndim == 2)
+    assert Packed(model).nbytes == own
+
+
+def test_weights_gathered_into_large_pages_keep_their_place_and_numbers():
+    weight = torch.randn(3 * pages.PAGE)
+    place, before = weight.data_ptr(), weight.clone()
+    assert pages.settle([weight]) in (0, 11 * pages.PAGE, 12 * pages.PAGE)
+    assert weight.data_ptr() == place and torch.equal(weight, before)
+
+
+def test_neighbours_in_memory_are_gathered_as_one_and_only_pages_that_are_all_theirs():
+    page = pages.PAGE
+    room = torch.empty(4 * page, dtype=torch.int8)
+    first, second, far = room[:100], room[100:page], room[3 * page :]
+    start = room.data_ptr()
+    assert pages.spans([far, second, first]) == [(start, start + page), (start + 3 * page, start + 4 * page)]
+    assert pages.whole_pages([(page - 1, 3 * page + 1), (5 * page + 1, 6 * page + 5)]) == [(page, 3 * page)]
+    assert pages.settle([torch.empty(10)]) == 0
