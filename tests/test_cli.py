@@ -1,6 +1,7 @@
 """The command line: what each verb finds, and what it says to a wrong input."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from laws import small
 import amor
 from amor.cli import main, verbs
 from amor.models.folder import save
+from amor.ops import chunks
 from amor.presets import NAMES
 
 
@@ -88,6 +90,24 @@ def test_doctor_says_which_backend_runs_and_why(capsys, monkeypatch):
     assert rows["scan"]["backend"] == "reference" and "AMOR_KERNELS" in rows["scan"]["why"]
     monkeypatch.setenv("AMOR_KERNELS", "scan=fast")
     assert main(["doctor", "--quick"]) == 2
+
+
+def test_doctor_measures_chunks_and_keeps_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(chunks, "path", lambda: tmp_path / "new" / "chunks.json")
+    monkeypatch.setattr("amor.bench.chunks.TOKENS", 40)
+    monkeypatch.delenv("AMOR_CHUNK", raising=False)
+    monkeypatch.setattr(chunks, "stored", cache(chunks.stored.__wrapped__))
+    chunks.keep("scan", "native", (1, 2, 3), 16)
+    assert main(["doctor", "--quick", "--measure", "tiny", "--json"]) == 0
+    out = capsys.readouterr().out
+    rows = {row["operator"]: row for row in json.loads(out.splitlines()[-1])["chunks"]}
+    assert str(tmp_path) in out
+    assert rows["scan"]["shape"] == [8, 64, 128] and rows["delta"]["shape"] == [3, 64, 128]
+    for op, row in rows.items():
+        fastest = min(row["seconds"], key=row["seconds"].get)
+        assert row["chunk"] == int(fastest) == chunks.chunk_size(op, row["backend"], 1024, tuple(row["shape"]))
+    assert chunks.chunk_size("scan", "native", 1024, (1, 2, 3)) == 16, "what was kept before stays"
+    assert main(["doctor", "--quick", "--measure", "2b"]) == 2
 
 
 def folder_of(tmp_path, name="amor-mamba2"):

@@ -162,7 +162,8 @@ def test_a_chunk_size_is_forced_then_stored_then_taken_from_the_table(
     def run(chunk: int) -> None:
         clock[0] += 1.0 if chunk == 96 else 2.0
 
-    assert chunks.measure("scan", "native", shape, run) == 96
+    seconds = chunks.measure("scan", "native", shape, run)
+    assert seconds == {chunk: 1.0 if chunk == 96 else 2.0 for chunk in chunks.CHOICES}
     assert chunks.chunk_size("scan", "native", 1024, shape) == 96
     assert chunks.chunk_size("scan", "native", 20, shape) == 32, "no larger than the call needs"
     assert chunks.chunk_size("scan", "native", 1024, (1, 2, 3)) == chunks.DEFAULT["scan", "native"]

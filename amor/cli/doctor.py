@@ -1,13 +1,17 @@
 """What is installed, which backend each operator will use and why, and how fast this machine is.
 
 amor doctor
+amor doctor --measure 180m
 AMOR_KERNELS=reference amor doctor
 """
 
 import argparse
 import importlib.metadata
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # optional packages, and what each brings
 EXTRAS = {
@@ -26,6 +30,8 @@ EXTRAS = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="do not measure the machine")
+    words = "measure, on a quiet machine, which chunk of the recurrences is fastest at a scale or all, and keep it for later runs"
+    parser.add_argument("--measure", nargs="?", const="all", metavar="SCALE", help=words)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -35,8 +41,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if not args.quick:
         found["gemm_gflops"] = round(machine.gemm_rate(), 1)
         found["bandwidth_gbs"] = round(machine.bandwidth(), 1)
+    if args.measure:
+        found["chunks"] = chunk_lengths(args.measure)
     draw(found)
     return found
+
+
+def chunk_lengths(scale: str) -> list[dict[str, Any]]:
+    """Chunks of the recurrences at a scale or at all of them: those in use, and those found fastest and kept."""
+    from amor.bench.chunks import measured
+    from amor.errors import AmorError, nearest
+    from amor.presets import SCALES
+
+    if scale not in (*SCALES, "all"):
+        raise AmorError(f"--measure: no scale {scale!r}; {nearest(scale, [*SCALES, 'all'])}")
+    return [row for each in (SCALES if scale == "all" else [scale]) for row in measured(each)]
 
 
 def packages() -> dict[str, str | None]:
@@ -82,6 +101,7 @@ def draw(found: dict[str, Any]) -> None:
     console.print(
         f"[bold]kernels[/]   AMOR_KERNELS={forced}" if forced else "[bold]kernels[/]   chosen automatically (AMOR_KERNELS forces)"
     )
+    draw_chunks(console, found.get("chunks", []))
     table = Table(show_edge=False, pad_edge=False)
     for column in ("operator", "device", "backend", "why", "others"):
         table.add_column(column)
@@ -91,3 +111,22 @@ def draw(found: dict[str, Any]) -> None:
     console.print(table)
     absent = [f"{name} ({what})" for name, what in EXTRAS.items() if found["packages"][name] is None]
     console.print(f"[bold]optional packages not installed[/]: {', '.join(absent) or 'none'}")
+
+
+def draw_chunks(console: "Console", rows: list[dict[str, Any]]) -> None:
+    """What --measure found, where it is kept, and what stands above it."""
+    from rich.table import Table
+
+    from amor.ops import chunks
+
+    if not rows:
+        return
+    tried = rows[0]["seconds"]
+    table = Table("chunk of", "scale", "was", "is", *(f"{chunk}" for chunk in tried), show_edge=False, pad_edge=False)
+    for row in rows:
+        taken = (f"{row['seconds'][chunk] * 1e3:.1f}" for chunk in tried)
+        table.add_row(row["operator"], row["scale"], str(row["was"]), str(row["chunk"]), *taken)
+    console.print(table)
+    kept = f"milliseconds a chunk, {rows[0]['tokens']} tokens forward and backward; kept in {chunks.path()} for {rows[0]['threads']} threads here"
+    forced = os.environ.get("AMOR_CHUNK")
+    console.print(f"{kept}; AMOR_CHUNK={forced} stands above it" if forced else kept, soft_wrap=True)

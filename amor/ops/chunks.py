@@ -1,7 +1,8 @@
 """How many tokens a chunk of a recurrence holds: measured, stored, never decided by a race inside a run.
 
-AMOR_CHUNK forces it ("64", or "scan=64,delta=32"). Else the choice that `measure` stored for this processor, thread count
-and shape is taken, else the table below. A run never measures by itself: two runs on one machine compute the same bits.
+AMOR_CHUNK forces it ("64", or "scan=64,delta=32"). Else the choice that `amor doctor --measure` stored for this processor,
+thread count and shape is taken, else the table below. A run never measures by itself: two runs on one machine compute the
+same bits. Another chunk rounds otherwise, so a run should not be resumed across a measurement if its bits matter.
 """
 
 import json
@@ -55,18 +56,23 @@ def stored() -> dict[str, int]:
     return json.loads(path().read_text()) if path().exists() else {}
 
 
-def measure(op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], object], rounds: int = 5) -> int:
-    """Time run(chunk) for every choice, in turns, and store the fastest for this machine; gives it."""
+def measure(op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], object], rounds: int = 5) -> dict[int, float]:
+    """Time run(chunk) for every choice, in turns; the fastest is stored for this machine. Gives the seconds of each."""
     best = dict.fromkeys(CHOICES, float("inf"))
     for _ in range(rounds):
         for chunk in CHOICES:
             began = time.perf_counter()
             run(chunk)
             best[chunk] = min(best[chunk], time.perf_counter() - began)
-    fastest = min(best, key=lambda chunk: best[chunk])
+    keep(op, backend, shape, min(best, key=lambda chunk: best[chunk]))
+    return best
+
+
+def keep(op: str, backend: str, shape: tuple[int, ...], chunk: int) -> None:
+    """From now on this chunk is taken, by this and every later process; what was stored for other keys stays."""
     path().parent.mkdir(parents=True, exist_ok=True)
+    stored.cache_clear()
     fresh = path().with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps(stored() | {key(op, backend, shape): fastest}, indent=1))
+    fresh.write_text(json.dumps(stored() | {key(op, backend, shape): chunk}, indent=1))
     fresh.replace(path())
     stored.cache_clear()
-    return fastest
