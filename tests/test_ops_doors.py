@@ -62,6 +62,15 @@ def test_without_its_package_a_gpu_falls_to_the_matrix_form_and_says_why(monkeyp
     assert name == "chunked" and "pip install" in why
 
 
+def imitate(monkeypatch: pytest.MonkeyPatch, path: str, **functions: object) -> None:
+    """A package that is not installed, with these functions in it."""
+    parts = path.split(".")
+    for depth in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(parts[depth - 1]))
+    for name, function in functions.items():
+        setattr(sys.modules[path], name, function)
+
+
 def in_sequences(run: object, inputs: tuple[Tensor, ...], state: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
     """What fla's kernels promise: rows as they are, or one row cut at `cu_seqlens` with a state a piece."""
     if bounds is None:
@@ -91,6 +100,41 @@ def imitated_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlen
     return in_sequences(run, (q, k, v, g), initial_state, cu_seqlens)
 
 
+def imitated_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None):
+    """mamba-ssm, one token: state [b, h, p, n] written in place; x, dt [b, h, p]; A [h, p, n]; B, C [b, g, n]; D, dt_bias [h, p].
+
+    2.2 reads the strides of dt_bias and D though both are said to be optional.
+    """
+    assert z is None and not dt_softplus and state_batch_indices is None
+    heads, size, width = state.shape[1:]
+    assert x.shape == dt.shape == state.shape[:3] and A.shape == (heads, size, width) and B.shape == C.shape
+    assert D.shape == dt_bias.shape == (heads, size)
+    assert A.stride()[1:] == (0, 0) and dt.stride()[2] == dt_bias.stride()[1] == 0, "strides of 0: one decay a head"
+    dt = dt + dt_bias
+    B, C = (t.repeat_interleave(heads // t.shape[1], 1) for t in (B, C))
+    state.mul_((dt[..., None] * A).exp()).add_((dt * x)[..., None] * B[:, :, None])
+    return (state * C[:, :, None]).sum(-1) + D * x
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("where", ["a new state", "the state itself", "another place"])
+@pytest.mark.parametrize("skip", [True, False], ids=["D", "no D"])
+def test_the_step_of_the_mamba_ssm_door_is_the_recurrence(
+    length: int, where: str, skip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitate(monkeypatch, "mamba_ssm.ops.triton.selective_state_update", selective_state_update=imitated_update)
+    inputs = made("scan", length)
+    inputs["D"] = inputs["D"] if skip else None
+    state = remembered("scan", inputs)["state"]
+    before = state.clone()
+    want = module("scan", "reference").scan(**inputs, state=before)
+    out = {"a new state": None, "the state itself": state, "another place": torch.full_like(state, torch.nan)}[where]
+    y, after = module("scan", "mamba_ssm").step(**inputs, state=state, out=out)
+    compare({"y": y, "after": after}, dict(zip(("y", "after"), want)), "step")
+    assert out is None or after is out
+    assert where == "the state itself" or torch.equal(state, before), "a state handed over stays as it was"
+
+
 def imitated_scan(x, dt, A, B, C, chunk_size, D, initial_states, seq_idx, return_final_states):
     """mamba-ssm: a token sees those with its own seq_idx; the initial state has seq_idx 0."""
     assert return_final_states and (seq_idx is None or seq_idx.dtype == torch.int32)
@@ -109,11 +153,7 @@ def test_a_door_translates_states_and_resets_exactly(
         "mamba_ssm.ops.triton.ssd_combined": ("mamba_chunk_scan_combined", "mamba_chunk_scan_combined", imitated_scan),
     }
     for path, (first, second, imitation) in names.items():
-        parts = path.split(".")
-        for depth in range(1, len(parts) + 1):
-            monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(parts[depth - 1]))
-        for name in (first, second):
-            setattr(sys.modules[path], name, imitation)
+        imitate(monkeypatch, path, **{first: imitation, second: imitation})
     inputs = made(op, length)
     reset = begins(2, length)
     reset[0, 0] = True

@@ -127,6 +127,7 @@ def draw_chunks(console: "Console", rows: list[dict[str, Any]]) -> None:
         taken = (f"{row['seconds'][chunk] * 1e3:.1f}" for chunk in tried)
         table.add_row(row["operator"], row["scale"], str(row["was"]), str(row["chunk"]), *taken)
     console.print(table)
-    kept = f"milliseconds a chunk, {rows[0]['tokens']} tokens forward and backward; kept in {chunks.path()} for {rows[0]['threads']} threads here"
+    first, where = rows[0], f"kept in {chunks.path()}"
+    kept = f"milliseconds of {first['tokens']} tokens forward and backward; {where} for {first['threads']} threads here"
     forced = os.environ.get("AMOR_CHUNK")
     console.print(f"{kept}; AMOR_CHUNK={forced} stands above it" if forced else kept, soft_wrap=True)

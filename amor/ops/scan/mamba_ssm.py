@@ -52,12 +52,13 @@ def step(
 
     after = state.clone() if out is None else out if out is state else out.copy_(state)  # the kernel writes in place
     heads, size = x.shape[2:]
-    decay = A.float()[:, None, None].expand(heads, size, B.shape[3])  # strides of 0 tell the kernel that a head has one decay
-    skip = None if D is None else D.float()[:, None].expand(heads, size)
+    # strides of 0 tell the kernel that a head has one decay; it cannot do without dt_bias and D, so there are zeros for them
+    decay = A.float()[:, None, None].expand(heads, size, B.shape[3])
+    nothing = torch.zeros(heads, 1, device=x.device).expand(heads, size)
+    skip = nothing if D is None else D.float()[:, None].expand(heads, size)
     ys = []
     for t in range(x.shape[1]):
         steps = dt[:, t].float()[..., None].expand(-1, heads, size)
-        ys.append(
-            selective_state_update(after, x[:, t].contiguous(), steps, decay, B[:, t].contiguous(), C[:, t].contiguous(), skip)
-        )
+        given = x[:, t].contiguous(), steps, decay, B[:, t].contiguous(), C[:, t].contiguous()
+        ys.append(selective_state_update(after, *given, D=skip, dt_bias=nothing))
     return torch.stack(ys, dim=1).float(), after
