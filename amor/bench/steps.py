@@ -21,8 +21,8 @@ OVER_MAMBA2, OVER_LLAMA = 3.0, 1.0  # how much faster we have to be
 
 
 def step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
-    """One step of training, with the optimiser that our trainer uses."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    """One step of training, with our trainer's optimiser; its rate is 0, so that gates fire alike in every step."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
 
     def work() -> None:
         optimiser.zero_grad()
@@ -36,6 +36,13 @@ def our_loss(model: Amor, tokens: Tensor) -> Tensor:
     loss = model(tokens[:, :-1], targets=tokens[:, 1:]).loss
     assert loss is not None
     return loss
+
+
+@torch.no_grad()
+def meet(model: Amor, tokens: Tensor) -> dict[str, float]:
+    """Let the gates meet the batch, as the first step of a training does; the share of tokens that fire, a block."""
+    model.observe([gate.score.flatten() for gate in model(tokens[:, :-1]).gates])
+    return {f"firing rate of block {k}": float(gate.fire.float().mean()) for k, gate in enumerate(model(tokens[:, :-1]).gates)}
 
 
 def their_loss(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -52,6 +59,8 @@ def training(table: Table, rounds: int, scale: str, rows: int, length: int) -> R
     row = table.row("training step", "scan", "delta", "conv", "head", **shape)
     tokens = torch.randint(0, size["vocab"], (rows, length + 1))
     ours = {name: build(preset(name, scale)) for name in NAMES}
+    for name, met in ours.items():
+        row.found |= {f"{what}, {name}": rate for what, rate in meet(met, tokens).items()}
     depths = {name: transformers.mamba2_depth(parameters(m), size["width"], size["vocab"]) for name, m in ours.items()}
     peers = {f"{MAMBA2} x {d}": transformers.mamba2(size["width"], d, size["vocab"]) for d in sorted(set(depths.values()))}
     peers[LLAMA] = transformers.llama(size["width"], size["depth"], size["d_ff"], size["vocab"])

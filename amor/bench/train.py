@@ -4,6 +4,7 @@ The rows beside transformers need the extra `peers`. A full run takes some minut
 """
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count
@@ -19,6 +20,7 @@ from amor.bench.table import Row, Table, common
 from amor.bench.timing import alternate
 from amor.errors import AmorError
 from amor.models.build import build
+from amor.ops.backends import BACKENDS
 from amor.presets import NAMES
 from amor.train.distributed import Team
 from amor.train.optim import adamw, groups
@@ -26,6 +28,7 @@ from amor.train.recipe import Recipe, load
 from amor.train.step import Stepper
 
 OVER_BACKBONE = 0.75  # of the backbone's tokens/s
+PRODUCTS = ("linear",)  # operators whose native form multiplies matrices unseen by torch
 MEMORY = 8e9  # bytes of the process that takes a 180m step, Python and torch included
 
 
@@ -49,22 +52,34 @@ def stepper(recipe: Recipe) -> Callable[[], dict[str, Any]]:
     return lambda: step(next(number))
 
 
+def counted(side: Callable[[], dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+    """FLOPs of the products of one more step, and what its blocks found. Torch counts its own products, so it does them all."""
+    before = os.environ.get("AMOR_KERNELS")
+    os.environ["AMOR_KERNELS"] = ",".join(filter(None, (before, *(f"{op}=reference" for op in PRODUCTS if op in BACKENDS))))
+    try:
+        with FlopCounterMode(display=False) as counter:
+            blocks = side().get("blocks", [])
+    finally:
+        del os.environ["AMOR_KERNELS"]
+        if before is not None:
+            os.environ["AMOR_KERNELS"] = before
+    return counter.get_total_flops(), blocks
+
+
 def throughput(table: Table, rounds: int, **shape: int) -> Row:
-    """The step of the tiny recipes; what its products (torch's; attention and recurrences apart) would take by themselves."""
+    """The step of the tiny recipes; the FLOPs of its products, those of attention and recurrences apart."""
     recipes = {name: load(f"tiny/{name}", (), **shape) for name in NAMES}
     one = recipes["mamba2"]
     described = {"recipes": "tiny", "batch": one.batch, "micro_batch": one.micro_batch, "context": one.context}
     row = table.row("trainer's step", "scan", "delta", "conv", "head", "attend", **described, vocab=one.config().vocab)
     sides = {name: stepper(recipe) for name, recipe in recipes.items()}
+    row.time(alternate(sides, rounds))
     flops = {}
     for name, side in sides.items():
-        with FlopCounterMode(display=False) as counter:
-            blocks = side().get("blocks", [])
-        flops[name] = counter.get_total_flops()
+        flops[name], blocks = counted(side)
         row.found[f"GFLOP of products, {name}"] = flops[name] / 1e9
         if blocks:
             row.found[f"firing rate, {name}"] = sum(block["fire"] for block in blocks) / len(blocks)
-    row.time(alternate(sides, rounds))
     for name in NAMES:
         row.found[f"tokens/s, {name}"] = one.step_tokens / row.seconds[name]
         row.found[f"share of GEMM rate, {name}"] = flops[name] / row.seconds[name] / 1e9 / machine.gemm_rate()
