@@ -92,7 +92,7 @@ void multiply(const Weights& m, const float* x, long rows, float* y, long step, 
     for (long first = 0; first < rows; first += MOST) {
         const int here = (int)(rows - first < MOST ? rows - first : MOST);
         if (m.scales)
-            part(Bytes{(const int8_t*)m.weight, m.scales, r.whole.data() + first * r.groups * GROUP, r.units.data() + first, r.groups},
+            part(Bytes{(const int8_t*)m.weight, m.scales, r.whole + first * r.groups * GROUP, r.units.data() + first, r.groups},
                  share.from, share.to, here, y + first * step, step, add);
         else
             part(Floats{(const float*)m.weight, x + first * m.inner, m.inner}, share.from, share.to, here, y + first * step, step, add);
@@ -131,7 +131,7 @@ void mamba2(const Mamba2& m, long rows, const float* projected, float* window, f
         for (long p = 0; p < m.size; p++, s += m.width) {
             const float fed = dt * u[p];
             vec y{};
-            over(m.width, [&](long j, int n) {
+            over(m.width, [&](long j, int n) __attribute__((always_inline)) {
                 const vec now = get(s + j, n) * decay + get(B + j, n) * fed;
                 put(s + j, now, n);
                 y += now * get(C + j, n);

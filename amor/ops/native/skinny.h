@@ -39,7 +39,7 @@ struct Floats {
     long inner;
 
     // rows of W at a time: for one row of x many streams are read, for more the sums need the registers
-    static constexpr int together(int R) { return R == 1 ? 8 : R == 4 ? 3 : 4; }
+    static constexpr int together(int R) { return R == 1 ? 8 : R == 4 ? 2 : 4; }
 
     template <int R, int N>
     inline void dots(long row, long first, float* out, long step) const {
@@ -64,7 +64,7 @@ struct Floats {
             // for one row of x the processor runs far enough ahead by itself, and was measured to be faster alone
             if constexpr (R > 1) {
 #pragma GCC unroll 8
-                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + N) * inner + j);  // the next N rows
+                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + 4) * inner + j);  // rows to come: measured
             }
             advance(j);
             advance(j + LANES);
@@ -108,8 +108,8 @@ struct Bytes {
     const float* units;   // [R] what a whole number of x stands for
     long groups;
 
-    // rows of W at a time, so that both kinds of sums stay in 16 registers
-    static constexpr int together(int R) { return R == 1 ? 4 : R == 4 ? 1 : 2; }
+    // rows of W at a time: two share a load of x; for one row of x the memory is slower than the sums
+    static constexpr int together(int R) { return R == 1 ? 1 : 2; }
 
     template <int R, int N>
     inline void dots(long row, long first, float* out, long step) const {
@@ -127,7 +127,7 @@ struct Bytes {
 #pragma GCC unroll 4
                 for (int r = 0; r < R; r++) totals[n][r] = ivec{};
             }
-#pragma GCC unroll 8
+#pragma GCC unroll 2  // all of it unrolled needs more registers than there are
             for (int j = 0; j < GROUP; j += 2 * LANES) {
                 halves wide[N];
 #pragma GCC unroll 4
@@ -169,13 +169,15 @@ inline void round_rows(const float* x, long rows, long inner, long padded, int16
 // Rows of x as 8-bit weights need them.
 struct Rounded {
     long groups = 0;
-    std::vector<int16_t> whole;
+    int16_t* whole = nullptr;  // at a multiple of a cache line: a load across two of them takes twice as long
     std::vector<float> units;
+    std::vector<int16_t> room;
 
     void take(const float* x, long rows, long inner) {
         groups = (inner + GROUP - 1) / GROUP;
-        whole.resize(rows * groups * GROUP), units.resize(rows);
-        round_rows(x, rows, inner, groups * GROUP, whole.data(), units.data());
+        room.resize(rows * groups * GROUP + 32), units.resize(rows);
+        whole = (int16_t*)(((uintptr_t)room.data() + 63) & ~(uintptr_t)63);
+        round_rows(x, rows, inner, groups * GROUP, whole, units.data());
     }
 };
 

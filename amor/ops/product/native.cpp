@@ -3,6 +3,8 @@
 
 #include "skinny.h"
 
+#define INLINE __attribute__((always_inline))  // a call a vector would cost more than its work
+
 namespace {
 
 using namespace skinny;
@@ -24,7 +26,7 @@ void digest(const float* z, long count, long first, const float* residuals, doub
     const vec least = all(-__builtin_inff());
     vec best = least, next = least;  // of each lane
     ivec place{};
-    over(count, [&](long j, int here) {
+    over(count, [&](long j, int here) INLINE {
         vec v = least;
         if (here == LANES) v = load(z + j);
         else std::memcpy(&v, z + j, here * sizeof(float));
@@ -42,7 +44,7 @@ void digest(const float* z, long count, long first, const float* residuals, doub
     for (int i = 0; i < LANES; i++)
         if (i != lane && best[i] > second) second = best[i];
     vec sums[4] = {vec{}, vec{}, vec{}, vec{}};
-    over(count, [&](long j, int here) {
+    over(count, [&](long j, int here) INLINE {
         vec shifted = all(-1e4f) + m;
         if (here == LANES) shifted = load(z + j);
         else std::memcpy(&shifted, z + j, here * sizeof(float));
@@ -111,7 +113,7 @@ extern "C" void product_bytes(const int8_t* w, const float* scales, long outputs
                               long step, int add, int threads) {
     Rounded r;
     r.take(x, rows, inner);
-    product(Bytes{w, scales, r.whole.data(), r.units.data(), r.groups}, outputs, rows, y, step, add, threads);
+    product(Bytes{w, scales, r.whole, r.units.data(), r.groups}, outputs, rows, y, step, add, threads);
 }
 
 extern "C" void probe_floats(const float* w, long outputs, long inner, const float* x, int rows, float* y, double* facts,
@@ -123,7 +125,7 @@ extern "C" void probe_bytes(const int8_t* w, const float* scales, long outputs, 
                             const float* residuals, double* facts, double* room, int threads) {
     Rounded r;
     r.take(x, rows, inner);
-    probe(Bytes{w, scales, r.whole.data(), r.units.data(), r.groups}, outputs, rows, y, residuals, facts, room, threads);
+    probe(Bytes{w, scales, r.whole, r.units.data(), r.groups}, outputs, rows, y, residuals, facts, room, threads);
 }
 
 // The sum of a large array, for measuring how fast memory is read.
