@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import shutil
 import sys
 import types
 import xml.etree.ElementTree as ET
@@ -164,6 +165,29 @@ def test_findings_judge_as_the_trainer_did(prepared, tmp_path):
     for held, fire in zip(found["blocks"], valid["fire"], strict=True):
         assert held["fire"] == pytest.approx(fire)
         assert sum(held["shares"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_runs_stand_side_by_side_in_a_table_and_a_figure(run, tmp_path, capsys):
+    other = Run(tmp_path / "other")
+    shutil.copytree(run.folder, other.folder)
+    other.write(other.config, {"name": "o", "model": {"name": "mamba2", "scale": "tiny", "changes": {}}, "data": ""})
+    assert main(["report", str(run.folder), str(other.folder), "--figure", str(tmp_path / "c.svg"), "--json"]) == 0
+    out = capsys.readouterr().out
+    first, second = json.loads(out.splitlines()[-1])["runs"]
+    assert (first["model"], second["model"]) == ("amor-mamba2", "mamba2")
+    assert first["curve"] == [{"tokens": 30_000, "minutes": pytest.approx(0.25), "nll": 5.25}]
+    assert first["loss"] == pytest.approx(8 - 0.1 * 20.5) and first["firing"][-1]["fire"] == [block(30)["fire"]] * 2
+    assert "5.250" in out and "30,000" in out
+    assert "<svg" in (tmp_path / "c.svg").read_text()
+
+
+def test_runs_whose_losses_cannot_be_compared_are_refused(run, tmp_path, capsys):
+    other = Run(tmp_path / "other")
+    shutil.copytree(run.folder, other.folder)
+    other.write(other.config, {"name": "o", "model": {"name": "mamba2", "scale": "tiny", "changes": {"vocab": 512}}, "data": ""})
+    assert main(["report", str(run.folder), str(other.folder)]) == 2
+    assert "[512, 4096]" in capsys.readouterr().err
+    assert main(["report", str(run.folder), str(tmp_path)]) == 2
 
 
 def test_a_report_finds_data_that_has_moved_and_says_when_it_is_gone(prepared, tmp_path, capsys):
