@@ -119,6 +119,23 @@ def test_computing_only_fired_queries_equals_computing_all_and_masking(name):
         close(grads2[n], grad, n)
 
 
+def test_a_batch_on_which_nothing_fires_gives_a_gradient_of_nothing_not_none():
+    # AdamW passes over a parameter without a gradient: its moments would stand still
+    model = small("amor-mamba2", **{"blocks.gate": "never"})
+    model(tokens(2, 30)).hidden.square().sum().backward()
+    for block in model.each_block():
+        for parameter in (block.alpha, block.attention.q_proj.weight, block.attention.o_proj.weight):
+            assert parameter.grad is not None and not parameter.grad.any()
+
+
+def test_training_computes_no_query_where_the_gate_is_closed():
+    model, seen = small("amor-mamba2"), []
+    block = model.each_block()[0]
+    block.attention.q_proj.register_forward_hook(lambda module, args, out: seen.append(args[0][..., 0].numel()))
+    out = model(tokens(3, 70))
+    assert seen == [int(out.gates[0].fire.sum())] and 0 < seen[0] < 3 * 70
+
+
 @torch.no_grad()
 def test_always_is_the_ungated_hybrid():
     model, text = small("amor-mamba2", **{"blocks.gate": "always"}), tokens(2, 50)
