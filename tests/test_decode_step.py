@@ -7,8 +7,12 @@ import torch
 from laws import close, small, tokens
 
 import amor
+from amor.decode.probe import Head
 from amor.decode.step import Packed
+from amor.ops import product
+from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.product import pages
+from amor.ops.product.refine import refine
 
 RECURRENT = ["mamba2", "gated-deltanet", "mamba2-fused", "amor-mamba2-mlp"]
 
@@ -84,3 +88,40 @@ def test_neighbours_in_memory_are_gathered_as_one_and_only_pages_that_are_all_th
     assert pages.spans([far, second, first]) == [(start, start + page), (start + 3 * page, start + 4 * page)]
     assert pages.whole_pages([(page - 1, 3 * page + 1), (5 * page + 1, 6 * page + 5)]) == [(page, 3 * page)]
     assert pages.settle([torch.empty(10)]) == 0
+
+
+@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["product"] if missing("product", b, "cpu") is None])
+@pytest.mark.parametrize("likely", [0, 40, 1300])
+def test_refined_entropies_are_those_of_logits_with_the_likeliest_made_exact(guest, likely):
+    torch.manual_seed(0)
+    weight, x = torch.randn(1300, 65) * 0.3, torch.randn(3, 65)
+    exact, copy = product.pack(weight), product.pack(weight, "int8")
+    logits = product.probe(x, copy, logits=True).logits
+    before = logits.clone()
+    found = module("product", guest).refined(x, exact, copy, logits, likely)
+    assert torch.equal(logits, before)
+    if likely == 40:  # some weights are exact: less was lost, and not nothing
+        assert (found.residual > 0).all() and (found.residual < product.probe(x, copy).residual).all()
+        return
+    logp = ((x @ weight.T) if likely else logits).double().log_softmax(1)
+    close(found.entropy, -(logp.exp() * logp).sum(1).float(), "entropy")
+    assert (found.residual == 0).all() == (likely == 1300)
+
+
+def test_logits_of_another_head_are_refused():
+    weight = torch.randn(50, 16)
+    with pytest.raises(amor.AmorError, match="head"):
+        refine(torch.randn(2, 16), product.pack(weight), product.pack(weight, "int8"), torch.randn(2, 49))
+
+
+def test_the_cheap_head_is_asked_while_firing_costs_more_than_asking():
+    head = Head(torch.randn(100, 16), "float32", True)
+    head.copy_cost, head.doubted = 0.3, 0.1
+    pays = []
+    for head.fired in (0.0, 0.3, 0.7, 3.0):
+        pays.append(head.copy_pays(3))
+    assert pays == [False, False, True, True]
+    head.doubted = 1.0
+    head.fired = 0.7
+    assert not head.copy_pays(3)
+    assert not Head(torch.randn(100, 16), "float32", False).copy_pays(3)

@@ -57,10 +57,16 @@ class Head:
         self.fired += (1 - MEMORY) * (fired - self.fired)
         self.doubted += (1 - MEMORY) * (doubted - self.doubted)
 
-    @property
-    def copy_pays(self) -> bool:
-        """Every firing costs a joint pass; with the copy, a pass over it for all and for each firing, and one a doubt."""
-        return self.copy is not None and self.fired > self.doubted + self.copy_cost * (1 + self.fired)
+    def copy_pays(self, blocks: int) -> bool:
+        """Whether the 8-bit copy is expected to save time, in exact passes beyond the one that gives the output.
+
+        Without it every firing costs one. With it, a pass over the copy is made for all probes and again after a firing,
+        unless that was the last block's. A doubt costs an exact pass, which serves the output too if nothing fires after it.
+        """
+        if self.copy is None:
+            return False
+        again = self.fired * (blocks - 1) / max(blocks, 1)
+        return self.fired > self.copy_cost * (1 + again) + self.doubted * min(1.0, self.fired)
 
     def matrices(self) -> list[Matrix]:
         return [self.matrix] if self.copy is None else [self.matrix, self.copy]
@@ -98,7 +104,7 @@ class Probes:
         self.last = len(gates)
         self.asked = [index for index, gate in enumerate(gates) if gate.needs] + [self.last]
         self.log_vocab = math.log(head.matrix.outputs)
-        self.cheaply = savings.cheap and (head.copy_pays or not savings.joint)
+        self.cheaply = savings.cheap and (head.copy_pays(len(gates)) or not savings.joint)
         self.rows = -1
         self.doubts = 0
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#if defined(__AVX2__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -32,6 +32,19 @@ inline vec fused(vec a, vec b, vec c) {
 #endif
 }
 
+// The sum of all lanes by halves: few steps, and always the same ones.
+inline float total(vec v) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#else
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
+#endif
+}
+
 // Float32 rows: W rows [N x K] against R rows of x; chains = R * N independent sums hide the latency of a multiply-add.
 struct Floats {
     const float* w;
@@ -39,7 +52,7 @@ struct Floats {
     long inner;
 
     // rows of W at a time: for one row of x many streams are read, for more the sums need the registers
-    static constexpr int together(int R) { return R == 1 ? 8 : R == 4 ? 2 : 4; }
+    static constexpr int together(int R) { return R == 1 ? 8 : R == 4 ? 3 : 4; }
 
     template <int R, int N>
     inline void dots(long row, long first, float* out, long step) const {
@@ -71,11 +84,14 @@ struct Floats {
         }
         for (; j + LANES <= inner; j += LANES) advance(j);
         const int left = (int)(inner - j);  // less than a vector: the same lanes, the others 0
+        if (left)
+            for (int r = 0; r < R; r++)
+                for (int n = 0; n < N; n++) {
+                    const vec w_left = load_part(rows + n * inner + j, left), x_left = load_part(mine + r * inner + j, left);
+                    sums[n][r] = fused(w_left, x_left, sums[n][r]);
+                }
         for (int r = 0; r < R; r++)
-            for (int n = 0; n < N; n++) {
-                const vec w_left = load_part(rows + n * inner + j, left), x_left = load_part(mine + r * inner + j, left);
-                out[r * step + n] = sum(fused(w_left, x_left, sums[n][r]));
-            }
+            for (int n = 0; n < N; n++) out[r * step + n] = total(sums[n][r]);
     }
 };
 
@@ -147,7 +163,7 @@ struct Bytes {
             }
         }
         for (int r = 0; r < R; r++)
-            for (int n = 0; n < N; n++) out[r * step + n] = sum(sums[n][r]) * units[first + r];
+            for (int n = 0; n < N; n++) out[r * step + n] = total(sums[n][r]) * units[first + r];
     }
 
     static constexpr long AHEAD = 4096;  // bytes: measured

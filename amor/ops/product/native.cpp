@@ -75,6 +75,11 @@ void merge(double* a, const double* b) {  // a comes before b
     else if (b[5] > a[6]) a[6] = b[5];
 }
 
+void merge_all(const double* room, long slabs, double* facts) {
+    std::memcpy(facts, room, FACTS * sizeof(double));
+    for (long slab = 1; slab < slabs; slab++) merge(facts, room + slab * FACTS);
+}
+
 // One pass over W: facts [rows, FACTS] of the logits of every row, and the logits themselves where y is given.
 template <class Weights>
 void probe(const Weights& weights, long outputs, int rows, float* y, const float* residuals, double* facts, double* room,
@@ -90,11 +95,25 @@ void probe(const Weights& weights, long outputs, int rows, float* y, const float
             if (y) std::memcpy(y + r * outputs + from, z + r * SLAB, count * sizeof(float));
         }
     }
-    for (int r = 0; r < rows; r++) {
-        double* mine = facts + r * FACTS;
-        std::memcpy(mine, room + r * slabs * FACTS, FACTS * sizeof(double));
-        for (long slab = 1; slab < slabs; slab++) merge(mine, room + (r * slabs + slab) * FACTS);
-    }
+    for (int r = 0; r < rows; r++) merge_all(room + r * slabs * FACTS, slabs, facts + r * FACTS);
+}
+
+// The tokens of the largest logits, at most `most`: all above a mark, which is set by counting them in steps below the best.
+std::vector<long> likeliest(const float* z, long outputs, long most) {
+    constexpr int STEPS = 4096;
+    constexpr float REACH = 24;  // nats below the best; what lies deeper has no weight in an entropy
+    float best = z[0];
+    for (long v = 1; v < outputs; v++) best = z[v] > best ? z[v] : best;
+    const auto depth = [&](long v) { return (best - z[v]) * (STEPS / REACH); };
+    std::vector<long> count(STEPS), found;
+    for (long v = 0; v < outputs; v++)
+        if (depth(v) < STEPS) count[(long)depth(v)]++;  // not a number is in no step
+    long mark = 0, total = 0;
+    while (mark < STEPS && total + count[mark] <= most) total += count[mark++];
+    found.reserve(total);
+    for (long v = 0; v < outputs; v++)
+        if (depth(v) < mark) found.push_back(v);
+    return found;
 }
 
 }  // namespace
@@ -126,6 +145,28 @@ extern "C" void probe_bytes(const int8_t* w, const float* scales, long outputs, 
     Rounded r;
     r.take(x, rows, inner);
     probe(Bytes{w, scales, r.whole, r.units.data(), r.groups}, outputs, rows, y, residuals, facts, room, threads);
+}
+
+// z [outputs] 8-bit logits of one row and residuals: those of the likeliest tokens become exact and 0; facts of all of them
+extern "C" void refine_row(const float* w, long outputs, long inner, const float* x, long likely, float* z, float* residuals,
+                           double* facts, double* room, int threads) {
+    const std::vector<long> known = likeliest(z, outputs, likely);
+    const long slabs = (outputs + SLAB - 1) / SLAB;
+    const Floats weights{w, x, inner};
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (long i = 0; i < (long)known.size(); i++) {
+            weights.dots<1, 1>(known[i], 0, z + known[i], 1);
+            residuals[known[i]] = 0;
+        }
+#pragma omp for schedule(static)
+        for (long slab = 0; slab < slabs; slab++) {
+            const long from = slab * SLAB, count = from + SLAB < outputs ? SLAB : outputs - from;
+            digest(z + from, count, from, residuals, room + slab * FACTS);
+        }
+    }
+    merge_all(room, slabs, facts);
 }
 
 // The sum of a large array, for measuring how fast memory is read.

@@ -30,6 +30,7 @@ def _functions() -> ctypes.CDLL:
     library.product_bytes.argtypes = [p, p, n, n, p, i, p, n, i, i]
     library.probe_floats.argtypes = [p, n, n, p, i, p, p, p, i]
     library.probe_bytes.argtypes = [p, p, n, n, p, i, p, p, p, p, i]
+    library.refine_row.argtypes = [p, n, n, p, n, p, p, p, p, i]
     library.stream.argtypes, library.stream.restype = [p, n, i], ctypes.c_float
     return library
 
@@ -70,6 +71,23 @@ def probe(x: Tensor, matrix: Matrix, logits: bool = False) -> Probe:
     for start in range(0, len(x), MOST):
         part = slice(start, start + MOST)
         _probe_few(x[part], matrix, None if y is None else y[part], facts[part])
+    return _told(facts, matrix, y)
+
+
+def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int) -> Probe:
+    """As in reference.py, but of equal or nearly equal logits it may leave out all where `likely` would cut between them."""
+    assert copy.residuals is not None
+    x, z, facts = x.float().contiguous(), logits.clone(), torch.empty(len(x), FACTS, dtype=torch.float64)
+    rest, room = torch.empty_like(copy.residuals), torch.empty(-(-exact.outputs // SLAB) * FACTS, dtype=torch.float64)
+    shape = exact.weight.data_ptr(), exact.outputs, exact.inner
+    for row, mine, found in zip(x, z, facts, strict=True):
+        rest.copy_(copy.residuals)
+        memory = (t.data_ptr() for t in (mine, rest, found, room))
+        _functions().refine_row(*shape, row.data_ptr(), likely, *memory, torch.get_num_threads())
+    return _told(facts, copy, None)
+
+
+def _told(facts: Tensor, matrix: Matrix, y: Tensor | None) -> Probe:
     m, total, first, second, rest, best, next_best, token = facts.unbind(1)
     mean = first / total  # of z - m
     spread = (second / total - mean.square()).clamp(min=0).sqrt()

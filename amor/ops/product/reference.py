@@ -3,6 +3,7 @@
 y = x W^T. The probe reads all logits at once. Letters: R rows of x, W [N, K].
 """
 
+import torch
 from torch import Tensor
 
 from amor.ops.product.matrix import Matrix, Probe
@@ -17,11 +18,23 @@ def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = Fa
 
 def probe(x: Tensor, matrix: Matrix, logits: bool = False) -> Probe:
     z = product(x, matrix)
+    return facts(z, matrix.residuals, z if logits else None)
+
+
+def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int) -> Probe:
+    """The probe of 8-bit logits [R, V] whose likeliest tokens are looked at again with exact weights."""
+    assert copy.residuals is not None
+    best = logits.topk(min(likely, logits.shape[1]), dim=1).indices
+    known = torch.stack([exact.weight[ids] @ row for ids, row in zip(best, x.float(), strict=True)])
+    return facts(logits.scatter(1, best, known), copy.residuals.expand_as(logits).scatter(1, best, 0.0))
+
+
+def facts(z: Tensor, residuals: Tensor | None, logits: Tensor | None = None) -> Probe:
     log_sum = z.logsumexp(1)
     logp = (z - log_sum[:, None]).double()
     p = logp.exp()
     entropy = -(p * logp).sum(1)
     spread = (p * (logp + entropy[:, None]).square()).sum(1).sqrt()
     values, ids = z.topk(2, dim=1)
-    rest = None if matrix.residuals is None else (p * matrix.residuals.double().square()).sum(1).sqrt().float()
-    return Probe(entropy.float(), log_sum, values, ids[:, 0], spread.float(), rest, z if logits else None)
+    rest = None if residuals is None else (p * residuals.double().square()).sum(1).sqrt().float()
+    return Probe(entropy.float(), log_sum, values, ids[:, 0], spread.float(), rest, logits)
