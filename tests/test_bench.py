@@ -1,6 +1,7 @@
 """The benchmarks run, and say what they measured. How fast anything is, is not tested here."""
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -65,13 +66,19 @@ def test_every_row_carries_shapes_backends_seconds_and_bars(suite: str, rows: in
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_peer_has_our_parameters_and_hardly_more(name: str) -> None:
+def test_a_peer_has_our_parameters_between_two_whole_depths(name: str) -> None:
     ours = steps.parameters(build(preset(name, "tiny"), device="meta"))
     depth = transformers.mamba2_depth(ours, 256, 4096)
     with torch.device("meta"):
-        peer, next_one = (steps.parameters(transformers.mamba2(256, layers, 4096)) for layers in (depth, depth + 1))
-    assert peer <= 1.03 * ours
-    assert next_one > 1.03 * ours or next_one - ours > abs(ours - peer), "no deeper one would be nearer and still allowed"
+        low, high = (steps.parameters(transformers.mamba2(256, n, 4096)) for n in (math.floor(depth), math.floor(depth) + 1))
+    assert low <= ours < high
+    assert low + (depth - math.floor(depth)) * (high - low) == pytest.approx(ours)
+
+
+def test_the_time_of_a_peer_is_read_off_between_two_depths() -> None:
+    row = Table("peers", quick=True).row("training step")
+    row.time({f"{steps.MAMBA2} x {n}": Times(seconds, seconds, 1, 0.0) for n, seconds in ((5, 1.0), (6, 1.4))})
+    assert steps.between(row, 5.25) == pytest.approx(1.1) and steps.between(row, 6.0) == pytest.approx(1.4)
 
 
 def test_a_missed_bar_is_a_failure() -> None:

@@ -1,8 +1,10 @@
 """A whole training step (forward, backward, AdamW) of the eight architectures beside transformers' models.
 
-Each stands beside a Mamba2 of about its own number of parameters, the Transformer also beside a Llama of its shape.
+Each stands beside a Mamba2 of its own number of parameters, the Transformer also beside a Llama of its shape. A Mamba2 of so
+many parameters has no whole number of layers, so those one layer shallower and deeper are timed, and time is read off between.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -62,7 +64,8 @@ def training(table: Table, rounds: int, scale: str, rows: int, length: int) -> R
     for name, met in ours.items():
         row.found |= {f"{what}, {name}": rate for what, rate in meet(met, tokens).items()}
     depths = {name: transformers.mamba2_depth(parameters(m), size["width"], size["vocab"]) for name, m in ours.items()}
-    peers = {f"{MAMBA2} x {d}": transformers.mamba2(size["width"], d, size["vocab"]) for d in sorted(set(depths.values()))}
+    whole = sorted({n for depth in depths.values() for n in (math.floor(depth), math.ceil(depth))})
+    peers = {f"{MAMBA2} x {n}": transformers.mamba2(size["width"], n, size["vocab"]) for n in whole}
     peers[LLAMA] = transformers.llama(size["width"], size["depth"], size["d_ff"], size["vocab"])
     sides = {name: step(model, partial(our_loss, model, tokens)) for name, model in ours.items()}
     sides |= {name: step(model, partial(their_loss, model, tokens[:, :-1])) for name, model in peers.items()}
@@ -71,10 +74,12 @@ def training(table: Table, rounds: int, scale: str, rows: int, length: int) -> R
         row.found[f"parameters, {name}"] = parameters(model)
     for name, depth in depths.items():
         row.found[f"tokens/s, {name}"] = rows * length / row.seconds[name]
-        compare(table, row, name, f"{MAMBA2} x {depth}", OVER_MAMBA2)
-    compare(table, row, "transformer", LLAMA, OVER_LLAMA)
+        table.bar(row, f"{name} over {MAMBA2}", between(row, depth) / row.seconds[name], at_least=OVER_MAMBA2)
+    table.bar(row, f"transformer over {LLAMA}", row.seconds[LLAMA] / row.seconds["transformer"], at_least=OVER_LLAMA)
     return row
 
 
-def compare(table: Table, row: Row, ours: str, peer: str, least: float) -> None:
-    table.bar(row, f"{ours} over {peer}", row.seconds[peer] / row.seconds[ours], at_least=least)
+def between(row: Row, depth: float) -> float:
+    """Seconds of a Mamba2 of a depth that need not be whole."""
+    low, high = (row.seconds[f"{MAMBA2} x {n}"] for n in (math.floor(depth), math.ceil(depth)))
+    return low + (depth - math.floor(depth)) * (high - low)

@@ -4,7 +4,6 @@ The rows beside transformers need the extra `peers`. A full run takes some minut
 """
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count
@@ -20,7 +19,6 @@ from amor.bench.table import Row, Table, common
 from amor.bench.timing import alternate
 from amor.errors import AmorError
 from amor.models.build import build
-from amor.ops.backends import BACKENDS
 from amor.presets import NAMES
 from amor.train.distributed import Team
 from amor.train.optim import adamw, groups
@@ -28,7 +26,6 @@ from amor.train.recipe import Recipe, load
 from amor.train.step import Stepper
 
 OVER_BACKBONE = 0.75  # of the backbone's tokens/s
-PRODUCTS = ("linear",)  # operators whose native form multiplies matrices unseen by torch
 MEMORY = 8e9  # bytes of the process that takes a 180m step, Python and torch included
 
 
@@ -53,16 +50,9 @@ def stepper(recipe: Recipe) -> Callable[[], dict[str, Any]]:
 
 
 def counted(side: Callable[[], dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
-    """FLOPs of the products of one more step, and what its blocks found. Torch counts its own products, so it does them all."""
-    before = os.environ.get("AMOR_KERNELS")
-    os.environ["AMOR_KERNELS"] = ",".join(filter(None, (before, *(f"{op}=reference" for op in PRODUCTS if op in BACKENDS))))
-    try:
-        with FlopCounterMode(display=False) as counter:
-            blocks = side().get("blocks", [])
-    finally:
-        del os.environ["AMOR_KERNELS"]
-        if before is not None:
-            os.environ["AMOR_KERNELS"] = before
+    """FLOPs of torch's products in one more step, and what its blocks found."""
+    with FlopCounterMode(display=False) as counter:
+        blocks = side().get("blocks", [])
     return counter.get_total_flops(), blocks
 
 

@@ -8,8 +8,6 @@ from torch import nn
 
 from amor.errors import AmorError
 
-MOST = 1.03  # a peer may have this many times our parameters, not more
-
 
 def missing() -> str | None:
     """Why there is no peer here, or None."""
@@ -58,13 +56,11 @@ def mamba2(width: int, layers: int, vocab: int, seed: int = 0) -> nn.Module:
     return library().Mamba2ForCausalLM(mamba2_config(width, layers, vocab))
 
 
-def mamba2_depth(parameters: int, width: int, vocab: int) -> int:
-    """The depth that brings a Mamba2 nearest to a number of parameters; one layer fewer where it would have too many."""
+def mamba2_depth(parameters: int, width: int, vocab: int) -> float:
+    """The depth at which a Mamba2 would have a number of parameters: 5.6 lies between one of 5 layers and one of 6."""
     with torch.device("meta"):
         one, two = (sum(p.numel() for p in mamba2(width, n, vocab).parameters()) for n in (1, 2))
-    layer, rest = two - one, 2 * one - two
-    depth = max(1, round((parameters - rest) / layer))
-    return depth - 1 if depth > 1 and rest + depth * layer > MOST * parameters else depth
+    return max(1.0, 1 + (parameters - one) / (two - one))
 
 
 def llama(width: int, layers: int, d_ff: int, vocab: int, seed: int = 0) -> nn.Module:
