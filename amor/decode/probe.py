@@ -26,6 +26,7 @@ from amor.layout import Layout
 from amor.models.amor import Amor
 from amor.models.probe import Residuals, Separate
 from amor.ops.product import ROWS, Matrix, bound, pack, probe
+from amor.ops.product.pages import settle
 from amor.ops.product.refine import refine
 
 MEMORY = 0.98  # a token ago counts this much of the present one in what is expected
@@ -49,6 +50,7 @@ class Head:
         # an 8-bit head needs no cheaper copy of itself
         self.copy: Matrix | None = pack(weight, "int8") if cheap and kind == "float32" else None
         self.passes = Passes()
+        settle(t for m in self.matrices() for t in (m.weight, m.scales) if t is not None)
         self.copy_cost = 1.0 if self.copy is None else _relative(self.matrix, self.copy)
         self.fired = self.doubted = 0.0  # blocks a token that fired, and that the 8-bit head could not decide, of late
 
@@ -77,14 +79,17 @@ class Head:
 
 
 def _relative(matrix: Matrix, copy: Matrix) -> float:
-    """Seconds of a pass over the copy for three rows, in passes over the matrix for one; it differs from machine to machine."""
+    """Seconds of a pass over the copy for three rows with all that goes with it, in passes over the matrix for one.
+
+    It differs from machine to machine: where three rows are limited by arithmetic, the copy gains less than its bytes say.
+    """
     x = torch.ones(3, matrix.inner, device=matrix.weight.device)
-    sides = [(x[:1], matrix), (x, copy)]
+    sides = [lambda: probe(x[:1], matrix, logits=True), lambda: bound(x, copy, probe(x, copy, logits=True))]
     best = [float("inf")] * 2
-    for _ in range(4):
-        for side, (rows, weights) in enumerate(sides):
+    for _ in range(6):
+        for side, work in enumerate(sides):
             began = time.perf_counter()
-            probe(rows, weights)
+            work()
             best[side] = min(best[side], time.perf_counter() - began)
     return best[1] / best[0]
 

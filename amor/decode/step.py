@@ -78,7 +78,7 @@ class Packed:
         self.blocks = [PackedBlock(block, weights) for block in model.blocks]  # type: ignore[arg-type]
         self.final_norm = None if model.final_norm is None else Norm(model.final_norm)
         self.prenorm = model.config.blocks.first == "prenorm"
-        settle(t for m in (*self.matrices(), *self.head.matrices()) for t in (m.weight, m.scales) if t is not None)
+        settle(t for m in self.matrices() for t in (m.weight, m.scales) if t is not None)
 
     def matrices(self) -> list[Matrix]:
         """Every matrix of layers and blocks."""
