@@ -227,6 +227,18 @@ def test_fired_queries_attend_and_learn_as_if_all_had_been_asked(guest: str, siz
 
 
 @pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
+@pytest.mark.parametrize("length", [1, 50, 130])
+def test_causal_attention_and_its_gradient_equal_the_reference(guest: str, length: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, length, 3, 24).transpose(1, 2).requires_grad_() for _ in range(3))
+    heed = torch.randn(2, 3, length, 24)
+    got, want = module("attend", guest).causal(q, k, v), attend.reference(q, k, v, causal=True)
+    close(got, want)
+    for mine, theirs in zip(*(torch.autograd.grad(a, (q, k, v), heed) for a in (got, want)), strict=True):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
 def test_keys_nobody_looks_at_get_a_gradient_of_nothing(guest: str) -> None:
     k = torch.randn(2, 2, 9, 16, requires_grad=True)
     none = torch.zeros(0, dtype=torch.long)

@@ -1,14 +1,22 @@
 """attend: softmax attention, for all queries, for those that fired, or for the lone query a row of a decode step."""
 
+import torch
 from torch import Tensor
 
-from amor.ops.attend.dense import attend as dense
+from amor.ops.attend.dense import attend as by_torch
 from amor.ops.attend.gathered import attend as gathered
 from amor.ops.attend.reference import attend as reference
 from amor.ops.backends import backend
 from amor.ops.spent import someone_counts, spend
 
 __all__ = ["dense", "fired", "gathered", "reference", "single"]
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """q [B, H, T, d] against k, v [B, H, L, d] -> [B, H, T, d]; causal: query t sees keys 0..t, or a mask [B, T, L] says."""
+    if causal and torch.is_grad_enabled() and q.dtype == torch.float32:
+        return backend("attend", q).causal(q, k, v)
+    return by_torch(q, k, v, mask, causal)
 
 
 def single(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:

@@ -39,6 +39,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Te
     return Fired.apply(q, k, v, first, lengths.contiguous())
 
 
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Every query t of q [B, H, T, d] against keys 0..t: faster than torch's where a gradient is wanted."""
+    batch, _, length, _ = q.shape
+    rows, lengths = torch.arange(batch).repeat_interleave(length), torch.arange(1, length + 1).repeat(batch)
+    out = attend(q.transpose(1, 2).flatten(0, 1), k, v, rows, lengths)
+    return out.unflatten(0, (batch, length)).transpose(1, 2)
+
+
 def dense_heads(t: Tensor) -> Tensor:
     return t if t.stride(3) == 1 else t.contiguous()
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from amor.ops.attend.dense import attend as dense
 from amor.ops.attend.gathered import attend as gathered
 
 
@@ -18,3 +19,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Te
 def fired(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
     """The same with gradients, for rows that ascend."""
     return gathered(q, k, v, rows, torch.arange(k.shape[2], device=k.device) < lengths[:, None])
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return dense(q, k, v, causal=True)

@@ -18,7 +18,7 @@ def missing() -> str | None:
     return native.missing(SOURCE) or native.missing(blocks.SOURCE)
 
 
-fired = blocks.attend
+fired, causal = blocks.attend, blocks.causal
 
 
 @cache
