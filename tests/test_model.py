@@ -128,6 +128,15 @@ def test_a_batch_on_which_nothing_fires_gives_a_gradient_of_nothing_not_none():
             assert parameter.grad is not None and not parameter.grad.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_of_another_type_learns_through_fired_queries(dtype):
+    model = small("amor-mamba2").to(dtype)
+    out = model(tokens(2, 40))
+    assert 0 < out.gates[0].fire.float().mean() < 1
+    out.hidden.float().square().sum().backward()
+    assert model.each_block()[0].attention.q_proj.weight.grad.dtype == dtype
+
+
 def test_training_computes_no_query_where_the_gate_is_closed():
     model, seen = small("amor-mamba2"), []
     block = model.each_block()[0]

@@ -35,8 +35,8 @@ def library() -> ctypes.CDLL:
 def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
     """q [n, H, d], row after row; k and v [B, H, L, d]; rows ascending and lengths [n] -> [n, H, d]."""
     first = torch.searchsorted(rows.contiguous(), torch.arange(len(k) + 1))
-    q, k, v = q.float().contiguous(), dense_heads(k.float()), dense_heads(v.float())
-    return Fired.apply(q, k, v, first, lengths.contiguous())
+    inputs = q.float().contiguous(), dense_heads(k.float()), dense_heads(v.float())
+    return Fired.apply(*inputs, first, lengths.contiguous()).to(q.dtype)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
