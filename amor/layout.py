@@ -6,7 +6,7 @@ Letters: B rows, T columns, [B, T] tensors unless said otherwise.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -85,8 +85,7 @@ class Layout:
         """Cosine and sine of every position, [B, T, head_size / 2] in float32."""
         key = (head_size, theta)
         if key not in self._shared:
-            powers = torch.arange(0, head_size, 2, device=self.start.device, dtype=torch.float32) / head_size
-            angles = self.positions[..., None].float() * (theta**-powers)
+            angles = self.positions[..., None].float() * frequencies(head_size, theta, self.start.device)
             self._shared[key] = angles.cos(), angles.sin()
         return self._shared[key]
 
@@ -95,6 +94,12 @@ class Layout:
         even = self.even and self.lengths is None and self.reset is None
         past = self.past + self.columns if self.reset is None else max(int(self.end.max()), 1)
         return Layout((self.end - 1).clamp(min=0), 1, even, past - 1)
+
+
+@cache
+def frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
+    """[head_size / 2] radians a position."""
+    return theta ** -(torch.arange(0, head_size, 2, device=device, dtype=torch.float32) / head_size)
 
 
 def align(valid: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -187,6 +187,17 @@ def test_not_a_number_stays_one() -> None:
         assert y[1].isnan().all() and y[0].isfinite().all()
 
 
+@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["product"] if missing("product", b, "cpu") is None])
+@pytest.mark.parametrize(("rows", "last"), [(1, 1), (4, 1), (8, 8), (11, 2), (11, 5), (20, 3)])
+def test_logits_of_the_last_rows_are_those_of_all_rows(guest: str, rows: int, last: int) -> None:
+    torch.manual_seed(0)
+    matrix, x = product.pack(torch.randn(700, 96), "float32"), torch.randn(rows, 96)
+    probe = module("product", guest).probe
+    every, some = probe(x, matrix, logits=True), probe(x, matrix, logits=True, last=last)
+    assert some.logits.shape == (last, 700) and torch.equal(some.logits, every.logits[-last:])
+    assert torch.equal(some.entropy, every.entropy)
+
+
 @pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
 @pytest.mark.parametrize("size", [16, 20])
 def test_a_lone_query_attends_to_the_first_keys_of_its_row(guest: str, size: int) -> None:

@@ -145,8 +145,10 @@ class PackedAttention:
         self.size, self.theta = mixer.head_size, mixer.theta
 
     def turned(self, x: Tensor, layout: Layout, rows: Tensor | slice) -> Tensor:
-        cos, sin = layout.rotary(self.size, self.theta)
-        return rotate(fan_heads(x, self.size), cos[rows, 0], sin[rows, 0])  # [R, H, d]
+        cos, sin = (t[:, 0] for t in layout.rotary(self.size, self.theta))
+        if isinstance(rows, Tensor):
+            cos, sin = cos[rows], sin[rows]
+        return rotate(fan_heads(x, self.size), cos, sin)  # [R, H, d]
 
     def remember(self, x: Tensor, part: Part, layout: Layout) -> KV:
         """Keys and values of the new tokens, added to those held."""

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,6 +109,7 @@ class Probes:
         self.head, self.gates, self.inputs, self.savings, self.most = head, gates, inputs, savings, most
         self.last = len(gates)
         self.asked = [index for index, gate in enumerate(gates) if gate.needs] + [self.last]
+        self.wants_margin = any("margin" in gate.needs for gate in gates)
         self.log_vocab = math.log(head.matrix.outputs)
         self.cheaply = savings.cheap and (head.copy_pays(len(gates)) or not savings.joint)
         self.rows = -1
@@ -115,7 +117,7 @@ class Probes:
 
     def _room(self, x: Tensor) -> None:
         """Empty columns for the rows of this step."""
-        self.rows = len(x)
+        self.rows = x.shape[0]
         shape = self.last + 1, self.rows
         # not a number: equal to nothing, so that no vector is taken for one that was read
         self.read, self.read_cheaply = (x.new_full((*shape, x.shape[1]), torch.nan) for _ in range(2))
@@ -130,7 +132,7 @@ class Probes:
             raise AmorError("the oracle gate needs the true next tokens, which a decode step does not know; use another gate")
         if not gate.needs:
             return Evidence(x, position)
-        if self.rows != len(x):
+        if self.rows != x.shape[0]:
             self._room(x)
         if self.cheaply and self.head.copy is not None and gate.needs == {"entropy"}:
             return self._ask_cheaply(index, h, x, position)
@@ -155,10 +157,10 @@ class Probes:
 
     def output(self, hidden: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits [R, V] and entropy in nats [R] of the output, from its vectors [R, D]."""
-        if self.rows != len(hidden):
+        if self.rows != hidden.shape[0]:
             self._room(hidden)
         stale = _places(~self._known(self.read, self.last, hidden))
-        if len(stale):
+        if stale.numel():
             self._note(stale, [self.last], [hidden[stale]])
         return self.logits, self.entropy[self.last] * self.log_vocab
 
@@ -171,48 +173,54 @@ class Probes:
         return coming if self.savings.joint and rows * len(coming) <= self.most else [index]
 
     def _look(self, places: Tensor, index: int, h: Tensor) -> None:
-        if len(places):
-            columns = self._ahead(index, len(places), self.asked)
+        if places.numel():
+            columns = self._ahead(index, places.shape[0], self.asked)
             inputs = self.inputs(h[places], index)
             self._note(places, columns, [inputs[c - index] for c in columns])
 
     def _note(self, places: Tensor, columns: list[int], inputs: list[Tensor]) -> None:
         """Read the exact head for some columns of some rows."""
-        output = columns[-1] == self.last
-        found = probe(torch.cat(inputs), self.head.matrix, logits=output)
-        self._count("", len(places) * len(columns))
-        where = torch.tensor(columns)[:, None], places[None]
-        shape = len(columns), len(places)
-        self.read[where] = torch.stack(inputs)
+        rows, output = places.shape[0], columns[-1] == self.last
+        x = torch.cat(inputs)
+        found = probe(x, self.head.matrix, logits=output, last=rows)
+        self._count("", rows * len(columns))
+        where, shape = self._where(columns, places), (len(columns), rows)
+        self.read[where] = x.view(*shape, -1)
         self.entropy[where] = (found.entropy / self.log_vocab).view(shape)
-        self.margin[where] = found.margin.view(shape)
+        if self.wants_margin:
+            self.margin[where] = found.margin.view(shape)
         if output:
             assert found.logits is not None
-            fresh = found.logits[-len(places) :]
-            if len(places) == self.rows:
-                self.logits = fresh
+            if rows == self.rows:
+                self.logits = found.logits
             else:
-                if not len(self.logits):
-                    self.logits = fresh.new_empty(self.rows, fresh.shape[1])
-                self.logits[places] = fresh
+                if not self.logits.numel():
+                    self.logits = found.logits.new_empty(self.rows, found.logits.shape[1])
+                self.logits[places] = found.logits
+
+    def _where(self, columns: list[int], places: Tensor) -> tuple[Any, ...]:
+        """Columns and rows as an index; as slices where they can be, which are faster."""
+        if places.shape[0] == self.rows and columns[-1] - columns[0] == len(columns) - 1:
+            return (slice(columns[0], columns[-1] + 1),)
+        return torch.tensor(columns)[:, None], places[None]
 
     def _look_cheaply(self, places: Tensor, index: int, h: Tensor) -> None:
-        if not len(places):
+        if not places.numel():
             return
         assert self.head.copy is not None
-        columns = self._ahead(index, len(places), self.asked[:-1])
+        columns = self._ahead(index, places.shape[0], self.asked[:-1])
         every = self.inputs(h[places], index)
         inputs = [every[c - index] for c in columns]
         x = torch.cat(inputs)
         found = probe(x, self.head.copy, logits=True)
         assert found.logits is not None
-        self._count("cheap_", len(x))
-        for column, logits in zip(columns, found.logits.split(len(places)), strict=True):
+        shape = len(columns), places.shape[0]
+        self._count("cheap_", x.shape[0])
+        for column, logits in zip(columns, found.logits.split(shape[1]), strict=True):
             for row, z in zip(places.tolist(), logits, strict=True):
                 self.cheap_logits[column, row] = z
-        where = torch.tensor(columns)[:, None], places[None]
-        shape = len(columns), len(places)
-        self.read_cheaply[where] = torch.stack(inputs)
+        where = self._where(columns, places)
+        self.read_cheaply[where] = x.view(*shape, -1)
         self.cheap[where] = (found.entropy / self.log_vocab).view(shape)
         self.slack[where] = (bound(x, self.head.copy, found) / self.log_vocab).view(shape)
 

@@ -14,14 +14,17 @@ __all__ = ["KINDS", "ROWS", "Matrix", "Probe", "bound", "pack", "probe", "produc
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
     """x [R, K] -> [R, N] in float32; into `out` (rows may lie apart), added to it where `add`. No gradient."""
-    spend_product("products", len(x), matrix)
+    spend_product("products", x.shape[0], matrix)
     return backend("product", x).product(x, matrix, out, add)
 
 
-def probe(x: Tensor, matrix: Matrix, logits: bool = False) -> Probe:
-    """One pass over the head [V, K] for all rows of x [R, K]: entropy, logsumexp, the two best, logits where wanted."""
-    spend_product("head", len(x), matrix)
-    return backend("product", x).probe(x, matrix, logits)
+def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> Probe:
+    """One pass over the head [V, K] for all rows of x [R, K]: entropy, logsumexp, the two best; logits where wanted.
+
+    last: of so many last rows only.
+    """
+    spend_product("head", x.shape[0], matrix)
+    return backend("product", x).probe(x, matrix, logits, last)
 
 
 def spend_product(what: str, rows: int, matrix: Matrix) -> None:

@@ -80,10 +80,10 @@ void merge_all(const double* room, long slabs, double* facts) {
     for (long slab = 1; slab < slabs; slab++) merge(facts, room + slab * FACTS);
 }
 
-// One pass over W: facts [rows, FACTS] of the logits of every row, and the logits themselves where y is given.
+// One pass over W: facts [rows, FACTS] of the logits of every row, and into y the logits themselves of rows from `first` on.
 template <class Weights>
-void probe(const Weights& weights, long outputs, int rows, float* y, const float* residuals, double* facts, double* room,
-           int threads) {
+void probe(const Weights& weights, long outputs, int rows, float* y, int first, const float* residuals, double* facts,
+           double* room, int threads) {
     const long slabs = (outputs + SLAB - 1) / SLAB;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long slab = 0; slab < slabs; slab++) {
@@ -92,7 +92,7 @@ void probe(const Weights& weights, long outputs, int rows, float* y, const float
         panel(weights, from, count, rows, z, SLAB);
         for (int r = 0; r < rows; r++) {
             digest(z + r * SLAB, count, from, residuals, room + (r * slabs + slab) * FACTS);
-            if (y) std::memcpy(y + r * outputs + from, z + r * SLAB, count * sizeof(float));
+            if (r >= first) std::memcpy(y + (r - first) * outputs + from, z + r * SLAB, count * sizeof(float));
         }
     }
     for (int r = 0; r < rows; r++) merge_all(room + r * slabs * FACTS, slabs, facts + r * FACTS);
@@ -135,16 +135,28 @@ extern "C" void product_bytes(const int8_t* w, const float* scales, long outputs
     product(Bytes{w, scales, r.whole, r.units.data(), r.groups}, outputs, rows, y, step, add, threads);
 }
 
-extern "C" void probe_floats(const float* w, long outputs, long inner, const float* x, int rows, float* y, double* facts,
-                             double* room, int threads) {
-    probe(Floats{w, x, inner}, outputs, rows, y, nullptr, facts, room, threads);
+extern "C" void probe_floats(const float* w, long outputs, long inner, const float* x, int rows, float* y, int first,
+                             double* facts, double* room, int threads) {
+    probe(Floats{w, x, inner}, outputs, rows, y, first, nullptr, facts, room, threads);
 }
 
 extern "C" void probe_bytes(const int8_t* w, const float* scales, long outputs, long inner, const float* x, int rows, float* y,
-                            const float* residuals, double* facts, double* room, int threads) {
+                            int first, const float* residuals, double* facts, double* room, int threads) {
     Rounded r;
     r.take(x, rows, inner);
-    probe(Bytes{w, scales, r.whole, r.units.data(), r.groups}, outputs, rows, y, residuals, facts, room, threads);
+    probe(Bytes{w, scales, r.whole, r.units.data(), r.groups}, outputs, rows, y, first, residuals, facts, room, threads);
+}
+
+// facts [rows, FACTS] -> told [6, rows]: entropy, logsumexp, the two best logits, spread, residual; and the best token
+extern "C" void conclude(const double* facts, long rows, float* told, int64_t* tokens) {
+    for (long r = 0; r < rows; r++) {
+        const double *f = facts + r * FACTS, mean = f[2] / f[1], log_total = std::log(f[1]);
+        const double variance = f[3] / f[1] - mean * mean;
+        const double found[6] = {log_total - mean, f[0] + log_total, f[5], f[6], std::sqrt(variance < 0 ? 0 : variance),
+                                 std::sqrt(f[4] / f[1])};
+        for (int i = 0; i < 6; i++) told[i * rows + r] = (float)found[i];
+        tokens[r] = (int64_t)f[7];
+    }
 }
 
 // z [outputs] 8-bit logits of one row and residuals: those of the likeliest tokens become exact and 0; facts of all of them

@@ -28,8 +28,9 @@ def _functions() -> ctypes.CDLL:
     library.round_rows.argtypes = [p, n, n, n, p, p]
     library.product_floats.argtypes = [p, n, n, p, i, p, n, i, i]
     library.product_bytes.argtypes = [p, p, n, n, p, i, p, n, i, i]
-    library.probe_floats.argtypes = [p, n, n, p, i, p, p, p, i]
-    library.probe_bytes.argtypes = [p, p, n, n, p, i, p, p, p, p, i]
+    library.probe_floats.argtypes = [p, n, n, p, i, p, i, p, p, i]
+    library.probe_bytes.argtypes = [p, p, n, n, p, i, p, i, p, p, p, i]
+    library.conclude.argtypes = [p, n, p, p]
     library.refine_row.argtypes = [p, n, n, p, n, p, p, p, p, i]
     library.stream.argtypes, library.stream.restype = [p, n, i], ctypes.c_float
     return library
@@ -64,13 +65,16 @@ def _few(x: Tensor, rows: int, matrix: Matrix, y: Tensor, add: bool) -> None:
         _functions().product_bytes(matrix.weight.data_ptr(), matrix.scales.data_ptr(), *shape)
 
 
-def probe(x: Tensor, matrix: Matrix, logits: bool = False) -> Probe:
+def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> Probe:
     x = x.float().contiguous()
-    facts = torch.empty(len(x), FACTS, dtype=torch.float64)
-    y = torch.empty(len(x), matrix.outputs) if logits else None
-    for start in range(0, len(x), MOST):
-        part = slice(start, start + MOST)
-        _probe_few(x[part], matrix, None if y is None else y[part], facts[part])
+    rows = x.shape[0]
+    facts = torch.empty(rows, FACTS, dtype=torch.float64)
+    kept = 0 if not logits else rows if last is None else last
+    y = torch.empty(kept, matrix.outputs) if logits else None
+    for start in range(0, rows, MOST):
+        here, skipped = min(MOST, rows - start), rows - kept - start  # rows of this pass, and how many of them are not kept
+        to = None if y is None or skipped >= here else y[max(0, -skipped) :]
+        _probe_few(x[start : start + here], matrix, to, max(0, skipped), facts[start : start + here])
     return _told(facts, matrix, y)
 
 
@@ -88,19 +92,20 @@ def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int)
 
 
 def _told(facts: Tensor, matrix: Matrix, y: Tensor | None) -> Probe:
-    m, total, first, second, rest, best, next_best, token = facts.unbind(1)
-    mean = first / total  # of z - m
-    spread = (second / total - mean.square()).clamp(min=0).sqrt()
-    residual = None if matrix.residuals is None else (rest / total).sqrt().float()
-    entropy, log_sum = (total.log() - mean).float(), (m + total.log()).float()
-    return Probe(entropy, log_sum, torch.stack([best, next_best], 1).float(), token.long(), spread.float(), residual, y)
+    rows = facts.shape[0]
+    told, token = torch.empty(6, rows), torch.empty(rows, dtype=torch.long)
+    _functions().conclude(facts.data_ptr(), rows, told.data_ptr(), token.data_ptr())
+    entropy, log_sum, _, _, spread, residual = told.unbind(0)
+    return Probe(entropy, log_sum, told[2:4].T, token, spread, None if matrix.residuals is None else residual, y)
 
 
-def _probe_few(x: Tensor, matrix: Matrix, y: Tensor | None, facts: Tensor) -> None:
-    room = torch.empty(len(x) * -(-matrix.outputs // SLAB) * FACTS, dtype=torch.float64)
-    logits = None if y is None else y.data_ptr()
+def _probe_few(x: Tensor, matrix: Matrix, y: Tensor | None, first: int, facts: Tensor) -> None:
+    """One pass; the logits of rows from `first` on go to y."""
+    rows = x.shape[0]
+    room = torch.empty(rows * -(-matrix.outputs // SLAB) * FACTS, dtype=torch.float64)
+    logits = (None, rows) if y is None else (y.data_ptr(), first)
     tail = facts.data_ptr(), room.data_ptr(), torch.get_num_threads()
-    shape = matrix.outputs, matrix.inner, x.data_ptr(), x.shape[0], logits
+    shape = matrix.outputs, matrix.inner, x.data_ptr(), rows, *logits
     if matrix.scales is None or matrix.residuals is None:
         _functions().probe_floats(matrix.weight.data_ptr(), *shape, *tail)
     else:

@@ -16,9 +16,9 @@ def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = Fa
     return out.add_(y) if add else out.copy_(y)
 
 
-def probe(x: Tensor, matrix: Matrix, logits: bool = False) -> Probe:
+def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> Probe:
     z = product(x, matrix)
-    return facts(z, matrix.residuals, z if logits else None)
+    return facts(z, matrix.residuals, z[-(last or len(z)) :] if logits else None)
 
 
 def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int) -> Probe:
