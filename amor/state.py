@@ -79,16 +79,21 @@ class KV:
         return self._append_in_place(k, v, layout)
 
     def _append_in_place(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
+        after = self.opened(layout)
+        for room, new in ((after.buffer.k, k), (after.buffer.v, v)):
+            if layout.even:
+                room[:, :, layout.past : after.used] = new
+            else:
+                room[_rows(layout), :, layout.positions] = new.transpose(1, 2)
+        return after
+
+    def opened(self, layout: Layout) -> KV:
+        """The keys and values after a call whose own are yet to be written, to the slots of their positions."""
         self._fresh()
         used = layout.past + layout.columns
         buffer = self.buffer
         if buffer.mark != self.mark or buffer.capacity < used:
             buffer = Buffer(*(_with_room(t, used) for t in (self.k, self.v)))
-        for room, new in ((buffer.k, k), (buffer.v, v)):
-            if layout.even:
-                room[:, :, layout.past : used] = new
-            else:
-                room[_rows(layout), :, layout.positions] = new.transpose(1, 2)
         buffer.mark += 1
         return KV(buffer, buffer.mark, buffer.age, used)
 

@@ -52,6 +52,13 @@ class Layer(ctypes.Structure):
     ]
 
 
+class Slots(ctypes.Structure):
+    _fields_ = [
+        *((name, c_long) for name in ("rows", "heads", "size", "row", "head")),
+        *((name, c_void_p) for name in ("cos", "sin", "at", "k", "v")),
+    ]
+
+
 @cache
 def library() -> ctypes.CDLL:
     found = native.library(SOURCE)
@@ -59,6 +66,7 @@ def library() -> ctypes.CDLL:
     found.swiglu.argtypes = [c_void_p, c_long, c_long, c_void_p]
     found.walk.argtypes = [c_void_p, c_long, c_long, c_long, c_void_p, c_int]
     found.mixed.argtypes = [c_void_p, c_long, c_long, c_void_p, c_void_p, c_int]
+    found.remember.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int]
     return found
 
 
@@ -86,3 +94,12 @@ def mixed(layer: Layer, x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     library().mixed(ctypes.addressof(layer), *x.shape, x.data_ptr(), out.data_ptr(), torch.get_num_threads())
     return out
+
+
+def remember(k: Weights, v: Weights, x: Tensor, turn: tuple[Tensor, Tensor], at: Tensor, room: tuple[Tensor, Tensor]) -> None:
+    """Keys, turned, and values of x [R, D] into room [R, H, capacity, d], row r at slot at[r]; one stride for both."""
+    _, heads, _, size = room[0].shape
+    memory = (t.data_ptr() for t in (*turn, at, *room))
+    slots = Slots(x.shape[0], heads, size, *room[0].stride()[:2], *memory)
+    where = (ctypes.addressof(part) for part in (slots, k, v))
+    library().remember(*where, x.data_ptr(), torch.get_num_threads())

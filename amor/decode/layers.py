@@ -141,25 +141,32 @@ def taps(conv: ShortConv) -> Tensor:
 class PackedAttention:
     def __init__(self, mixer: Attention, kind: str):
         self.q_proj, self.o_proj = pack(mixer.q_proj.weight, kind), pack(mixer.o_proj.weight, kind)
-        self.kv = Side(kind, mixer.k_proj, mixer.v_proj)
+        self.kv = [pack(layer.weight, kind) for layer in (mixer.k_proj, mixer.v_proj)]
+        self.described = kernels.Weights.of(self.kv[0]), kernels.Weights.of(self.kv[1])
         self.size, self.theta = mixer.head_size, mixer.theta
 
-    def turned(self, x: Tensor, layout: Layout, rows: Tensor | slice) -> Tensor:
-        cos, sin = (t[:, 0] for t in layout.rotary(self.size, self.theta))
-        if isinstance(rows, Tensor):
-            cos, sin = cos[rows], sin[rows]
-        return rotate(fan_heads(x, self.size), cos, sin)  # [R, H, d]
+    def turn(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each row's position, [R, d / 2]."""
+        cos, sin = layout.rotary(self.size, self.theta)
+        return cos[:, 0], sin[:, 0]
 
     def remember(self, x: Tensor, part: Part, layout: Layout) -> KV:
         """Keys and values of the new tokens, added to those held."""
-        k, v = self.kv(x).chunk(2, dim=1)
         held = part["kv"]
         assert isinstance(held, KV)
-        return held.append(self.turned(k, layout, slice(None))[:, :, None], fan_heads(v, self.size)[:, :, None], layout)
+        for matrix in self.kv:
+            spend_product("products", x.shape[0], matrix)
+        after = held.opened(layout)
+        room = after.buffer.k, after.buffer.v
+        if room[0].stride() != room[1].stride() or room[0].stride()[2:] != (self.size, 1) or room[0].dtype != torch.float32:
+            raise AmorError("a packed step needs keys and values in float32, a head's in one piece; State.reserve makes them so")
+        kernels.remember(*self.described, x, self.turn(layout), layout.start.contiguous(), room)
+        return after
 
     def ask(self, x: Tensor, kv: KV, layout: Layout, rows: Tensor) -> Tensor:
         """The attention output of x [n, D], the tokens of some rows."""
-        q = self.turned(product(x, self.q_proj), layout, rows)
+        cos, sin = self.turn(layout)
+        q = rotate(fan_heads(product(x, self.q_proj), self.size), cos[rows], sin[rows])  # [n, H, d]
         return product(attend.single(q, kv.k, kv.v, rows, layout.start[rows] + 1).flatten(1), self.o_proj)
 
     def __call__(self, x: Tensor, part: Part, layout: Layout) -> tuple[Tensor, Part]:

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "skinny.h"
+#include "turn.h"
 
 namespace {
 
@@ -264,5 +265,32 @@ extern "C" void mixed(const Layer* layer, long rows, long width, const float* x,
     {
         Task task;
         mix(*layer, x, rows, width, out, false, room, task);
+    }
+}
+
+struct Slots {  // where keys and values of a token go: row r, head h at `at[r]`, its numbers dense
+    long rows, heads, size, row, head;
+    const float *cos, *sin;  // [rows, size / 2]
+    const int64_t* at;
+    float *k, *v;
+};
+
+// The key, turned, and the value of every row of x into their slots
+extern "C" void remember(const Slots* to, const Weights* k, const Weights* v, const float* x, int threads) {
+    const long inner = to->heads * to->size, half = to->size / 2;
+    std::vector<float> both(to->rows * 2 * inner);
+#pragma omp parallel num_threads(threads)
+    {
+        Task task;
+        multiply(*k, x, to->rows, both.data(), 2 * inner, false, task);
+        multiply(*v, x, to->rows, both.data() + inner, 2 * inner, false, task, true);
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (long i = 0; i < to->rows * to->heads; i++) {
+            const long r = i / to->heads, h = i % to->heads, slot = r * to->row + h * to->head + to->at[r] * to->size;
+            const float* key = both.data() + 2 * r * inner + h * to->size;
+            turn_head(key, to->cos + r * half, to->sin + r * half, half, 1.f, to->k + slot);
+            std::memcpy(to->v + slot, key + inner, to->size * sizeof(float));
+        }
     }
 }

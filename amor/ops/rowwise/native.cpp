@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lanes.h"
+#include "turn.h"
 
 extern "C" void norm_forward(const float* x, const float* w, long rows, long n, float eps, float* y, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -72,16 +72,9 @@ struct Turn {
 extern "C" void rotate(const Turn* d, const float* x, const float* cos, const float* sin, int back, float* y, int threads) {
     const float sign = back ? -1.f : 1.f;
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (long t = 0; t < d->rows * d->tokens; t++) {
-        const float *c = cos + t * d->half, *s = sin + t * d->half;
+    for (long t = 0; t < d->rows * d->tokens; t++)
         for (long h = 0; h < d->heads; h++) {
-            const float* a = x + t / d->tokens * d->x_row + t % d->tokens * d->x_token + h * d->x_head;
-            float* to = y + (t * d->heads + h) * 2 * d->half;
-            over(d->half, [&](long i, int part) {
-                const vec p = get(a + i, part), q = get(a + d->half + i, part), turn = get(s + i, part) * sign;
-                put(to + i, p * get(c + i, part) - q * turn, part);
-                put(to + d->half + i, q * get(c + i, part) + p * turn, part);
-            });
+            const float* from = x + t / d->tokens * d->x_row + t % d->tokens * d->x_token + h * d->x_head;
+            turn_head(from, cos + t * d->half, sin + t * d->half, d->half, sign, y + (t * d->heads + h) * 2 * d->half);
         }
-    }
 }
