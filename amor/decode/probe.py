@@ -31,6 +31,7 @@ from amor.ops.product.pages import settle
 from amor.ops.product.refine import refine
 
 MEMORY = 0.98  # a token ago counts this much of the present one in what is expected
+CLEARLY = 0.1  # exact passes the 8-bit copy has to save: what goes on around its pass is not in the sum
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Head:
         if self.copy is None:
             return False
         again = self.fired * (blocks - 1) / max(blocks, 1)
-        return self.fired > self.copy_cost * (1 + again) + self.doubted * min(1.0, self.fired)
+        return self.fired > self.copy_cost * (1 + again) + self.doubted * min(1.0, self.fired) + CLEARLY
 
     def matrices(self) -> list[Matrix]:
         return [self.matrix] if self.copy is None else [self.matrix, self.copy]
