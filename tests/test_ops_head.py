@@ -95,6 +95,29 @@ def test_a_reading_does_not_depend_on_its_tiles(sums: type[chunked.Sums]) -> Non
 
 
 @pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize(("tokens", "vocab", "width"), [(31, 100, 20), (33, 100, 20), (130, 1100, 600), (200, 513, 64)])
+def test_entropy_alone_is_what_the_reference_reads_and_a_token_is_read_by_itself(
+    guest: str, tokens: int, vocab: int, width: int
+) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(tokens, 2 * width)[:, :width], torch.randn(vocab, width) * 0.3  # rows that stand apart
+    x[3] = torch.nan
+    got, want = (module("head", name).read(x, weight, entropy=True) for name in (guest, "reference"))
+    sound = torch.arange(tokens) != 3
+    close(got.entropy[sound], want.entropy[sound])
+    close(got.logsumexp[sound], want.logsumexp[sound])
+    assert got.entropy[3].isnan()
+    if guest == "native" and tokens > 40:
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(3)
+            again = module("head", guest).read(x[40:], weight, entropy=True)
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(again.entropy, got.entropy[40:]), "neighbours and threads leave a token's bits alone"
+
+
+@pytest.mark.parametrize("guest", GUESTS)
 @pytest.mark.parametrize("spread", [1e-3, 30.0])
 def test_entropy_is_right_where_the_softmax_is_flat_and_where_it_is_sharp(guest: str, spread: float) -> None:
     x, weight, _, _ = made(9, 5000, spread)

@@ -1,8 +1,11 @@
-// What is done to a tile of logits after its product, in one or two passes while it is in the cache.
+// What is done to a tile of logits after its product, in one or two passes while it is in the cache; and, where nothing
+// but sums over the vocabulary is wanted, the product too: no logit leaves the cache.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
-#include "lanes.h"
+#include "products.h"
 
 namespace {
 
@@ -64,6 +67,25 @@ void keep_best(const float* z, long count, long first, long k, float* values, in
     }
 }
 
+struct Sums {  // of one token, so far
+    float m;
+    double total, weighted;
+
+    // the next `count` logits; their largest is given
+    void take(float* z, long count, float largest) {
+        const float now = largest > m ? largest : m;
+        const Pair here = exponentials<false>(z, count, now);
+        if (total > 0) {
+            const double moved = (double)m - (double)now, shrink = std::exp(moved);
+            weighted = shrink * (weighted + moved * total) + here.weighted;
+            total = shrink * total + here.total;
+        } else {
+            total = here.total, weighted = here.weighted;
+        }
+        m = now;
+    }
+};
+
 }  // namespace
 
 extern "C" void take(float* z, long tokens, long cols, long first, float* m, double* total, double* weighted, long k,
@@ -73,16 +95,54 @@ extern "C" void take(float* z, long tokens, long cols, long first, float* m, dou
         float* row = z + i * cols;
         const float mine = largest(row, cols);
         if (k && mine > values[i * k + k - 1]) keep_best(row, cols, first, k, values + i * k, ids + i * k);
-        const float now = mine > m[i] ? mine : m[i];
-        const Pair here = exponentials<false>(row, cols, now);
-        if (total[i] > 0) {
-            const double moved = (double)m[i] - (double)now, shrink = std::exp(moved);
-            weighted[i] = shrink * (weighted[i] + moved * total[i]) + here.weighted;
-            total[i] = shrink * total[i] + here.total;
-        } else {
-            total[i] = here.total, weighted[i] = here.weighted;
+        Sums sums{m[i], total[i], weighted[i]};
+        sums.take(row, cols, mine);
+        m[i] = sums.m, total[i] = sums.total, weighted[i] = sums.weighted;
+    }
+}
+
+constexpr long SLICE = 512, BLOCK = 96;  // words and tokens of a tile: it stays in the cache of one core
+constexpr long DEEP = 512;               // of the inner dimension at a time
+
+// Logsumexp and entropy of x [tokens, width] (rows `step` apart) against w [vocab, width], both dense inside.
+// A token's sums run over slices of the vocabulary in order: its bits depend on nothing else.
+extern "C" void read(const float* x, long tokens, long step, const float* w, long vocab, long width, float* log_sum,
+                     float* entropy, int threads) {
+    std::vector<Sums> sums(tokens, Sums{-__builtin_inff(), 0, 0});
+    std::vector<float> packed(SLICE * width);  // [depth blocks][panels][depth][COLS]
+    const long blocks = (tokens + BLOCK - 1) / BLOCK;
+#pragma omp parallel num_threads(threads)
+    {
+        std::vector<float> z(BLOCK * SLICE);
+        for (long v0 = 0; v0 < vocab; v0 += SLICE) {
+            const int words = (int)std::min(SLICE, vocab - v0), panels = (words + COLS - 1) / COLS;
+            const long deeps = (width + DEEP - 1) / DEEP;
+#pragma omp for schedule(static)
+            for (long task = 0; task < deeps * panels; task++) {
+                const long k0 = task / panels * DEEP, first = task % panels * COLS;
+                const int depth = (int)std::min(DEEP, width - k0);
+                const Matrix here{w + v0 * width + k0, 1, width};
+                pack(packed.data() + k0 * SLICE + first * depth, here, depth, (int)first, std::min(COLS, words - (int)first), nullptr,
+                     nullptr);
+            }
+#pragma omp for schedule(dynamic, 1)
+            for (long block = 0; block < blocks; block++) {
+                const long t0 = block * BLOCK;
+                const int rows = (int)std::min(BLOCK, tokens - t0);
+                for (long k0 = 0; k0 < width; k0 += DEEP) {
+                    const int depth = (int)std::min(DEEP, width - k0);
+                    for (int first = 0; first < words; first += COLS)
+                        for (int i = 0; i < rows; i += ROWS)
+                            rest<ROWS>(std::min(ROWS, rows - i), z.data() + i * SLICE + first, SLICE, std::min(COLS, words - first),
+                                       Matrix{x + (t0 + i) * step + k0, step, 1}, packed.data() + k0 * SLICE + first * depth, 0, depth, k0 > 0);
+                }
+                for (int i = 0; i < rows; i++) sums[t0 + i].take(z.data() + i * SLICE, words, largest(z.data() + i * SLICE, words));
+            }
         }
-        m[i] = now;
+    }
+    for (long t = 0; t < tokens; t++) {
+        const double log_total = std::log(sums[t].total);
+        log_sum[t] = (float)(sums[t].m + log_total), entropy[t] = (float)(log_total - sums[t].weighted / sums[t].total);
     }
 }
 
