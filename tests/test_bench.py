@@ -91,6 +91,15 @@ def test_a_missed_bar_is_a_failure() -> None:
     assert not found["ok"] and found["missed"] == ["a row: memory 2 (≤ 1: MISSED)"]
 
 
+def test_products_are_counted_whoever_multiplies() -> None:
+    row = train.throughput(Table("train", quick=True), 1, batch=2, micro_batch=2, context=16)
+    model = build(preset("amor-mamba2", "tiny"), device="meta")
+    tokens, head = 2 * 16, 2 * model.embed.weight.numel()
+    extra = row.found["GFLOP of products, amor-mamba2"] - row.found["GFLOP of products, mamba2"]
+    # three readings of the head, keys and values of every token forward and backward; the rest only where a gate fired
+    assert extra * 1e9 >= tokens * (3 * head + 3 * 6 * 2 * 256 * 256)
+
+
 def test_amor_slower_than_its_backbone_allows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = dict.fromkeys(NAMES, 3.0) | {"amor-mamba2": 3.9, "amor-gated-deltanet": 4.1}
     monkeypatch.setattr(train, "alternate", lambda sides, rounds: {name: Times(taken[name], 5.0, rounds, 0.0) for name in sides})
