@@ -9,8 +9,8 @@ from amor.layout import Layout
 from amor.mixers.attention import Attention
 from amor.mixers.gated_deltanet import GatedDeltaNet
 from amor.mixers.mamba2 import Mamba2
-from amor.models.block import Block
 from amor.models.check import check
+from amor.ops import attend
 from amor.state import KV
 
 
@@ -97,7 +97,12 @@ def test_a_gate_that_looks_at_the_batch_is_noticed(monkeypatch):
 
 
 def test_fired_queries_that_look_ahead_are_noticed(monkeypatch):
-    monkeypatch.setattr(Block, "seen", lambda self, layout, rows, columns, keys: None)
+    honest = attend.fired
+
+    def every(q, k, v, rows, lengths):
+        return honest(q, k, v, rows, torch.full_like(lengths, k.shape[2]))
+
+    monkeypatch.setattr(attend, "fired", every)
     caught("amor-mamba2", "chunked at random cuts", "token by token", "ragged batch")
 
 
