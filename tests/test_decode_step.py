@@ -7,6 +7,7 @@ import torch
 from laws import close, small, tokens
 
 import amor
+from amor.decode.engine import Engine
 from amor.decode.probe import Head
 from amor.decode.step import Packed
 from amor.ops import product
@@ -125,3 +126,22 @@ def test_the_cheap_head_is_asked_while_firing_costs_more_than_asking():
     head.fired = 0.7
     assert not head.copy_pays(3)
     assert not Head(torch.randn(100, 16), "float32", False).copy_pays(3)
+
+
+def test_a_position_outside_its_slots_is_refused_and_nothing_is_written():
+    model = small("amor-mamba2")
+    packed = Packed(model)
+    state, token = read(model, 2)
+    for wrong in (-1, 10_000):
+        broken = dataclasses.replace(state.fork(), position=torch.tensor([6, wrong]), even=False)
+        with pytest.raises(amor.AmorError, match="slots"):
+            packed.step(token, broken)
+
+
+def test_kernels_that_were_asked_for_are_not_passed_over_by_packed_steps(monkeypatch):
+    model = small("mamba2")
+    assert Engine(model).path == "packed steps"
+    monkeypatch.setenv("AMOR_KERNELS", "scan=reference")
+    assert "scan=reference" in Engine(model).path
+    with pytest.raises(amor.AmorError, match="scan=reference"):
+        Engine(model, weights="int8")

@@ -259,9 +259,19 @@ def test_keys_nobody_looks_at_get_a_gradient_of_nothing(guest: str) -> None:
         assert torch.equal(torch.autograd.grad(got.sum(), k)[0], torch.zeros_like(k))
 
 
+@pytest.mark.parametrize("asked", ["attend", "fired"])
+@pytest.mark.parametrize(("row", "length"), [(2, 3), (1, 6)])
+def test_rows_and_keys_that_are_not_there_are_refused(asked: str, row: int, length: int) -> None:
+    if missing("attend", BACKENDS["attend"][0], "cpu") is not None:
+        pytest.skip("no compiler here")
+    k = torch.randn(2, 1, 5, 16)
+    with pytest.raises(AmorError, match="queries"):
+        getattr(module("attend", "native"), asked)(torch.randn(1, 1, 16), k, k, torch.tensor([row]), torch.tensor([length]))
+
+
 def test_bits_of_fired_queries_do_not_depend_on_threads() -> None:
     if missing("attend", BACKENDS["attend"][0], "cpu") is not None:
-        return
+        pytest.skip("no compiler here")
     torch.manual_seed(0)
     k, v = (torch.randn(2, 3, 150, 24).requires_grad_() for _ in range(2))
     rows, lengths = torch.arange(2).repeat_interleave(70), torch.arange(70).mul(2).add(3).repeat(2)

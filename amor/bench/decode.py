@@ -14,9 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ from amor.decode.savings import Savings
 from amor.errors import AmorError
 from amor.models.amor import Amor
 from amor.models.build import build
+from amor.ops.backends import kernels
 from amor.presets import NAMES, SCALES, preset
 
 OURS = "amor-mamba2"
@@ -89,6 +87,10 @@ class Plan:
         self.table, self.scale, self.contexts, self.rates = table, scale, contexts, rates
         self.rounds, self.models = args.rounds, [m for m in args.models.split(",") if m]
         self.quick = args.quick
+        if min(contexts) < 1:
+            raise AmorError(f"--contexts {min(contexts)}: at least one token stands before a step")
+        if not 0 <= min(rates) <= max(rates) <= 1:
+            raise AmorError(f"--fire-rates {','.join(f'{rate:g}' for rate in rates)}: a rate lies between 0 and 1")
         wrong = [m for m in self.models if m not in NAMES]
         if wrong:
             raise AmorError(f"--models: no {wrong[0]!r}; there are {', '.join(NAMES)}")
@@ -231,7 +233,7 @@ def savings(plan: Plan) -> dict[str, Any]:
     sides["no firing"] = Rounds(Engine(model, every), filled(model, context, ROOM), 0.0)
     found = timed(plan, row, sides)
     naive = Rounds(Engine(model, Savings.none()), filled(model, context, ROOM), rate)
-    with eager():
+    with kernels(EAGER):
         row.seconds["naive"] = alternate({"naive": naive.run}, max(2, plan.rounds // 2))["naive"].best / naive.tokens
     best = row.seconds["with every saving"]
     plan.table.bar(row, f"over its backbone at {rate:.0%} firing", row.seconds["backbone"] / best, at_least=0.75)
@@ -239,20 +241,6 @@ def savings(plan: Plan) -> dict[str, Any]:
     plan.table.bar(row, f"over the naive way at {rate:.0%} firing", row.seconds["naive"] / best, at_least=3)
     row.show()
     return {"savings": {name: one for name, one in zip(sides, found, strict=True)} | {"naive": {"seconds": row.seconds["naive"]}}}
-
-
-@contextmanager
-def eager() -> Iterator[None]:
-    """No native code: torch's own operators."""
-    before = os.environ.get("AMOR_KERNELS")
-    os.environ["AMOR_KERNELS"] = EAGER
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["AMOR_KERNELS"]
-        else:
-            os.environ["AMOR_KERNELS"] = before
 
 
 def curve(plan: Plan) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amor.bench import machine
 from amor.bench.heads import entropy, loss
-from amor.bench.table import Row, Table, common
+from amor.bench.table import Row, Table, common, named
 from amor.bench.timing import alternate
 from amor.ops import attend, product
 from amor.ops.conv import conv
@@ -27,10 +27,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     table = Table.of("ops", args)
     vocab, width, tokens = (512, 64, 64) if args.quick else (128_256, 768, 1024)
     torch.manual_seed(0)
-    for name, measure in ROWS.items():
-        if args.only in name:
-            for row in measure(table, args.rounds, vocab, width, tokens):
-                row.show()
+    for name in named(ROWS, args.only):
+        for row in ROWS[name](table, args.rounds, vocab, width, tokens):
+            row.show()
     return table.result()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from amor.bench import generation, heads, layers, steps, transformers
-from amor.bench.table import Row, Table, common
+from amor.bench.table import Row, Table, common, named
 
 # name -> (measure, arguments of the full run, arguments of the quick run)
 ROWS: dict[str, tuple[Callable[..., Row], tuple[Any, ...], tuple[Any, ...]]] = {
@@ -32,8 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     transformers.library()
     table = Table.of("peers", args)
-    for name, (measure, full, quick) in ROWS.items():
-        if args.only in name:
-            torch.manual_seed(0)
-            measure(table, args.rounds, *(quick if args.quick else full)).show()
+    for name in named(ROWS, args.only):
+        measure, full, quick = ROWS[name]
+        torch.manual_seed(0)
+        measure(table, args.rounds, *(quick if args.quick else full)).show()
     return table.result()

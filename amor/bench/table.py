@@ -9,6 +9,7 @@ from typing import Any
 
 from amor.bench import machine
 from amor.bench.timing import Times, clock_name, count_cpu_time
+from amor.errors import AmorError, nearest
 from amor.ops.backends import BACKENDS, choice
 
 
@@ -61,6 +62,14 @@ def common(parser: argparse.ArgumentParser, rows: Iterable[str]) -> None:
     parser.add_argument("--only", default="", help=f"rows whose name holds this word: {', '.join(rows)}")
     words = "one thread, its own CPU seconds: for a machine that others use; no bar is judged"
     parser.add_argument("--cpu-time", action="store_true", help=words)
+
+
+def named(rows: Iterable[str], only: str) -> list[str]:
+    """The rows whose name holds a word; there must be one."""
+    found = [name for name in rows if only in name]
+    if not found:
+        raise AmorError(f"--only {only}: no row has this in its name; {nearest(only, rows)}")
+    return found
 
 
 class Table:

@@ -4,7 +4,6 @@ The rows beside transformers need the extra `peers`. A full run takes some minut
 """
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count
@@ -16,10 +15,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from amor.bench import machine, memory, steps, transformers
-from amor.bench.table import Row, Table, common
+from amor.bench.table import Row, Table, common, named
 from amor.bench.timing import alternate
 from amor.errors import AmorError
 from amor.models.build import build
+from amor.ops.backends import kernels
 from amor.presets import NAMES
 from amor.train.distributed import Team
 from amor.train.optim import adamw, groups
@@ -53,15 +53,8 @@ def stepper(recipe: Recipe) -> Callable[[], dict[str, Any]]:
 
 def counted(side: Callable[[], dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
     """FLOPs of the products of one more step, and what its blocks found. Torch counts its own products, so it does them all."""
-    before = os.environ.get("AMOR_KERNELS")
-    os.environ["AMOR_KERNELS"] = ",".join(filter(None, (before, BY_TORCH)))
-    try:
-        with FlopCounterMode(display=False) as counter:
-            blocks = side().get("blocks", [])
-    finally:
-        del os.environ["AMOR_KERNELS"]
-        if before is not None:
-            os.environ["AMOR_KERNELS"] = before
+    with kernels(BY_TORCH), FlopCounterMode(display=False) as counter:
+        blocks = side().get("blocks", [])
     return counter.get_total_flops(), blocks
 
 
@@ -139,9 +132,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     table, left_out = Table.of("train", args), {}
-    for name, (measure, full, quick, missing) in ROWS.items():
-        if args.only not in name:
-            continue
+    for name in named(ROWS, args.only):
+        measure, full, quick, missing = ROWS[name]
         reason = missing()
         if reason and args.only:
             raise AmorError(f"bench train --only {args.only}: {reason}")

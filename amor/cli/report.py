@@ -26,6 +26,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     folders = [Run(name) for name in args.runs]
     if len(folders) > 1 or args.figure:
+        if args.data or args.quick:
+            raise AmorError("--data and --quick are for the report of one run; leave them out to set runs side by side")
         return side_by_side(folders, args.figure)
     return report(folders[0], args.data, args.quick)
 

@@ -8,6 +8,7 @@ own forward; `engine.path` says which and why. No saving changes a decision (amo
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,10 +28,12 @@ from amor.models.block import Trace
 from amor.models.probe import Separate
 from amor.ops import head as head_op
 from amor.ops import native
+from amor.ops.backends import wishes
 from amor.ops.head import reference as all_logits
 from amor.state import State
 
 log = logging.getLogger("amor")
+INSIDE = ("product", "scan", "delta", "conv", "gated_norm", "rowwise")  # operators whose place a packed step takes
 CHUNK = 512  # tokens of a prompt read at a time
 
 
@@ -100,6 +103,13 @@ class Engine:
             return "packed steps are switched off"
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return f"packed steps are for float32 on cpu, the model is {weight.dtype} on {weight.device.type}"
+        wanted = {
+            op: name for op, name in wishes(os.environ.get("AMOR_KERNELS", "")).items() if op in INSIDE and name != "native"
+        }
+        if wanted:
+            return (
+                f"AMOR_KERNELS asks for {', '.join(f'{op}={name}' for op, name in wanted.items())}, and packed steps are native"
+            )
         return native.missing(kernels.SOURCE)
 
     @property

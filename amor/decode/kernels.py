@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from amor.errors import AmorError
 from amor.ops import native
 from amor.ops.product import Matrix
 
@@ -54,7 +55,7 @@ class Layer(ctypes.Structure):
 
 class Slots(ctypes.Structure):
     _fields_ = [
-        *((name, c_long) for name in ("rows", "heads", "size", "row", "head")),
+        *((name, c_long) for name in ("rows", "heads", "size", "row", "head", "capacity")),
         *((name, c_void_p) for name in ("cos", "sin", "at", "k", "v")),
     ]
 
@@ -66,7 +67,7 @@ def library() -> ctypes.CDLL:
     found.swiglu.argtypes = [c_void_p, c_long, c_long, c_void_p]
     found.walk.argtypes = [c_void_p, c_long, c_long, c_long, c_void_p, c_int]
     found.mixed.argtypes = [c_void_p, c_long, c_long, c_void_p, c_void_p, c_int]
-    found.remember.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int]
+    found.remember.argtypes, found.remember.restype = [c_void_p, c_void_p, c_void_p, c_void_p, c_int], c_int
     return found
 
 
@@ -98,8 +99,9 @@ def mixed(layer: Layer, x: Tensor) -> Tensor:
 
 def remember(k: Weights, v: Weights, x: Tensor, turn: tuple[Tensor, Tensor], at: Tensor, room: tuple[Tensor, Tensor]) -> None:
     """Keys, turned, and values of x [R, D] into room [R, H, capacity, d], row r at slot at[r]; one stride for both."""
-    _, heads, _, size = room[0].shape
+    _, heads, capacity, size = room[0].shape
     memory = (t.data_ptr() for t in (*turn, at, *room))
-    slots = Slots(x.shape[0], heads, size, *room[0].stride()[:2], *memory)
+    slots = Slots(x.shape[0], heads, size, *room[0].stride()[:2], capacity, *memory)
     where = (ctypes.addressof(part) for part in (slots, k, v))
-    library().remember(*where, x.data_ptr(), torch.get_num_threads())
+    if library().remember(*where, x.data_ptr(), torch.get_num_threads()):
+        raise AmorError(f"positions {at.tolist()} lie outside the {capacity} slots of the state; is it of this batch?")

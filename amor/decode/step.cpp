@@ -269,15 +269,17 @@ extern "C" void mixed(const Layer* layer, long rows, long width, const float* x,
 }
 
 struct Slots {  // where keys and values of a token go: row r, head h at `at[r]`, its numbers dense
-    long rows, heads, size, row, head;
+    long rows, heads, size, row, head, capacity;
     const float *cos, *sin;  // [rows, size / 2]
     const int64_t* at;
     float *k, *v;
 };
 
-// The key, turned, and the value of every row of x into their slots
-extern "C" void remember(const Slots* to, const Weights* k, const Weights* v, const float* x, int threads) {
+// The key, turned, and the value of every row of x into their slots; gives 0, or 1 and writes nothing where one is not there
+extern "C" int remember(const Slots* to, const Weights* k, const Weights* v, const float* x, int threads) {
     const long inner = to->heads * to->size, half = to->size / 2;
+    for (long r = 0; r < to->rows; r++)
+        if (to->at[r] < 0 || to->at[r] >= to->capacity) return 1;
     std::vector<float> both(to->rows * 2 * inner);
 #pragma omp parallel num_threads(threads)
     {
@@ -293,4 +295,5 @@ extern "C" void remember(const Slots* to, const Weights* k, const Weights* v, co
             std::memcpy(to->v + slot, key + inner, to->size * sizeof(float));
         }
     }
+    return 0;
 }

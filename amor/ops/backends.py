@@ -8,6 +8,8 @@ A backend is amor/ops/<op>/<backend>.py with the reference's functions and a `mi
 import importlib
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -72,6 +74,20 @@ def wishes(text: str) -> dict[str, str]:
             elif op:
                 raise AmorError(f"AMOR_KERNELS: {op} has no {name!r}; {nearest(name, [b.name for b in BACKENDS[op]])}")
     return wanted
+
+
+@contextmanager
+def kernels(words: str) -> Iterator[None]:
+    """AMOR_KERNELS with these words added, for as long as a `with` lasts."""
+    before = os.environ.get("AMOR_KERNELS")
+    os.environ["AMOR_KERNELS"] = ",".join(filter(None, (before, words)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["AMOR_KERNELS"]
+        else:
+            os.environ["AMOR_KERNELS"] = before
 
 
 def module(op: str, backend: str) -> ModuleType:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from amor.errors import AmorError
 from amor.ops import native
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -34,6 +35,8 @@ def library() -> ctypes.CDLL:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
     """q [n, H, d], row after row; k and v [B, H, L, d]; rows ascending and lengths [n] -> [n, H, d]."""
+    if rows.numel() and (int(rows[-1]) >= len(k) or int(lengths.max()) > k.shape[2]):
+        raise AmorError(f"queries up to row {int(rows[-1])} and key {int(lengths.max())}; there are {list(k.shape[:3:2])}")
     first = torch.searchsorted(rows.contiguous(), torch.arange(len(k) + 1))
     inputs = q.float().contiguous(), dense_heads(k.float()), dense_heads(v.float())
     return Fired.apply(*inputs, first, lengths.contiguous()).to(q.dtype)

@@ -52,9 +52,12 @@ void slab(const float* q, const float* k, const float* v, long count, long size,
 }  // namespace
 
 // q, out [queries, heads, size]; keys of row b, head h begin at k + b * row + h * head; query i sees the first lengths[i]
-extern "C" void attend(const float* q, const float* k, const float* v, const int64_t* rows, const int64_t* lengths, long queries,
-                       long heads, long size, long row, long head, float scale, float* out, int threads) {
+// of `keys`. Gives 0, or 1 and does nothing where a row or a key is asked for that is not there.
+extern "C" int attend(const float* q, const float* k, const float* v, const int64_t* rows, const int64_t* lengths, long queries,
+                      long batch, long keys, long heads, long size, long row, long head, float scale, float* out, int threads) {
     long most = 1;
+    for (long i = 0; i < queries; i++)
+        if (rows[i] < 0 || rows[i] >= batch || lengths[i] < 0 || lengths[i] > keys) return 1;
     for (long i = 0; i < queries; i++) most = lengths[i] > most ? lengths[i] : most;
     const long slabs = (most + SLAB - 1) / SLAB, width = size + 2;
     std::vector<float> parts(queries * heads * slabs * width);
@@ -79,4 +82,5 @@ extern "C" void attend(const float* q, const float* k, const float* v, const int
         }
         for (long j = 0; j < size; j++) to[j] /= total;
     }
+    return 0;
 }

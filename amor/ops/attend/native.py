@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from amor.errors import AmorError
 from amor.ops import native
 from amor.ops.attend import blocks
 
@@ -24,7 +25,7 @@ fired, causal = blocks.attend, blocks.causal
 @cache
 def _function() -> "ctypes._NamedFuncPointer":
     function = native.library(SOURCE).attend
-    function.argtypes = [*[c_void_p] * 5, *[c_long] * 5, c_float, c_void_p, c_int]
+    function.argtypes, function.restype = [*[c_void_p] * 5, *[c_long] * 7, c_float, c_void_p, c_int], c_int
     return function
 
 
@@ -41,6 +42,9 @@ def attend(
     q, rows, lengths = q.contiguous(), rows.contiguous(), lengths.contiguous()
     out = torch.empty_like(q)
     pointers = [t.data_ptr() for t in (q, k, v, rows, lengths)]
-    sizes = len(q), q.shape[1], size, k.stride(0), k.stride(1)
-    _function()(*pointers, *sizes, size**-0.5, out.data_ptr(), torch.get_num_threads())
+    sizes = len(q), k.shape[0], k.shape[2], q.shape[1], size, k.stride(0), k.stride(1)
+    if _function()(*pointers, *sizes, size**-0.5, out.data_ptr(), torch.get_num_threads()):
+        raise AmorError(
+            f"queries of rows {rows.tolist()} that see {lengths.tolist()} keys; the state holds {list(k.shape[:3:2])}"
+        )
     return out
