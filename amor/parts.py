@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from amor.layout import Layout
 from amor.ops import rowwise
 from amor.ops.conv import conv
+from amor.ops.linear import linear, linears
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,48 @@ class RMSNorm(nn.Module):
         return rowwise.norm(x, self.weight, self.eps)
 
 
+class Linear(nn.Linear):
+    """A linear layer without bias."""
+
+    def __init__(self, width: int, out: int):
+        super().__init__(width, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
+
+
+def plain(layer: nn.Linear) -> bool:
+    """Whether a layer is nothing but its weight: not replaced or wrapped (as adapters do), and watched by no hook."""
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return type(layer) is Linear and not any(hooks)
+
+
+def together(x: Tensor, *groups: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """Layers that read the same x; the results of a group stand side by side."""
+    if all(plain(layer) for group in groups for layer in group):
+        return linears(x, [[layer.weight for layer in group] for group in groups])
+    found = ([layer(x) for layer in group] for group in groups)
+    return tuple(group[0] if len(group) == 1 else torch.cat(group, dim=-1) for group in found)
+
+
+def apart(x: Tensor, layer: nn.Linear, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """The result of one layer in parts, each dense in memory where the layer is plain."""
+    if plain(layer):
+        return linears(x, [[part] for part in layer.weight.split(sizes)])
+    return layer(x).split(sizes, dim=-1)
+
+
 class SwiGLU(nn.Module):
     """down(silu(gate x) * up x)."""
 
     def __init__(self, width: int, d_ff: int):
         super().__init__()
-        self.gate_proj = nn.Linear(width, d_ff, bias=False)
-        self.up_proj = nn.Linear(width, d_ff, bias=False)
-        self.down_proj = nn.Linear(d_ff, width, bias=False)
+        self.gate_proj = Linear(width, d_ff)
+        self.up_proj = Linear(width, d_ff)
+        self.down_proj = Linear(d_ff, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(rowwise.swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(rowwise.swiglu(*together(x, [self.gate_proj], [self.up_proj])))
 
     def cost(self) -> Cost:
         return product(self.gate_proj, self.up_proj, self.down_proj)

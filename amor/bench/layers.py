@@ -1,6 +1,6 @@
 """One layer, forward and backward, beside transformers' layer of the same shape and beside its own projections."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -43,7 +43,7 @@ def mixed(mixer: Mixer, x: Tensor) -> Tensor:
     return mixer(x, mixer.start(len(x), x.device, x.dtype), layout)[0]
 
 
-def projected(layers: list[nn.Linear], width: int, x: Tensor) -> Tensor:
+def projected(layers: Sequence[nn.Linear], width: int, x: Tensor) -> Tensor:
     """Only the products of a layer: those that read x, then the one that writes the output."""
     *reading, writing = layers
     out = torch.cat([layer(x) for layer in reading], dim=-1)

@@ -33,7 +33,7 @@ from amor.ops.head import reference as all_logits
 from amor.state import State
 
 log = logging.getLogger("amor")
-INSIDE = ("product", "scan", "delta", "conv", "gated_norm", "rowwise")  # operators whose place a packed step takes
+INSIDE = ("product", "scan", "delta", "conv", "gated_norm", "rowwise", "linear")  # operators whose place a packed step takes
 CHUNK = 512  # tokens of a prompt read at a time
 
 

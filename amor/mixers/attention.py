@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from amor.config import at_least, divides, even_heads
 from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops import attend
 from amor.ops.rowwise import rotate
-from amor.parts import Cost, fan_heads, product
+from amor.parts import Cost, Linear, fan_heads, product, together
 from amor.state import KV, Part
 
 
@@ -35,18 +35,18 @@ class Attention(Mixer):
         super().__init__()
         inner = options.width or width
         self.head_size, self.theta, self.heads = options.head_size, options.rope_theta, inner // options.head_size
-        self.q_proj = nn.Linear(width, inner, bias=False)
-        self.k_proj = nn.Linear(width, inner, bias=False)
-        self.v_proj = nn.Linear(width, inner, bias=False)
-        self.o_proj = nn.Linear(inner, width, bias=False)
+        self.q_proj = Linear(width, inner)
+        self.k_proj = Linear(width, inner)
+        self.v_proj = Linear(width, inner)
+        self.o_proj = Linear(inner, width)
 
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
         return {"kv": KV.empty(batch, self.heads, self.head_size, device, dtype)}
 
     def remember(self, x: Tensor, kv: KV, layout: Layout) -> tuple[Tensor, Tensor, KV]:
         """Keys and values that queries of this call may look at, [B, H, L, d], and the state after it."""
-        k = rotate(fan_heads(self.k_proj(x), self.head_size), *layout.rotary(self.head_size, self.theta)).transpose(1, 2)
-        v = fan_heads(self.v_proj(x), self.head_size).transpose(1, 2)
+        k, v = (fan_heads(t, self.head_size) for t in together(x, [self.k_proj], [self.v_proj]))
+        k, v = rotate(k, *layout.rotary(self.head_size, self.theta)).transpose(1, 2), v.transpose(1, 2)
         after = kv.append(k, v, layout)
         if layout.reset is None:
             return after.k, after.v, after

@@ -13,7 +13,8 @@ from amor.mixers.base import Mixer
 from amor.mixers.mamba2 import inverse_softplus, random_dt
 from amor.ops.delta import delta
 from amor.ops.gated_norm import norm_gate
-from amor.parts import Cost, RMSNorm, ShortConv, fan_heads, product
+from amor.ops.rowwise import norm
+from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, product, together
 from amor.state import Part
 
 
@@ -50,17 +51,17 @@ class GatedDeltaNet(Mixer):
         self.heads = options.count(width)
         self.value_size = options.head_size * options.expand_v
         self.keys, self.values = self.heads * options.head_size, self.heads * self.value_size
-        self.q_proj = nn.Linear(width, self.keys, bias=False)
-        self.k_proj = nn.Linear(width, self.keys, bias=False)
-        self.v_proj = nn.Linear(width, self.values, bias=False)
-        self.g_proj = nn.Linear(width, self.values, bias=False)
-        self.a_proj = nn.Linear(width, self.heads, bias=False)
-        self.b_proj = nn.Linear(width, self.heads, bias=False)
+        self.q_proj = Linear(width, self.keys)
+        self.k_proj = Linear(width, self.keys)
+        self.v_proj = Linear(width, self.values)
+        self.g_proj = Linear(width, self.values)
+        self.a_proj = Linear(width, self.heads)
+        self.b_proj = Linear(width, self.heads)
         self.conv1d = ShortConv(2 * self.keys + self.values, options.conv, bias=False)
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.o_norm = RMSNorm(self.value_size, eps)
-        self.o_proj = nn.Linear(self.values, width, bias=False)
+        self.o_proj = Linear(self.values, width)
 
     def reset_parameters(self, generator: torch.Generator | None) -> None:
         # A ~ U(0, 16); kept off 0, whose logarithm is -inf
@@ -72,18 +73,20 @@ class GatedDeltaNet(Mixer):
         return {"conv": self.conv1d.start(batch, device, dtype), "delta": s}
 
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
-        qkv = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
+        joined = self.q_proj, self.k_proj, self.v_proj
+        qkv, gate, a, b = together(x, joined, [self.g_proj], [self.a_proj], [self.b_proj])
         qkv, window = self.conv1d(qkv, state["conv"], layout)
         q, k, v = qkv.split([self.keys, self.keys, self.values], dim=-1)
-        q, k = (unit(fan_heads(t, self.options.head_size).float()) for t in (q, k))
-        beta = self.b_proj(x).float().sigmoid()
-        g = -self.A_log.float().exp() * F.softplus(self.a_proj(x).float() + self.dt_bias.float())
+        size = self.options.head_size
+        q, k = unit(fan_heads(q, size).float(), size**-0.5), unit(fan_heads(k, size).float())
+        beta = b.float().sigmoid()
+        g = -self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias.float())
         if layout.valid is not None:
             g, beta = g * layout.valid[..., None], beta * layout.valid[..., None]
         s = state["delta"]
         assert isinstance(s, Tensor)
-        o, s = delta(q * self.options.head_size**-0.5, k, fan_heads(v, self.value_size), g, beta, s, layout.reset)
-        o = norm_gate(o, fan_heads(self.g_proj(x), self.value_size), self.o_norm.weight, self.o_norm.eps)
+        o, s = delta(q, k, fan_heads(v, self.value_size), g, beta, s, layout.reset)
+        o = norm_gate(o, fan_heads(gate, self.value_size), self.o_norm.weight, self.o_norm.eps)
         return self.o_proj(o.flatten(2)), {"conv": window, "delta": s}
 
     def cost(self, context: int) -> Cost:
@@ -94,6 +97,7 @@ class GatedDeltaNet(Mixer):
         return products + Cost(flops=6 * numbers, weights=small, state_read=held, state_held=held)
 
 
-def unit(x: Tensor) -> Tensor:
-    """x scaled to length 1, with the 1e-6 of fla and transformers inside the root."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+def unit(x: Tensor, length: float = 1.0) -> Tensor:
+    """x scaled to a length, with the 1e-6 of fla and transformers inside the root of the sum of squares."""
+    size = x.shape[-1]
+    return norm(x, x.new_full((size,), length * size**-0.5), 1e-6 / size)

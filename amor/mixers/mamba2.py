@@ -12,7 +12,7 @@ from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops.gated_norm import gate_norm
 from amor.ops.scan import scan
-from amor.parts import Cost, RMSNorm, ShortConv, product
+from amor.parts import Cost, Linear, RMSNorm, ShortConv, apart, product
 from amor.state import Part
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -44,13 +44,13 @@ class Mamba2(Mixer):
         self.inner = options.expand * width
         self.heads = self.inner // options.head_size
         self.mixed = self.inner + 2 * options.groups * options.state_size  # channels of x, B, C
-        self.in_proj = nn.Linear(width, self.inner + self.mixed + self.heads, bias=False)
+        self.in_proj = Linear(width, self.inner + self.mixed + self.heads)
         self.conv1d = ShortConv(self.mixed, options.conv, bias=True)
         self.dt_bias = nn.Parameter(torch.empty(self.heads))
         self.A_log = nn.Parameter(torch.empty(self.heads))
         self.D = nn.Parameter(torch.empty(self.heads))
         self.norm = RMSNorm(self.inner, eps)
-        self.out_proj = nn.Linear(self.inner, width, bias=False)
+        self.out_proj = Linear(self.inner, width)
 
     def reset_parameters(self, generator: torch.Generator | None) -> None:
         self.A_log.data = torch.arange(1, self.heads + 1, dtype=torch.float32).log()
@@ -62,7 +62,7 @@ class Mamba2(Mixer):
         return {"conv": self.conv1d.start(batch, device, dtype), "scan": s}
 
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
-        z, xBC, dt = self.in_proj(x).split([self.inner, self.mixed, self.heads], dim=-1)
+        z, xBC, dt = apart(x, self.in_proj, [self.inner, self.mixed, self.heads])
         xBC, window = self.conv1d(xBC, state["conv"], layout)
         states = self.options.groups * self.options.state_size
         u, B, C = xBC.split([self.inner, states, states], dim=-1)

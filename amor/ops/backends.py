@@ -45,6 +45,7 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
     ),
     "conv": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
     "gated_norm": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
+    "linear": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
     "rowwise": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
     "head": (
         Backend("native", ("cpu",)),

@@ -113,6 +113,12 @@ def _read_rows(x: Tensor, weight: Tensor, picked: Tensor, sums: type[Sums], best
     return seen.entropy(), seen.logsumexp(), seen.values, seen.ids, logits
 
 
+def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
+    """out = a b, or += where it is added to."""
+    return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
+
+
+Multiply = Callable[..., Tensor]
 Finish = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
@@ -121,7 +127,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, share: Tensor, finish: Finish, logits: int
+        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, share: Tensor, finish: Finish, logits: int, multiply: Multiply
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         count = -(-len(x) * len(weight) // logits)  # tiles, of even size: a small last one would waste a pass over the head
         tokens = max(1, min(LOSS_TOKENS, -(-len(x) // max(count, 1))))
@@ -135,15 +141,16 @@ class _Loss(torch.autograd.Function):
         for start in range(0, len(x), tokens):
             part = slice(start, start + tokens)
             mine = x[part]
-            z = torch.mm(mine, head.T, out=room[: len(mine) * len(weight)].view(len(mine), len(weight))).float()
+            z = multiply(room[: len(mine) * len(weight)].view(len(mine), len(weight)), mine, head.T).float()
             goal = targets[part].clamp(min=0)
             nll[part], entropy[part], log_sum[part], p = finish(z, goal, share[part], wants_x or wants_weight)
             p = p.to(x.dtype)
             if grad_x is not None:
-                torch.mm(p, head, out=grad_x[part])
+                multiply(grad_x[part], p, head)
             if wants_weight:
                 mine, p = mine.to(weight.dtype), p.to(weight.dtype)
-                grad_weight = torch.mm(p.T, mine) if grad_weight is None else grad_weight.addmm_(p.T, mine)
+                first = grad_weight is None
+                grad_weight = multiply(torch.empty_like(weight) if grad_weight is None else grad_weight, p.T, mine, add=not first)
         if wants_weight and grad_weight is None:
             grad_weight = torch.zeros_like(weight)
         ctx.gradients = grad_x, grad_weight  # not saved_tensors: the one reference is handed on, so that no copy is made
@@ -158,12 +165,18 @@ class _Loss(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if grads[0].device.type != "cpu" or float(grads[0]) != 1.0:  # 1 is usual, and saves a pass over the head
             gradients = tuple(None if g is None else g.mul_(grads[0].to(g.dtype)) for g in gradients)
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
 
 
 def loss(
-    x: Tensor, weight: Tensor, targets: Tensor, share: Tensor, finish: Finish = finish, logits: int = LOSS_LOGITS
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    share: Tensor,
+    finish: Finish = finish,
+    logits: int = LOSS_LOGITS,
+    multiply: Multiply = multiply,
 ) -> tuple[Tensor, Reading]:
     """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
-    total, nll, entropy, log_sum = _Loss.apply(x, weight, targets, share, finish, logits)
+    total, nll, entropy, log_sum = _Loss.apply(x, weight, targets, share, finish, logits, multiply)
     return total, Reading(nll, entropy, logsumexp=log_sum)

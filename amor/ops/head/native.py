@@ -9,6 +9,7 @@ from torch import Tensor
 from amor.ops import native
 from amor.ops.head import chunked
 from amor.ops.head.reference import Reading
+from amor.ops.linear import native as products
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 READ_TILE = (3072, 2048)  # tokens and vocabulary of a tile: 25 MB
@@ -73,4 +74,5 @@ def sums_only(x: Tensor, weight: Tensor, entropy: bool) -> Reading:
 
 
 def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:
-    return chunked.loss(x, weight, targets, share, finish, LOSS_LOGITS)
+    own = x.dtype == weight.dtype == torch.float32 and x.stride(1) == 1
+    return chunked.loss(x, weight, targets, share, finish, LOSS_LOGITS, products.multiply if own else chunked.multiply)

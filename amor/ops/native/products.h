@@ -15,6 +15,13 @@ constexpr int ROWS = LANES == 16 ? 12 : 6;  // of the block held in registers; i
 constexpr int COLS = 2 * LANES;
 constexpr int MAX_INNER = 512;  // the longest inner dimension a panel holds at once
 
+// Keeps a vector in a register: a compiler may choose to load it again for every use, and loads are what is scarce here.
+#if defined(__x86_64__)
+#define HELD(v) asm("" : "+x"(v))
+#else
+#define HELD(v)
+#endif
+
 // One block of out in registers. The panel holds b as [inner][COLS].
 template <int R>
 static inline void block(float* out, long ldo, int cols, Matrix a, const float* panel, int from, int to, bool add) {
@@ -24,6 +31,8 @@ static inline void block(float* out, long ldo, int cols, Matrix a, const float* 
     const float* pb = panel + from * COLS;
     for (int k = from; k < to; k++, pa += a.col, pb += COLS) {
         vec b0 = load(pb), b1 = load(pb + LANES);
+        HELD(b0);
+        HELD(b1);
 #pragma GCC unroll 12
         for (int i = 0; i < R; i++) {
             vec s = all(pa[i * a.row]);

@@ -1,0 +1,97 @@
+"""Linear layers as C++ for this machine (native.cpp): at the shapes of a training step faster than torch's products.
+
+The gradients of x from several weights are summed where they are formed. Few tokens, other types than float32 and autocast
+are left to torch. A token's numbers do not depend on the tokens beside it.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_int, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from amor.ops import native
+from amor.ops.linear import reference
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+FEW = 64  # tokens: below, packing the weights costs more than it gives
+
+
+def missing() -> str | None:
+    return native.missing(SOURCE)
+
+
+class Sides(ctypes.Structure):
+    _fields_ = [
+        *((name, kind) for side in "ab" for name, kind in ((side, c_void_p), (f"{side}_row", c_long), (f"{side}_col", c_long))),
+        *((name, c_long) for name in ("m", "n", "inner", "row")),
+    ]
+
+
+@cache
+def _function() -> "ctypes._NamedFuncPointer":
+    function = native.library(SOURCE).linear
+    function.argtypes = [c_void_p, c_void_p, c_int, c_int]
+    return function
+
+
+def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
+    """out = a b, or += ; rows of out are dense, a and b may be turned."""
+    sides = Sides(a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), a.shape[0], b.shape[1], a.shape[1], out.stride(0))
+    _function()(ctypes.addressof(sides), out.data_ptr(), add, torch.get_num_threads())
+    return out
+
+
+def linears(x: Tensor, groups: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    weights = [w for group in groups for w in group]
+    single = x.dtype == torch.float32 and all(w.dtype == torch.float32 for w in weights)
+    if not single or x.numel() < FEW * x.shape[-1] or torch.is_autocast_enabled("cpu"):
+        return reference.linears(x, groups)
+    flat, sizes = x.reshape(-1, x.shape[-1]), tuple(len(group) for group in groups)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
+        found = Linears.apply(flat, sizes, *weights)
+    else:
+        found = forward(flat, sizes, weights)
+    return tuple(y.view(*x.shape[:-1], -1) for y in found)
+
+
+def forward(x: Tensor, sizes: tuple[int, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    rest, found = iter(weights), []
+    for size in sizes:
+        group = [next(rest) for _ in range(size)]
+        found.append(x.new_empty(len(x), sum(len(w) for w in group)))
+        for part, w in zip(found[-1].split([len(w) for w in group], dim=1), group, strict=True):
+            multiply(part, x, w.T)
+    return tuple(found)
+
+
+class Linears(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights)
+        ctx.set_materialize_grads(False)
+        ctx.sizes = sizes
+        return forward(x, sizes, weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        wants_x, _, *wants = ctx.needs_input_grad
+        dx: Tensor | None = None
+        dw: list[Tensor | None] = []
+        for dy, size in zip(grads, ctx.sizes, strict=True):
+            group = weights[len(dw) : len(dw) + size]
+            if dy is None:
+                dw += [None] * size
+                continue
+            for part, w in zip(dy.split([len(w) for w in group], dim=1), group, strict=True):
+                if wants_x:
+                    dx = multiply(torch.empty_like(x) if dx is None else dx, part, w, add=dx is not None)
+                dw.append(multiply(torch.empty_like(w), part.T, x) if wants[len(dw)] else None)
+        return dx, None, *dw
