@@ -16,3 +16,12 @@ def prepared(tmp_path_factory):
     from training import corpus
 
     return corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def fresh_memory_is_poisoned():
+    """Memory that nobody wrote to holds NaN, so that reading it shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,11 @@ from amor.errors import AmorError
 from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.head import IGNORE, chunked
 
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
+
 GUESTS = [b.name for b in BACKENDS["head"] if b.name != "reference" and missing("head", b, "cpu") is None]
 # tokens, vocabulary: one, a few, more vocabulary than one slice, no whole number of vectors, none at all
 SHAPES = [(1, 2), (7, 301), (65, 5000), (3, 9001), (0, 50)]
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def made(tokens: int, vocab: int, spread: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """Linear layers: native products against torch's, values and gradients, one weight or several beside each other."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from laws import close
@@ -11,17 +9,11 @@ from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.linear import native
 from amor.parts import Linear, apart, together
 
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
+
 GUESTS = [b.name for b in BACKENDS["linear"] if b.name != "reference" and missing("linear", b, "cpu") is None]
 # tokens, inner, outputs: whole blocks, ragged ones, one output, several pieces of the inner dimension, several widths of panels
 SHAPES = [(96, 64, 48), (101, 37, 19), (64, 5, 1), (70, 1100, 33), (130, 16, 2070), (1000, 8, 8)]
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def made(tokens: int, inner: int, *outputs: int) -> tuple[Tensor, list[Tensor]]:

@@ -1,7 +1,6 @@
 """Skinny products, one-pass probes of the head, 8-bit weights with a bound that holds, and lone queries."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,18 +12,12 @@ from amor.ops import attend, product
 from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.product.matrix import GROUP
 
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
+
 GUESTS = [b.name for b in BACKENDS["product"] if missing("product", b, "cpu") is None]
 # outputs, inner: whole vectors and groups, neither, less than one of each, several slabs of the probe
 SHAPES = [(130, 128), (37, 100), (3, 5), (1200, 65)]
 ROWS = (1, 2, 3, 4, 5, 8, 11)
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def made(outputs: int, inner: int, rows: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """The recurrent operators: every backend usable here equals the reference, values and gradients, whatever the length."""
 
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -13,6 +12,8 @@ from amor.ops import conv, delta, scan
 from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.chunks import CHOICES
 
+pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
+
 GUESTS = [
     (op, guest.name)
     for op in ("scan", "delta", "conv")
@@ -22,15 +23,6 @@ GUESTS = [
 RECURRENT = [pair for pair in GUESTS if pair[0] != "conv"]
 LENGTHS = (1, 2, 63, 64, 65, 100)
 Inputs = dict[str, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned() -> Iterator[None]:
-    """Memory nobody wrote holds NaN, so that reading it shows."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def made(op: str, length: int, sizes: tuple[int, int] = (24, 16), heads: int = 4, rows: int = 2, seed: int = 0) -> Inputs:
