@@ -1,7 +1,7 @@
 """Linear layers as C++ for this machine (native.cpp): at the shapes of a training step faster than torch's products.
 
-The gradients of x from several weights are summed where they are formed. Few tokens, other types than float32 and autocast
-are left to torch. A token's numbers do not depend on the tokens beside it.
+The gradients of x from several weights are summed where they are formed. Few tokens, other types than float32, autocast and the
+gradient of a weight (where torch's product is the faster) are left to torch. A token's numbers do not depend on those beside it.
 """
 
 import ctypes
@@ -93,5 +93,5 @@ class Linears(torch.autograd.Function):
             for part, w in zip(dy.split([len(w) for w in group], dim=1), group, strict=True):
                 if wants_x:
                     dx = multiply(torch.empty_like(x) if dx is None else dx, part, w, add=dx is not None)
-                dw.append(multiply(torch.empty_like(w), part.T, x) if wants[len(dw)] else None)
+                dw.append(part.T @ x if wants[len(dw)] else None)
         return dx, None, *dw
