@@ -20,6 +20,8 @@ from amor.presets import NAMES, SCALES, preset
 
 MAMBA2, LLAMA = "transformers Mamba2", "transformers Llama"
 OVER_MAMBA2, OVER_LLAMA = 3.0, 1.0  # how much faster we have to be
+SHAPE = ("scale", "rows", "length")
+FULL, QUICK = ("tiny", 16, 256), ("tiny", 1, 16)  # the batch of the tiny recipes, and a small one
 
 
 def step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:

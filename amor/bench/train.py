@@ -113,8 +113,8 @@ ROWS: dict[str, Measure] = {
     "throughput": (throughput, {}, {"batch": 2, "micro_batch": 2, "context": 16}, lambda: None),
     "peers": (
         steps.training,
-        {"scale": "tiny", "rows": 4, "length": 256},
-        {"scale": "tiny", "rows": 1, "length": 16},
+        dict(zip(steps.SHAPE, steps.FULL, strict=True)),
+        dict(zip(steps.SHAPE, steps.QUICK, strict=True)),
         transformers.missing,
     ),
     "memory": (
