@@ -107,7 +107,10 @@ class Block(nn.Module):
         else:
             assert layout.mask is not None
             a = attend.gathered(q, k, v, rows, layout.mask[here])
-        return h.index_put(here, self.update(h[here], self.attention.o_proj(a.flatten(1))))
+        a = self.attention.o_proj(a.flatten(1))
+        if self.mlp is None:  # added in place: what flows back through the residual stays as it is
+            return h.index_put(here, self.alpha.sigmoid().to(a.dtype) * a, accumulate=True)
+        return h.index_put(here, self.update(h[here], a))
 
     def cost(self, context: int, fire_rate: float) -> Cost:
         """One more token: keys and values always, the rest on a share of tokens."""
