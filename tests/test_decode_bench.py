@@ -86,13 +86,18 @@ def test_the_command_runs_and_its_table_and_figure_read_its_file(tmp_path, capsy
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found == json.loads(out.read_text())
     assert {c["label"] for c in found["curves"]} == {"mamba2", "mamba2-serial", "amor-mamba2 f=0.22", "amor-mamba2 f=0.4"}
-    from amor.study.decode import table
-
-    assert "| amor-mamba2 f=0.22 |" in table(found)
+    assert main(["report", str(out)]) == 0
+    assert "| amor-mamba2 f=0.22 |" in capsys.readouterr().out
     pytest.importorskip("matplotlib")
-    from amor.study.figures import draw, save
+    assert main(["report", str(out), "--figure", str(tmp_path / "decode.png")]) == 0
+    assert (tmp_path / "decode.png").stat().st_size > 1000
 
-    assert save(draw("decode", found), tmp_path / "decode.png").stat().st_size > 1000
+
+@pytest.mark.parametrize("text", ["", "[]", '{"suite": "ops"}', '{"suite": "decode", "scale": "tiny"}'])
+def test_a_file_that_is_not_a_decode_benchmark_is_refused(tmp_path, capsys, text):
+    (tmp_path / "other.json").write_text(text)
+    assert main(["report", str(tmp_path / "other.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_real_firing_rates_come_from_a_trained_folder_and_a_text(tmp_path):

@@ -1,15 +1,19 @@
-"""Write the report of a run again, or set several runs side by side.
+"""Write the report of a run again, set several runs side by side, or show what `amor bench decode` found.
 
   amor report RUN
   amor report RUN --data FOLDER      when the data has moved since
   amor report RUN --quick            only redraw; do not open the model
   amor report RUN RUN RUN --figure curves.svg
+  amor report decode.json --figure decode.svg      of amor bench decode --out decode.json
 
 RUN/report.html needs no network and no other file. It is also written at the end of every `amor train`.
-Several runs give a table, and with --figure their curves in one picture.
+Several runs give a table, and with --figure their curves in one picture. A file of the decode benchmark gives its table with the
+paper's figures beside ours, as Markdown, and with --figure tokens/s against context.
 """
 
 import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 from amor.errors import AmorError
@@ -17,13 +21,22 @@ from amor.run import Run
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run directory, written by amor train or amor demo")
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="a run directory, written by amor train or amor demo; or one file of amor bench decode --out",
+    )
     parser.add_argument("--data", metavar="FOLDER", help="where its prepared data is now")
     parser.add_argument("--quick", action="store_true", help="draw what is in the run directory; do not open the model")
-    parser.add_argument("--figure", metavar="FILE", help="draw the curves of all runs into a .svg, .png or .pdf")
+    parser.add_argument("--figure", metavar="FILE", help="draw the curves into a .svg, .png or .pdf")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    if args.runs[0].endswith(".json"):
+        if len(args.runs) > 1 or args.data or args.quick:
+            raise AmorError("a file of amor bench decode is shown by itself, with --figure or without")
+        return decoded(Path(args.runs[0]), args.figure)
     folders = [Run(name) for name in args.runs]
     if len(folders) > 1 or args.figure:
         if args.data or args.quick:
@@ -48,9 +61,30 @@ def side_by_side(folders: list[Run], figure: str | None) -> dict[str, Any]:
 
     found = runs.compare(folders)
     print("\n".join(runs.lines(found)))
-    if figure:
-        from amor.study.figures import canvas
-        from amor.study.figures.runs import draw
-
-        print(f"{canvas.write(draw(found), figure)} written")
+    picture("runs", found, figure)
     return found
+
+
+def decoded(file: Path, figure: str | None) -> dict[str, Any]:
+    """The table of a decode benchmark, and its figure."""
+    from amor.study.decode import table
+
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise AmorError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict) or found.get("suite") != "decode":
+        raise AmorError(f"{file} was not written by amor bench decode --out")
+    text = table(found)
+    if not text or (figure and not found.get("curves")):
+        raise AmorError(f"{file} has no tokens/s against context; measure them with amor bench decode --parts contexts")
+    print(text)
+    picture("decode", found, figure)
+    return {"table": text, "figure": figure}
+
+
+def picture(name: str, found: dict[str, Any], file: str | None) -> None:
+    if file:
+        from amor.study import figures
+
+        print(f"{figures.save(figures.draw(name, found), file)} written")
