@@ -16,6 +16,7 @@ from amor.bench.timing import alternate
 from amor.ops import attend, product
 from amor.ops.conv import conv
 from amor.ops.delta import delta
+from amor.ops.linear import linear
 from amor.ops.scan import scan
 
 
@@ -48,6 +49,27 @@ def _product(table: Table, rounds: int, weight: Tensor, packed: dict[str, produc
     row.time(alternate(sides, rounds))
     for kind, m in packed.items():
         row.found[f"share of bandwidth, {kind}"] = m.nbytes / row.seconds[f"amor {kind}"] / 1e9 / machine.bandwidth()
+    return row
+
+
+def layers(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
+    """A linear layer at the shapes of a tiny training step, and of the 180m one."""
+    shapes = (4 * tokens, width // 3, 2 * width // 3), (tokens, width, 4 * width), (tokens, 4 * width, width)
+    return [_layer(table, rounds, *shape) for shape in shapes]
+
+
+def _layer(table: Table, rounds: int, tokens: int, inner: int, outputs: int) -> Row:
+    row = table.row("linear layer", "linear", tokens=tokens, inner=inner, outputs=outputs)
+    x, weight = torch.randn(tokens, inner, requires_grad=True), torch.randn(outputs, inner, requires_grad=True)
+    along = torch.randn(tokens, outputs)
+    sides: dict[str, Callable[[], Any]] = {}
+    for name, layer in (("amor", linear), ("torch", F.linear)):
+        sides[f"{name}, forward"] = partial(_then, Tensor.detach, layer, x, weight)
+        sides[f"{name}, forward and backward"] = partial(_then, partial(Tensor.backward, gradient=along), layer, x, weight)
+    row.time(alternate(sides, rounds))
+    rate = 2e-9 * weight.numel() * tokens / machine.gemm_rate()
+    row.found["share of GEMM rate, forward"] = rate / row.seconds["amor, forward"]
+    row.found["share of GEMM rate, forward and backward"] = 3 * rate / row.seconds["amor, forward and backward"]
     return row
 
 
@@ -111,4 +133,11 @@ def heads(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> lis
     return [loss(table, rounds, vocab, width, tokens, chunked_by_torch=True), entropy(table, rounds, vocab, width, 3 * tokens)]
 
 
-ROWS = {"product": products, "recurrences": recurrences, "attention": attention, "firing": firing, "head": heads}
+ROWS = {
+    "product": products,
+    "linear": layers,
+    "recurrences": recurrences,
+    "attention": attention,
+    "firing": firing,
+    "head": heads,
+}

@@ -72,8 +72,8 @@ static void weigh(float* weights, const float* scores, const Decays& e, const fl
 
 static void forward_head(const Head& h, const float* scores, float* y, float* carried, float* starts, float* state, float* room) {
     const Shape4& d = h.d;
-    const long area = d.width * d.size, square = d.chunk * d.chunk;
-    float *s = room, *weights = s + area, *told = weights + square;  // told: what the state says, [chunk, P]
+    const long area = d.width * d.size;
+    float *s = room, *weights = s + area;
     Decays e;
     alignas(64) float dt[MAX_CHUNK + LANES], fed[MAX_CHUNK];
     if (h.in.state) turn_state(s, h.in.state + (h.row * d.heads + h.head) * area, d.size, d.width);
@@ -87,28 +87,32 @@ static void forward_head(const Head& h, const float* scores, float* y, float* ca
         const long ldy = d.heads * d.size;
         float* out = y + h.at(c);
         if (starts) std::copy(s, s + area, starts + ((h.row * d.heads + h.head) * d.count() + c) * area);
-        weigh(weights, h.scores(scores, c), e, dt, d.chunk);
-        product(out, ldy, q, d.size, q, {weights, d.chunk, 1}, x, false, LOWER_A);
-        product(told, d.size, q, d.size, d.width, h.C(c), {s, d.size, 1}, false);
+        // what the state says and the skip, then what the chunk's own tokens say
+        product(out, ldy, q, d.size, d.width, h.C(c), {s, d.size, 1}, false);
         const float skip = h.in.D ? h.in.D[h.head] : 0.f;
         for (int t = 0; t < q; t++) {
-            float* kept = carried ? carried + h.at(c) + t * ldy : told + t * d.size;
+            float *to = out + t * ldy, *kept = carried ? carried + h.at(c) + t * ldy : to;
+            const float* from = x.p + t * x.row;
+#pragma omp simd
             for (long p = 0; p < d.size; p++) {
-                kept[p] = e.since[t] * told[t * d.size + p];
-                out[t * ldy + p] += kept[p] + skip * x.p[t * x.row + p];
+                const float told = e.since[t] * to[p];
+                kept[p] = told;
+                to[p] = told + skip * from[p];
             }
         }
+        weigh(weights, h.scores(scores, c), e, dt, d.chunk);
+        product(out, ldy, q, d.size, q, {weights, d.chunk, 1}, x, true, LOWER_A);
         for (long i = 0; i < area; i++) s[i] *= e.carry;
         product(s, d.size, (int)d.width, d.size, q, transposed(h.B(c)), x, true, FULL, fed);
     }
     turn_state(state + (h.row * d.heads + h.head) * area, s, d.width, d.size);
 }
 
-// room: a stretch of (S P + chunk chunk + chunk P) floats a thread
+// room: a stretch of (S P + chunk chunk) floats a thread
 extern "C" void scan_forward(const Shape4* d, const Inputs* in, float* scores, float* y, float* carried, float* starts,
                              float* state, float* room, int threads) {
     score(*d, *in, scores, threads);
-    const long stretch = d->width * d->size + d->chunk * (d->chunk + d->size);
+    const long stretch = d->width * d->size + d->chunk * d->chunk;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (long i = 0; i < d->rows * d->heads; i++)
         forward_head({*d, *in, i / d->heads, i % d->heads}, scores, y, carried, starts, state, room + omp_get_thread_num() * stretch);

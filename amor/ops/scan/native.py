@@ -100,7 +100,7 @@ def forward(
     y = scores.new_empty(shape.rows, shape.length, shape.heads, shape.size)
     after = scores.new_empty(shape.rows, shape.heads, shape.size, shape.width)
     threads = native.threads()
-    room = scores.new_empty(threads.value, shape.width * shape.size + chunk * (chunk + shape.size))
+    room = scores.new_empty(threads.value, shape.width * shape.size + chunk * chunk)
     outputs = [native.pointer(t) for t in (scores, y, carried, starts, after, room)]
     native.library(SOURCE).scan_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
     return y, after

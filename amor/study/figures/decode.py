@@ -4,33 +4,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
+from amor.study.figures.canvas import BLOCKS, INK, figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+COLOURS = {"transformer": INK, "mamba2": BLOCKS[1], "gated-deltanet": BLOCKS[2]}  # by backbone
+DASHES = {"serial": "--", "fused": "-.", "": ":"}  # of what is not gated
+MARKERS = "osD^"  # of the firing rates, in order
+
+
 def draw(found: dict[str, Any]) -> Figure:
-    """found: what `amor bench decode --out FILE` wrote."""
+    """found: what `amor bench decode --out FILE` wrote. Solid lines are gated."""
     drawing = figure(5.2, 3.2)
     axes = drawing.add_axes((0.11, 0.14, 0.58, 0.76))
-    labels = list(dict.fromkeys(c["label"] for c in found["curves"]))
-    for number, label in enumerate(labels):
-        points = sorted((c["context"], c["tokens_per_second"]) for c in found["curves"] if c["label"] == label)
-        gated = " f=" in label
+    rates = sorted({c["rate"] for c in found["curves"] if " f=" in c["label"]})
+    for label in dict.fromkeys(c["label"] for c in found["curves"]):
+        points = sorted((c["context"], c["tokens_per_second"], c["rate"]) for c in found["curves"] if c["label"] == label)
+        name, gated = label.split(" ")[0], " f=" in label
+        backbone = next(b for b in ("gated-deltanet", "mamba2", "transformer") if b in name)
         axes.plot(
-            [c / 1024 for c, _ in points],
-            [t for _, t in points],
-            color=BLOCKS[number % len(BLOCKS)] if gated or number < len(BLOCKS) else FAINT,
-            linewidth=1.8 if gated else 1.0,
-            linestyle="-" if gated else ("--", "-.", ":")[number % 3],
-            marker="o",
-            markersize=2.5,
+            [c / 1024 for c, _, _ in points],
+            [t for _, t, _ in points],
+            color=COLOURS[backbone],
+            linewidth=1.6 if gated else 0.9,
+            linestyle="-" if gated else DASHES[next(kind for kind in DASHES if kind in name)],
+            marker=MARKERS[rates.index(points[0][2]) % len(MARKERS)] if gated else None,
+            markersize=3,
             label=label,
         )
-    for one in found["crossings"]:
-        if one["measured"]:
-            axes.axvline(one["measured"] / 1024, color=FAINT, linewidth=0.6, linestyle=":")
     axes.set_xscale("log", base=2)
     ticks = sorted({c["context"] / 1024 for c in found["curves"]})
     axes.set_xticks(ticks, [f"{t:g}K" for t in ticks])
