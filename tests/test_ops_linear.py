@@ -52,12 +52,14 @@ def test_a_result_nobody_uses_and_a_frozen_weight_cost_no_gradient(guest: str) -
 @pytest.mark.parametrize("turned", [False, True])
 def test_x_may_lie_anyhow_in_memory(guest: str, turned: bool) -> None:
     whole = torch.randn(70, 300)
-    x = torch.randn(100, 90).T if turned else whole[:, 7:107]
+    x = (torch.randn(100, 90).T if turned else whole[:, 7:107]).detach().requires_grad_()
     (weight,) = made(1, x.shape[1], 40)[1]
     (y,) = module("linear", guest).linears(x, [[weight]])
     close(y, x @ weight.T)
     dy = torch.randn(40, len(x)).T  # a gradient that is turned
-    close(torch.autograd.grad(y, weight, dy)[0], dy.T @ x)
+    dx, dw = torch.autograd.grad(y, (x, weight), dy)
+    close(dx, dy @ weight)
+    close(dw, dy.T @ x)
 
 
 def test_bits_depend_neither_on_threads_nor_on_the_tokens_beside() -> None:
@@ -85,6 +87,11 @@ def test_few_tokens_other_types_and_autocast_are_torchs() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert native.linears(x, [[weight]])[0].dtype == torch.bfloat16
     assert native.linears(x[:0], [[weight]])[0].shape == (0, 8)
+
+
+def test_a_width_that_does_not_fit_is_torchs_error() -> None:
+    with pytest.raises(RuntimeError, match="shapes"):
+        native.linears(torch.randn(100, 16), [[torch.randn(8, 17)]])
 
 
 class Adapted(nn.Module):

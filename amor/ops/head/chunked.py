@@ -133,7 +133,7 @@ class _Loss(torch.autograd.Function):
         tokens = max(1, min(LOSS_TOKENS, -(-len(x) // max(count, 1))))
         head = weight.to(x.dtype)
         wants_x, wants_weight = ctx.needs_input_grad[:2]
-        grad_x = torch.empty_like(x) if wants_x else None
+        grad_x = x.new_empty(x.shape) if wants_x else None
         grad_weight = None
         share = share * (targets != IGNORE)
         nll, entropy, log_sum = (x.new_empty(len(x), dtype=torch.float32) for _ in range(3))
@@ -150,7 +150,7 @@ class _Loss(torch.autograd.Function):
             if wants_weight:
                 mine, p = mine.to(weight.dtype), p.to(weight.dtype)
                 first = grad_weight is None
-                grad_weight = multiply(torch.empty_like(weight) if grad_weight is None else grad_weight, p.T, mine, add=not first)
+                grad_weight = multiply(weight.new_empty(weight.shape) if first else grad_weight, p.T, mine, add=not first)
         if wants_weight and grad_weight is None:
             grad_weight = torch.zeros_like(weight)
         ctx.gradients = grad_x, grad_weight  # not saved_tensors: the one reference is handed on, so that no copy is made

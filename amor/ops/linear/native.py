@@ -49,8 +49,8 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
 
 def linears(x: Tensor, groups: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
     weights = [w for group in groups for w in group]
-    single = x.dtype == torch.float32 and all(w.dtype == torch.float32 for w in weights)
-    if not single or x.numel() < FEW * x.shape[-1] or torch.is_autocast_enabled("cpu"):
+    ours = x.dtype == torch.float32 and all(w.dtype == x.dtype and w.shape[1:] == x.shape[-1:] for w in weights)
+    if not ours or x.numel() < FEW * x.shape[-1] or torch.is_autocast_enabled("cpu"):
         return reference.linears(x, groups)
     flat, sizes = x.reshape(-1, x.shape[-1]), tuple(len(group) for group in groups)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
@@ -92,6 +92,6 @@ class Linears(torch.autograd.Function):
                 continue
             for part, w in zip(dy.split([len(w) for w in group], dim=1), group, strict=True):
                 if wants_x:
-                    dx = multiply(torch.empty_like(x) if dx is None else dx, part, w, add=dx is not None)
+                    dx = multiply(x.new_empty(x.shape) if dx is None else dx, part, w, add=dx is not None)
                 dw.append(part.T @ x if wants[len(dw)] else None)
         return dx, None, *dw
