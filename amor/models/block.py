@@ -109,7 +109,7 @@ class Block(nn.Module):
             a = attend.gathered(q, k, v, rows, layout.mask[here])
         a = self.attention.o_proj(a.flatten(1))
         if self.mlp is None:  # added in place: what flows back through the residual stays as it is
-            return h.index_put(here, self.alpha.sigmoid().to(a.dtype) * a, accumulate=True)
+            return h.index_put(here, (self.alpha.sigmoid().to(a.dtype) * a).to(h.dtype), accumulate=True)
         return h.index_put(here, self.update(h[here], a))
 
     def cost(self, context: int, fire_rate: float) -> Cost:
