@@ -12,6 +12,7 @@ from amor.layout import Layout
 from amor.ops import rowwise
 from amor.ops.conv import conv
 from amor.ops.linear import linear, linears
+from amor.ops.linear.reference import joined
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,7 @@ def together(x: Tensor, *groups: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """Layers that read the same x; the results of a group stand side by side."""
     if all(plain(layer) for group in groups for layer in group):
         return linears(x, [[layer.weight for layer in group] for group in groups])
-    found = ([layer(x) for layer in group] for group in groups)
-    return tuple(group[0] if len(group) == 1 else torch.cat(group, dim=-1) for group in found)
+    return tuple(joined([layer(x) for layer in group]) for group in groups)
 
 
 def apart(x: Tensor, layer: nn.Linear, sizes: Sequence[int]) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from amor.bench.table import Row, Table, common, named
 ROWS: dict[str, tuple[Callable[..., Row], tuple[Any, ...], tuple[Any, ...]]] = {
     "mamba2-layer": (layers.mamba2, (768, 1024), (64, 32)),
     "delta-layer": (layers.delta, (768, 1024), (256, 32)),
-    "training": (steps.training, steps.FULL, steps.QUICK),
+    "training": (steps.training, tuple(steps.FULL.values()), tuple(steps.QUICK.values())),
     "decode": (generation.decode, (768, 12, 128_256), (64, 2, 512)),
     "prefill": (generation.prefill, (768, 12, 128_256, 512), (64, 2, 512, 16)),
     "loss": (heads.loss, (128_256, 768, 1024), (512, 64, 32)),

@@ -20,8 +20,8 @@ from amor.presets import NAMES, SCALES, preset
 
 MAMBA2, LLAMA = "transformers Mamba2", "transformers Llama"
 OVER_MAMBA2, OVER_LLAMA = 3.0, 1.0  # how much faster we have to be
-SHAPE = ("scale", "rows", "length")
-FULL, QUICK = ("tiny", 16, 256), ("tiny", 1, 16)  # the batch of the tiny recipes, and a small one
+FULL = {"scale": "tiny", "rows": 16, "length": 256}  # the batch of the tiny recipes
+QUICK = {"scale": "tiny", "rows": 1, "length": 16}
 
 
 def step(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:

@@ -111,12 +111,7 @@ def without_status() -> str | None:
 Measure = tuple[Callable[..., Row], dict[str, Any], dict[str, Any], Callable[[], str | None]]
 ROWS: dict[str, Measure] = {
     "throughput": (throughput, {}, {"batch": 2, "micro_batch": 2, "context": 16}, lambda: None),
-    "peers": (
-        steps.training,
-        dict(zip(steps.SHAPE, steps.FULL, strict=True)),
-        dict(zip(steps.SHAPE, steps.QUICK, strict=True)),
-        transformers.missing,
-    ),
+    "peers": (steps.training, steps.FULL, steps.QUICK, transformers.missing),
     "memory": (
         step_memory,
         {"recipe": "paper/180m", "context": 512, "names": NAMES},
