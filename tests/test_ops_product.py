@@ -106,7 +106,7 @@ def test_a_probe_is_the_softmax_of_the_logits(guest: str, kind: str, outputs: in
 
 
 def test_eight_bits_hold_a_weight_to_half_a_step_and_know_what_they_lost() -> None:
-    _, weight = made(50, 200)
+    _, weight = made(64, 200)
     weight[7] = 0
     weight[8, 3] = 100  # an outlier spoils its own group only
     matrix = product.pack(weight, "int8")

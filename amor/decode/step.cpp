@@ -93,8 +93,7 @@ void multiply(const Weights& m, const float* x, long rows, float* y, long step, 
     for (long first = 0; first < rows; first += MOST) {
         const int here = (int)(rows - first < MOST ? rows - first : MOST);
         if (m.scales)
-            part(Bytes{(const int8_t*)m.weight, m.scales, r.whole + first * r.groups * GROUP, r.units.data() + first, r.groups},
-                 share.from, share.to, here, y + first * step, step, add);
+            part(r.against(m.weight, m.scales, first), share.from, share.to, here, y + first * step, step, add);
         else
             part(Floats{(const float*)m.weight, x + first * m.inner, m.inner}, share.from, share.to, here, y + first * step, step, add);
     }

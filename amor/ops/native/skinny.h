@@ -54,6 +54,15 @@ struct Floats {
     // rows of W at a time: for one row of x many streams are read, for more the sums need the registers
     static constexpr int together(int R) { return R == 1 ? 8 : R == 4 ? 3 : 4; }
 
+    // `count` rows of W, from `row`, against R rows of x: out[r * step + n]
+    template <int R>
+    inline void block(long row, long count, long first, float* out, long step) const {
+        constexpr int N = together(R);
+        long n = 0;
+        for (; n + N <= count; n += N) dots<R, N>(row + n, first, out + n, step);
+        for (; n < count; n++) dots<R, 1>(row + n, first, out + n, step);
+    }
+
     template <int R, int N>
     inline void dots(long row, long first, float* out, long step) const {
         vec sums[N][R];
@@ -95,78 +104,95 @@ struct Floats {
     }
 };
 
-// 2 LANES numbers of 16 bits; `pairs` multiplies two of them and adds neighbours, exactly, in LANES whole numbers
-#if defined(__AVX512BW__)
-typedef __m512i halves;
-inline halves widened(const int8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
-inline halves loaded(const int16_t* p) { return _mm512_loadu_si512((const void*)p); }
-inline ivec pairs(halves a, halves b) { return (ivec)_mm512_madd_epi16(a, b); }
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-typedef __m256i halves;
-inline halves widened(const int8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
-inline halves loaded(const int16_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
-inline ivec pairs(halves a, halves b) { return (ivec)_mm256_madd_epi16(a, b); }
-#else
-struct halves { int16_t at[2 * LANES]; };
-inline halves widened(const int8_t* p) { halves v; for (int i = 0; i < 2 * LANES; i++) v.at[i] = p[i]; return v; }
-inline halves loaded(const int16_t* p) { halves v; std::memcpy(&v, p, sizeof v); return v; }
-inline ivec pairs(const halves& a, const halves& b) {
-    ivec v;
-    for (int i = 0; i < LANES; i++) v[i] = (int)a.at[2 * i] * b.at[2 * i] + (int)a.at[2 * i + 1] * b.at[2 * i + 1];
-    return v;
-}
-#endif
-
+// 8-bit weights in tiles of 16 rows: [rows / TILE][inner / 2][8][2][2], for two neighbours k of the inner dimension and each
+// i < 8 the weights of rows i (plus 128) and i + 8. As one number of 16 bits such a pair is 256 times the second plus the
+// first, so its product with x, less 256 times that of the second alone, is the first's: no weight has to be unpacked but by
+// one shift. Sums may wrap around on the way, and are exact in the end.
 struct Bytes {
-    const int8_t* w;      // [rows, groups * GROUP]
-    const float* scales;  // [rows, groups]
-    const int16_t* x;     // [R, groups * GROUP]
-    const float* units;   // [R] what a whole number of x stands for
+    const int8_t* w;
+    const float* scales;   // [rows / TILE][groups][TILE]
+    const int16_t* x;      // [R, groups * GROUP]
+    const int32_t* lifts;  // [R, groups] what adding 128 to a weight adds to a group's sum
+    const float* units;    // [R] what a whole number of x stands for
     long groups;
 
-    // rows of W at a time: two share a load of x; for one row of x the memory is slower than the sums
-    static constexpr int together(int R) { return R == 1 ? 1 : 2; }
+    static constexpr int TILE = 16;
+    static constexpr long AHEAD = 1024;  // bytes: measured
 
-    template <int R, int N>
-    inline void dots(long row, long first, float* out, long step) const {
-        vec sums[N][R];
-        for (int n = 0; n < N; n++)
-            for (int r = 0; r < R; r++) sums[n][r] = vec{};
-        const long inner = groups * GROUP;
-        const int8_t* weights = w + row * inner;
-        const int16_t* mine = x + first * inner;
-        for (long g = 0; g < groups; g++, weights += GROUP, mine += GROUP) {
-            ivec totals[N][R];
-#pragma GCC unroll 4
-            for (int n = 0; n < N; n++) {
-                __builtin_prefetch(weights + n * inner + AHEAD);
-#pragma GCC unroll 4
-                for (int r = 0; r < R; r++) totals[n][r] = ivec{};
+    // `count` rows of W, from `row`, a multiple of TILE
+    template <int R>
+    inline void block(long row, long count, long first, float* out, long step) const {
+        alignas(64) float sums[R][TILE];
+        for (long n = 0; n < count; n += TILE) {
+            const long index = (row + n) / TILE;
+            if constexpr (R == 4) {  // four at once need more registers than there are; the tile is in the cache for the second two
+                tile<2, 4>(index, first, sums, TILE * groups * GROUP);
+                tile<2, 4>(index, first + 2, sums + 2, TILE * groups * GROUP * 3 / 2);
+            } else {
+                tile<R, 2>(index, first, sums, AHEAD);
             }
-#pragma GCC unroll 2  // all of it unrolled needs more registers than there are
-            for (int j = 0; j < GROUP; j += 2 * LANES) {
-                halves wide[N];
-#pragma GCC unroll 4
-                for (int n = 0; n < N; n++) wide[n] = widened(weights + n * inner + j);
-#pragma GCC unroll 4
-                for (int r = 0; r < R; r++) {
-                    const halves xs = loaded(mine + r * inner + j);
-#pragma GCC unroll 4
-                    for (int n = 0; n < N; n++) totals[n][r] += pairs(wide[n], xs);
-                }
-            }
-#pragma GCC unroll 4
-            for (int n = 0; n < N; n++) {
-                const vec scale = all(scales[(row + n) * groups + g]);
-#pragma GCC unroll 4
-                for (int r = 0; r < R; r++) sums[n][r] = fused(__builtin_convertvector(totals[n][r], vec), scale, sums[n][r]);
-            }
+            for (int r = 0; r < R; r++)
+                for (int i = 0; i < TILE && n + i < count; i++) out[r * step + n + i] = sums[r][i] * units[first + r];
         }
-        for (int r = 0; r < R; r++)
-            for (int n = 0; n < N; n++) out[r * step + n] = total(sums[n][r]) * units[first + r];
     }
 
-    static constexpr long AHEAD = 4096;  // bytes: measured
+    template <int R, int EVERY>
+    inline void tile(long index, long first, float sums[R][TILE], long ahead) const {
+        const long inner = groups * GROUP;
+        const int8_t* weights = w + index * inner * TILE;
+        const int8_t* coming = weights + ahead;
+        std::memset(sums, 0, R * TILE * sizeof(float));
+        for (long g = 0; g < groups; g++, weights += GROUP * TILE) {
+            alignas(64) int32_t totals[R][TILE];
+            group<R, EVERY>(weights, coming + g * GROUP * TILE * 2 / EVERY, x + first * inner + g * GROUP, inner, lifts + first * groups + g, totals);
+            const float* scale = scales + (index * groups + g) * TILE;
+            for (int r = 0; r < R; r++)
+                for (int i = 0; i < TILE; i += LANES) {
+                    ivec whole;
+                    std::memcpy(&whole, totals[r] + i, sizeof whole);
+                    store(sums[r] + i, fused(__builtin_convertvector(whole, vec), load(scale + i), load(sums[r] + i)));
+                }
+        }
+    }
+
+    // whole sums of one group
+    template <int R, int EVERY>
+    inline void group(const int8_t* weights, const int8_t* coming, const int16_t* mine, long inner, const int32_t* lift, int32_t totals[R][TILE]) const {
+#if defined(__AVX2__)
+        __m256i both[R], second[R];
+        for (int r = 0; r < R; r++) both[r] = second[r] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+        for (int k = 0; k < GROUP; k += 2, weights += 2 * TILE) {
+            if (k % (2 * EVERY) == 0) __builtin_prefetch(coming + k * 32 / EVERY);
+            const __m256i pair = _mm256_loadu_si256((const __m256i*)weights), shifted = _mm256_srai_epi16(pair, 8);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                int32_t two;
+                std::memcpy(&two, mine + r * inner + k, sizeof two);
+                const __m256i xs = _mm256_set1_epi32(two);
+                both[r] = _mm256_add_epi32(both[r], _mm256_madd_epi16(pair, xs));
+                second[r] = _mm256_add_epi32(second[r], _mm256_madd_epi16(shifted, xs));
+            }
+        }
+        for (int r = 0; r < R; r++) {
+            const __m256i raised = _mm256_sub_epi32(both[r], _mm256_slli_epi32(second[r], 8));
+            _mm256_store_si256((__m256i*)totals[r], _mm256_sub_epi32(raised, _mm256_set1_epi32(lift[r * groups])));
+            _mm256_store_si256((__m256i*)(totals[r] + 8), second[r]);
+        }
+#else
+        for (int r = 0; r < R; r++) {
+            uint32_t found[TILE] = {};
+            for (int k = 0; k < GROUP; k += 2)
+                for (int i = 0; i < 8; i++)
+                    for (int j = 0; j < 2; j++) {
+                        const int8_t* pair = weights + k * TILE + 4 * i + 2 * j;
+                        const int32_t by = mine[r * inner + k + j];
+                        found[i] += (uint32_t)((uint8_t)pair[0] * by), found[i + 8] += (uint32_t)(pair[1] * by);
+                    }
+            for (int i = 0; i < TILE; i++) totals[r][i] = (int32_t)(found[i] - (i < 8 ? (uint32_t)lift[r * groups] : 0u));
+        }
+#endif
+    }
 };
 
 // x [rows, inner] to whole numbers of 16 bits and their unit; the tail of the last group is 0
@@ -187,35 +213,33 @@ struct Rounded {
     long groups = 0;
     int16_t* whole = nullptr;  // at a multiple of a cache line: a load across two of them takes twice as long
     std::vector<float> units;
+    std::vector<int32_t> lifts;
     std::vector<int16_t> room;
 
     void take(const float* x, long rows, long inner) {
         groups = (inner + GROUP - 1) / GROUP;
-        room.resize(rows * groups * GROUP + 32), units.resize(rows);
+        room.resize(rows * groups * GROUP + 32), units.resize(rows), lifts.assign(rows * groups, 0);
         whole = (int16_t*)(((uintptr_t)room.data() + 63) & ~(uintptr_t)63);
         round_rows(x, rows, inner, groups * GROUP, whole, units.data());
+        for (long j = 0; j < rows * groups * GROUP; j++) lifts[j / GROUP] += 128 * whole[j];
+    }
+
+    // 8-bit weights against the rows of x from `first` on
+    Bytes against(const void* w, const float* scales, long first = 0) const {
+        return {(const int8_t*)w, scales, whole + first * groups * GROUP, lifts.data() + first * groups, units.data() + first, groups};
     }
 };
 
-// `count` rows of W, from `row`, against R rows of x: out[r * step + n]
-template <int R, class Weights>
-inline void block(const Weights& weights, long row, long count, long first, float* out, long step) {
-    constexpr int N = Weights::together(R);
-    long n = 0;
-    for (; n + N <= count; n += N) weights.template dots<R, N>(row + n, first, out + n, step);
-    for (; n < count; n++) weights.template dots<R, 1>(row + n, first, out + n, step);
-}
-
 template <class Weights>
 void panel(const Weights& weights, long row, long count, int rows, float* out, long step) {
-    constexpr long CACHED = 24;  // rows of W taken at a time, so that a second batch of x rows finds them in the cache
+    constexpr long CACHED = 32;  // rows of W taken at a time, so that a second batch of x rows finds them in the cache
     for (long n = 0; n < count; n += CACHED) {
         const long here = n + CACHED < count ? CACHED : count - n;
         int first = 0;
-        for (; first + 4 <= rows; first += 4) block<4>(weights, row + n, here, first, out + first * step + n, step);
-        if (rows - first == 3) block<3>(weights, row + n, here, first, out + first * step + n, step);
-        if (rows - first == 2) block<2>(weights, row + n, here, first, out + first * step + n, step);
-        if (rows - first == 1) block<1>(weights, row + n, here, first, out + first * step + n, step);
+        for (; first + 4 <= rows; first += 4) weights.template block<4>(row + n, here, first, out + first * step + n, step);
+        if (rows - first == 3) weights.template block<3>(row + n, here, first, out + first * step + n, step);
+        if (rows - first == 2) weights.template block<2>(row + n, here, first, out + first * step + n, step);
+        if (rows - first == 1) weights.template block<1>(row + n, here, first, out + first * step + n, step);
     }
 }
 
@@ -233,13 +257,13 @@ void part(const Weights& weights, long from, long to, int rows, float* y, long s
     }
 }
 
-// Thread `mine` of `threads` takes rows [from, to) of W: even shares, in eights
+// Thread `mine` of `threads` takes rows [from, to) of W: even shares, in whole tiles
 struct Share {
     long from, to;
 
     Share(long outputs, int mine, int threads) {
-        const long eights = (outputs + 7) / 8;
-        from = eights * mine / threads * 8, to = eights * (mine + 1) / threads * 8;
+        const long tiles = (outputs + Bytes::TILE - 1) / Bytes::TILE;
+        from = tiles * mine / threads * Bytes::TILE, to = tiles * (mine + 1) / threads * Bytes::TILE;
         if (to > outputs) to = outputs;
         if (from > to) from = to;
     }

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from amor.errors import AmorError, nearest
 
-GROUP = 64  # weights that share a scale; native.cpp has the same number
+GROUP, TILE = 64, 16  # weights of a row that share a scale, and rows that lie together; skinny.h has the same numbers
+SLICE = 256  # tiles packed at a time
 KINDS = ("float32", "int8")
 
 
@@ -22,8 +23,8 @@ class Matrix:
 
     outputs: int
     inner: int
-    weight: Tensor  # float32 [outputs, inner], or int8 [outputs, groups * GROUP]
-    scales: Tensor | None = None  # [outputs, groups]
+    weight: Tensor  # float32 [outputs, inner], or int8 [tiles, groups * GROUP / 2, 32] as `tiled` lays them
+    scales: Tensor | None = None  # [tiles, groups, TILE]
     residuals: Tensor | None = None  # [outputs] length of what rounding took from a row
     longest: float = 0.0  # length of the longest row of W
 
@@ -39,8 +40,8 @@ class Matrix:
         """The matrix these weights stand for, in float32."""
         if self.scales is None:
             return self.weight
-        whole = self.weight.unflatten(1, (-1, GROUP)).float() * self.scales[..., None]
-        return whole.flatten(1)[:, : self.inner]
+        whole = untiled(self.weight).unflatten(1, (-1, GROUP)).float() * self.scales.transpose(1, 2).flatten(0, 1)[..., None]
+        return whole.flatten(1)[: self.outputs, : self.inner]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,19 @@ class Probe:
         return p[:, 0] - p[:, 1]
 
 
+def tiled(whole: Tensor) -> Tensor:
+    """Weights [tiles * TILE, K] as they are read fastest: rows i and i + 8 of a tile beside each other, the first plus 128."""
+    pairs = whole.view(-1, 2, TILE // 2, whole.shape[1] // 2, 2).permute(0, 3, 2, 4, 1).contiguous()
+    pairs[..., 0] ^= -128
+    return pairs.flatten(2)
+
+
+def untiled(weight: Tensor) -> Tensor:
+    pairs = weight.unflatten(2, (TILE // 2, 2, 2)).clone()
+    pairs[..., 0] ^= -128
+    return pairs.permute(0, 4, 2, 1, 3).flatten(0, 2).flatten(1)
+
+
 @torch.no_grad()
 def pack(weight: Tensor, kind: str = "float32") -> Matrix:
     """Make a matrix ready. float32 shares the tensor's memory where it can; int8 is a new one of a quarter of the size."""
@@ -71,17 +85,19 @@ def pack(weight: Tensor, kind: str = "float32") -> Matrix:
     outputs, inner = weight.shape
     if kind == "float32":
         return Matrix(outputs, inner, weight.float().contiguous())
-    groups = -(-inner // GROUP)
-    whole = torch.empty(outputs, groups * GROUP, dtype=torch.int8, device=weight.device)
-    scales = torch.empty(outputs, groups, device=weight.device)
-    residuals, lengths = (torch.empty(outputs, device=weight.device) for _ in range(2))
-    for start in range(0, outputs, 4096):  # a slice at a time: the float copies would be larger than what is made
-        part = slice(start, start + 4096)
-        w = F.pad(weight[part].float(), (0, groups * GROUP - inner)).unflatten(1, (groups, GROUP))
-        scales[part] = w.abs().amax(2) / 127
-        rounded = (w / scales[part][..., None].clamp(min=torch.finfo(torch.float32).tiny)).round().clamp(-127, 127)
-        whole[part] = rounded.flatten(1).to(torch.int8)
-        left = w.double() - rounded.double() * scales[part].double()[..., None]
-        residuals[part] = left.square().sum((1, 2)).sqrt().float()
-        lengths[part] = w.double().square().sum((1, 2)).sqrt().float()
-    return Matrix(outputs, inner, whole, scales, residuals, float(lengths.max()))
+    groups, tiles = -(-inner // GROUP), -(-outputs // TILE)
+    whole = torch.empty(tiles, groups * GROUP // 2, 2 * TILE, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(tiles, groups, TILE, device=weight.device)
+    residuals, lengths = (torch.empty(tiles * TILE, device=weight.device) for _ in range(2))
+    for start in range(0, tiles, SLICE):  # a slice at a time: the float copies would be larger than what is made
+        part, rows = slice(start, start + SLICE), slice(start * TILE, (start + SLICE) * TILE)
+        missing = len(residuals[rows]) - len(weight[rows])
+        w = F.pad(weight[rows].float(), (0, groups * GROUP - inner, 0, missing)).unflatten(1, (groups, GROUP))
+        scale = w.abs().amax(2) / 127
+        rounded = (w / scale[..., None].clamp(min=torch.finfo(torch.float32).tiny)).round().clamp(-127, 127)
+        whole[part] = tiled(rounded.flatten(1).to(torch.int8))
+        scales[part] = scale.unflatten(0, (-1, TILE)).transpose(1, 2)
+        left = w.double() - rounded.double() * scale.double()[..., None]
+        residuals[rows] = left.square().sum((1, 2)).sqrt().float()
+        lengths[rows] = w.double().square().sum((1, 2)).sqrt().float()
+    return Matrix(outputs, inner, whole, scales, residuals[:outputs], float(lengths.max()))

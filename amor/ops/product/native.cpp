@@ -132,7 +132,7 @@ extern "C" void product_bytes(const int8_t* w, const float* scales, long outputs
                               long step, int add, int threads) {
     Rounded r;
     r.take(x, rows, inner);
-    product(Bytes{w, scales, r.whole, r.units.data(), r.groups}, outputs, rows, y, step, add, threads);
+    product(r.against(w, scales), outputs, rows, y, step, add, threads);
 }
 
 extern "C" void probe_floats(const float* w, long outputs, long inner, const float* x, int rows, float* y, int first,
@@ -144,7 +144,7 @@ extern "C" void probe_bytes(const int8_t* w, const float* scales, long outputs, 
                             int first, const float* residuals, double* facts, double* room, int threads) {
     Rounded r;
     r.take(x, rows, inner);
-    probe(Bytes{w, scales, r.whole, r.units.data(), r.groups}, outputs, rows, y, first, residuals, facts, room, threads);
+    probe(r.against(w, scales), outputs, rows, y, first, residuals, facts, room, threads);
 }
 
 // facts [rows, FACTS] -> told [6, rows]: entropy, logsumexp, the two best logits, spread, residual; and the best token

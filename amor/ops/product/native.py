@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from amor.ops import native
-from amor.ops.product.matrix import GROUP, Matrix, Probe
+from amor.ops.product.matrix import GROUP, TILE, Matrix, Probe
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 MOST = 8  # rows of x in one pass
@@ -38,7 +38,7 @@ def _functions() -> ctypes.CDLL:
 
 def rounded(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
     """x [R, K] as whole numbers of 16 bits, and what one of them stands for in each row."""
-    padded = matrix.weight.shape[1]
+    padded = 2 * matrix.weight.shape[1]
     whole, units = torch.empty(len(x), padded, dtype=torch.int16), torch.empty(len(x))
     _functions().round_rows(x.data_ptr(), *x.shape, padded, whole.data_ptr(), units.data_ptr())
     return whole, units
@@ -118,4 +118,4 @@ def stream(data: Tensor) -> float:
     return float(_functions().stream(data.data_ptr(), data.numel(), torch.get_num_threads()))
 
 
-assert GROUP == 64, "native.cpp has the group size built in"
+assert (GROUP, TILE) == (64, 16), "skinny.h has these numbers built in"
