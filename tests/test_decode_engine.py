@@ -29,13 +29,13 @@ SWITCHED = {
 LENGTHS = (19, 1, 30, 7, 19)
 
 
-def greedy(session, count):
+def greedy(session, count, best=False):
     """Tokens [B, count] and the decisions [B, K] made at each: the engine's own choice of text."""
     text, fires = [], []
     for _ in range(count):
-        text.append(session.next.logits.argmax(-1))
+        text.append(session.next.best if best else session.next.logits.argmax(-1))
         fires.append(session.next.fire)
-        session.step(text[-1])
+        session.step(text[-1], best)
     return torch.stack(text, 1), fires
 
 
@@ -61,9 +61,9 @@ def test_text_and_decisions_are_the_full_forward_s_with_every_saving_on_and_off(
     model = small(name)
     engine = Engine(model, SWITCHED[switched])
     engine.head.fired, engine.head.copy_cost = 3.0, 0.0  # so that a cheap probe pays
-    for lengths, chunk in (((19,), 512), (LENGTHS, 8)):
+    for lengths, chunk, best in (((19,), 512, False), ((19,), 512, True), (LENGTHS, 8, False), (LENGTHS, 8, True)):
         prompts = prompts_of(lengths)
-        text, fires = greedy(engine.prefill(prompts, chunk=chunk), 12)
+        text, fires = greedy(engine.prefill(prompts, chunk=chunk), 12, best)
         as_the_full_forward(model, prompts, text, fires)
 
 
@@ -195,6 +195,24 @@ def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypat
         fired += int(session.next.fire.sum())
     assert sum(asked) == fired == sum(engine.tally.fired)
     assert 0 < fired < 10 * 5 * 3
+
+
+@pytest.mark.parametrize("name", ["mamba2", "amor-mamba2"])
+def test_the_best_token_is_found_over_the_8_bit_head_alone_and_rows_still_join(name):
+    engine = Engine(small(name), EVERY)
+    engine.head.fired, engine.head.copy_cost = 0.0, 0.1
+    prompts = prompts_of((9, 4))
+    alone = [greedy(Engine(small(name)).prefill([p]), 9)[0] for p in prompts]
+    session = engine.prefill(prompts[:1])
+    before = engine.tally.head_passes
+    first, _ = greedy(session, 4, best=True)
+    assert session.next.logits.shape == (1, 0) and engine.tally.cheap_passes
+    if name == "mamba2":
+        assert engine.tally.head_passes == before and engine.tally.cheap_passes == 4
+    session = session.join(engine.prefill(prompts[1:]))  # one knows its logits, the other its best token
+    second, _ = greedy(session, 5, best=True)
+    assert torch.equal(torch.cat([first, second[:1]], 1), alone[0])
+    assert torch.equal(second[1:], alone[1][:, :5])
 
 
 def cheap_head(model):

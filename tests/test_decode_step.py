@@ -126,6 +126,10 @@ def test_the_cheap_head_is_asked_while_firing_costs_more_than_asking():
     head.fired = 0.7
     assert not head.copy_pays(3)
     assert not Head(torch.randn(100, 16), "float32", False).copy_pays(3)
+    head.fired = head.doubted = 0.0  # the output's own pass is over the copy where the best token is all that is wanted
+    assert head.copy_pays(3, best=True) and not head.copy_pays(3)
+    head.doubted = 0.7
+    assert not head.copy_pays(3, best=True)
 
 
 def test_a_position_outside_its_slots_is_refused_and_nothing_is_written():

@@ -10,6 +10,7 @@ from torch import Tensor
 from amor.errors import AmorError
 from amor.ops import attend, product
 from amor.ops.backends import BACKENDS, missing, module
+from amor.ops.product.bound import errors
 from amor.ops.product.matrix import GROUP
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
@@ -122,6 +123,9 @@ def exact_entropy(x: Tensor, weight: Tensor) -> Tensor:
     return -(logp.exp() * logp).sum(-1)
 
 
+AWKWARD = ("random", "along what was lost", "outliers", "sharp", "flat", "two alike")
+
+
 def awkward(kind: str) -> tuple[Tensor, Tensor]:
     """Hidden vectors and heads made to make the 8-bit entropy wrong."""
     x, weight = made(700, 96)
@@ -142,7 +146,7 @@ def awkward(kind: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("guest", GUESTS)
-@pytest.mark.parametrize("kind", ["random", "along what was lost", "outliers", "sharp", "flat", "two alike"])
+@pytest.mark.parametrize("kind", AWKWARD)
 def test_the_exact_entropy_is_within_the_bound_of_the_eight_bit_one(guest: str, kind: str) -> None:
     x, weight = awkward(kind)
     matrix = product.pack(weight, "int8")
@@ -150,6 +154,30 @@ def test_the_exact_entropy_is_within_the_bound_of_the_eight_bit_one(guest: str, 
     allowed = product.bound(x, matrix, found)
     wrong = (exact_entropy(x, weight) - found.entropy.double()).abs()
     assert (wrong <= allowed).all(), f"{(wrong / allowed).max():.2f} times the bound"
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize(
+    "kind", ["random", "along what was lost", "outliers", "sharp", "flat", "two alike", "crowd", "twins", "not a number"]
+)
+def test_the_best_token_of_the_exact_head_is_found_among_the_eight_bit_one_s(guest: str, kind: str) -> None:
+    x, weight = awkward(kind)
+    if kind == "crowd":  # told apart by less than a step: the 8-bit head alone is wrong
+        weight[100:200] = weight[100] + 1e-3 * torch.randn(100, 96)
+        x = 5 * weight[100] + 0.1 * x
+    if kind == "twins":  # equal logits: the first of them
+        weight[300] = weight[500] = x[0]
+    if kind == "not a number":
+        weight[300, 2] = x[3, 7] = torch.nan
+    exact, copy = product.pack(weight), product.pack(weight, "int8")
+    one = module("product", guest)
+    logits = one.probe(x, copy, logits=True).logits
+    tokens, looked_at = one.best(x, exact, copy, logits, torch.stack(errors(x, copy), 1).float())
+    assert torch.equal(tokens, one.product(x, exact).argmax(-1))
+    if kind == "crowd":
+        assert not torch.equal(tokens, logits.argmax(-1))
+    if kind == "random":
+        assert looked_at < 8 * 50
 
 
 def test_the_bound_is_of_use() -> None:

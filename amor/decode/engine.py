@@ -41,13 +41,28 @@ CHUNK = 512  # tokens of a prompt read at a time
 class Next:
     """What is known of each row's next token, and what the gates decided at the last one."""
 
-    logits: Tensor  # [B, V]
-    entropy: Tensor  # [B] in nats
+    logits: Tensor  # [B, V], or [B, 0] where only the best token was wanted
+    entropy: Tensor  # [B] in nats; of a cheap probe, within its bound
     fire: Tensor  # [B, K] whether each block fired
     score: Tensor  # [B, K] what its gate compared with the threshold; of a cheap probe, within its bound
+    found: Tensor  # [B, 1] the best token where it was found without the logits, else [B, 0]
+
+    @property
+    def best(self) -> Tensor:
+        """[B] the token of the largest logit."""
+        return self.found[:, 0] if self.found.shape[1] else self.logits.argmax(-1)
 
     def map(self, change: Any) -> Next:
-        return Next(*(change(t) for t in (self.logits, self.entropy, self.fire, self.score)))
+        return Next(*(change(t) for t in self.fields()))
+
+    def fields(self) -> tuple[Tensor, ...]:
+        return self.logits, self.entropy, self.fire, self.score, self.found
+
+    @staticmethod
+    def join(every: Sequence[Next]) -> Next:
+        if len({n.logits.shape[1] for n in every}) > 1:  # what one does not know, all forget
+            every = [replace(n, logits=n.logits[:, :0], found=n.best[:, None]) for n in every]
+        return Next(*(torch.cat(f) for f in zip(*(n.fields() for n in every), strict=True)))
 
 
 @dataclass
@@ -144,12 +159,12 @@ class Engine:
         return Session(self, state.fork(), None)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: State) -> tuple[State, Next]:
-        """One token a row, [B]; the State is written over."""
+    def step(self, tokens: Tensor, state: State, best: bool = False) -> tuple[State, Next]:
+        """One token a row, [B]; the State is written over. best: the logits of the next one may be left out."""
         before = replace(self.head.passes)
         if self.packed is not None:
-            seen = self.packed.step(tokens, state)
-            after, found = seen.state, _next(seen.logits, seen.entropy, seen.gates)
+            seen = self.packed.step(tokens, state, best)
+            after, found = seen.state, _next(seen.logits, seen.entropy, seen.gates, seen.best)
         else:
             after, found = self._forward(tokens[:, None], state, "true_sparse")
         self._count(before, state, found)
@@ -226,12 +241,12 @@ class Session:
     def rows(self) -> int:
         return self.state.rows
 
-    def step(self, tokens: Tensor | Sequence[int]) -> Next:
-        """Read one token a row."""
+    def step(self, tokens: Tensor | Sequence[int], best: bool = False) -> Next:
+        """Read one token a row. best: of the next one only the best is asked, and its logits may be left out."""
         tokens = torch.as_tensor(tokens, device=self.state.position.device)
         if tokens.shape != (self.rows,):
             raise AmorError(f"step takes one token a row: {self.rows} rows, tokens of shape {list(tokens.shape)}")
-        self.state, self._next = self.engine.step(tokens, self.state)
+        self.state, self._next = self.engine.step(tokens, self.state, best)
         return self._next
 
     def fork(self) -> Session:
@@ -250,8 +265,7 @@ class Session:
         state = replace(State.join([s.state for s in every]), memory=self.state.memory)
         if any(s._next is None for s in every):
             return Session(self.engine, state, None)
-        fields = zip(*((n.logits, n.entropy, n.fire, n.score) for n in (s.next for s in every)), strict=True)
-        return Session(self.engine, state, Next(*(torch.cat(f) for f in fields)))
+        return Session(self.engine, state, Next.join([s.next for s in every]))
 
     def rollback(self, count: int | Tensor) -> None:
         """Take back the last tokens of every row (as many as the session remembers); the next token is not known then."""
@@ -290,11 +304,12 @@ class _Live:
         return self.session.join(*self.done) if self.done else self.session
 
 
-def _next(logits: Tensor, entropy: Tensor, gates: Sequence[Trace]) -> Next:
+def _next(logits: Tensor, entropy: Tensor, gates: Sequence[Trace], best: Tensor | None = None) -> Next:
     nothing = torch.zeros(len(logits), 0, device=logits.device)
     fire = torch.cat([g.fire for g in gates], 1) if gates else nothing.bool()
     score = torch.cat([g.score for g in gates], 1) if gates else nothing
-    return Next(logits, entropy, fire, score)
+    found = fire.new_empty(len(fire), 0, dtype=torch.long) if best is None else best[:, None]
+    return Next(logits, entropy, fire, score, found)
 
 
 def _last(out: Output, valid: Tensor | None) -> tuple[Tensor, list[Trace]]:

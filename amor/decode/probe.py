@@ -6,7 +6,8 @@ that vector's bits stand, so a row that fires is read again and no other.
 
 The 8-bit head gives an entropy and a bound on its error. Where the gate decides alike at both ends, that is its decision.
 Where it does not, the exact logits of the likeliest tokens narrow the bound; where that is not enough, the exact head is
-read. The 8-bit head is asked while tokens fire often enough for it to pay.
+read. Where only the best next token is wanted, the 8-bit head serves the output too: it leaves a handful of tokens that could
+be the best, and their exact logits decide. It is asked while that is expected to pay.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from amor.layout import Layout
 from amor.models.amor import Amor
 from amor.models.probe import Residuals, Separate
 from amor.ops.product import ROWS, Matrix, bound, pack, probe
+from amor.ops.product.best import best
 from amor.ops.product.pages import settle
 from amor.ops.product.refine import refine
 
@@ -61,14 +63,17 @@ class Head:
         self.fired += (1 - MEMORY) * (fired - self.fired)
         self.doubted += (1 - MEMORY) * (doubted - self.doubted)
 
-    def copy_pays(self, blocks: int) -> bool:
+    def copy_pays(self, blocks: int, best: bool = False) -> bool:
         """Whether the 8-bit copy is expected to save time, in exact passes beyond the one that gives the output.
 
         Without it every firing costs one. With it, a pass over the copy is made for all probes and again after a firing,
         unless that was the last block's. A doubt costs an exact pass, which serves the output too if nothing fires after it.
+        Where the best token is all that is wanted of the output, its pass is over the copy too.
         """
         if self.copy is None:
             return False
+        if best:
+            return 1 + self.fired > self.copy_cost * (1 + self.fired) + self.doubted + CLEARLY
         again = self.fired * (blocks - 1) / max(blocks, 1)
         return self.fired > self.copy_cost * (1 + again) + self.doubted * min(1.0, self.fired) + CLEARLY
 
@@ -106,13 +111,15 @@ class Probes:
         inputs: Callable[[Tensor, int], list[Tensor]],  # residual [n, D], k -> inputs k.. and the output's, nothing firing
         savings: Savings,
         most: int = ROWS,
+        best: bool = False,  # of the output only the best token is wanted
     ):
         self.head, self.gates, self.inputs, self.savings, self.most = head, gates, inputs, savings, most
         self.last = len(gates)
         self.asked = [index for index, gate in enumerate(gates) if gate.needs] + [self.last]
         self.wants_margin = any("margin" in gate.needs for gate in gates)
         self.log_vocab = math.log(head.matrix.outputs)
-        self.cheaply = savings.cheap and (head.copy_pays(len(gates)) or not savings.joint)
+        self.cheaply = savings.cheap and (head.copy_pays(len(gates), best) or not savings.joint)
+        self.best = best and self.cheaply and head.copy is not None
         self.rows = -1
         self.doubts = 0
 
@@ -156,14 +163,31 @@ class Probes:
         low, high = (Evidence(x, position, end) for end in ends)
         return self.gates[index].sure(low, high)
 
-    def output(self, hidden: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Logits [R, V] and entropy in nats [R] of the output, from its vectors [R, D]."""
+    def output(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [R, V] (or the best token, [R] whole numbers) and entropy in nats [R] of the output, from its vectors [R, D]."""
         if self.rows != hidden.shape[0]:
             self._room(hidden)
+        if self.best:
+            return self._best(hidden)
         stale = _places(~self._known(self.read, self.last, hidden))
         if stale.numel():
             self._note(stale, [self.last], [hidden[stale]])
         return self.logits, self.entropy[self.last] * self.log_vocab
+
+    def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.head.copy is not None
+        exact = self._known(self.read, self.last, hidden)
+        stale = _places(~exact & ~self._known(self.read_cheaply, self.last, hidden))
+        if stale.numel():
+            self._note_cheaply(stale, [self.last], [hidden[stale]])
+        rounded = _places(~exact)
+        tokens = torch.empty(self.rows, dtype=torch.long, device=hidden.device)
+        if rounded.numel():
+            logits = self._cheap_logits(self.last, rounded)
+            tokens[rounded] = best(hidden[rounded], self.head.matrix, self.head.copy, logits)
+        if rounded.numel() < self.rows:
+            tokens[exact] = self.logits[exact].argmax(-1)
+        return tokens, torch.where(exact, self.entropy[self.last], self.cheap[self.last]) * self.log_vocab
 
     def _known(self, read: Tensor, index: int, x: Tensor) -> Tensor:
         return (read[index] == x).all(-1)
@@ -206,12 +230,14 @@ class Probes:
         return torch.tensor(columns)[:, None], places[None]
 
     def _look_cheaply(self, places: Tensor, index: int, h: Tensor) -> None:
-        if not places.numel():
-            return
+        if places.numel():
+            columns = self._ahead(index, places.shape[0], self.asked if self.best else self.asked[:-1])
+            inputs = self.inputs(h[places], index)
+            self._note_cheaply(places, columns, [inputs[c - index] for c in columns])
+
+    def _note_cheaply(self, places: Tensor, columns: list[int], inputs: list[Tensor]) -> None:
+        """Read the 8-bit head for some columns of some rows."""
         assert self.head.copy is not None
-        columns = self._ahead(index, places.shape[0], self.asked[:-1])
-        every = self.inputs(h[places], index)
-        inputs = [every[c - index] for c in columns]
         x = torch.cat(inputs)
         found = probe(x, self.head.copy, logits=True)
         assert found.logits is not None
@@ -229,10 +255,12 @@ class Probes:
         """Narrow the bound of some rows by the exact logits of their likeliest tokens."""
         assert self.head.copy is not None
         x = self.read_cheaply[index, places]
-        logits = torch.stack([self.cheap_logits[index, row] for row in places.tolist()])
-        entropy, slack = refine(x, self.head.matrix, self.head.copy, logits)
+        entropy, slack = refine(x, self.head.matrix, self.head.copy, self._cheap_logits(index, places))
         self.cheap[index, places] = entropy / self.log_vocab
         self.slack[index, places] = slack / self.log_vocab
+
+    def _cheap_logits(self, index: int, places: Tensor) -> Tensor:
+        return torch.stack([self.cheap_logits[index, row] for row in places.tolist()])
 
     def _count(self, kind: str, rows: int) -> None:
         passes = self.head.passes

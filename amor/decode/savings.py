@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Savings:
     packed: bool = True  # weights packed for the few rows of a step, the rest of a step in C++; False: the model's forward
     joint: bool = True  # one pass over the head for every probe to come and the output, again only after a firing
-    cheap: bool = False  # an 8-bit head decides where its bound leaves no doubt; the exact one is asked elsewhere
+    cheap: bool = False  # an 8-bit head decides (and finds the best token) where its bound leaves no doubt, else the exact one
     sparse: bool = True  # queries, attention and W_O only for rows that fire; False: for all, and masked
     last: bool = True  # in prefill the last block looks at the last token only
     streamed: bool = True  # in prefill entropy comes from running sums; False: from a logit a token and word

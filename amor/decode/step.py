@@ -29,12 +29,13 @@ class Seen:
     """What one step found."""
 
     hidden: Tensor  # [R, D] ready for the head
-    logits: Tensor  # [R, V]
+    logits: Tensor  # [R, V], or [R, 0] where only the best token was wanted
     entropy: Tensor  # [R] of the next token, in nats
     state: State
     gates: tuple[Trace, ...]  # [R, 1] each
     head_rows: int  # rows the exact head was asked for
     head_passes: int  # times its weights were read
+    best: Tensor | None = None  # [R] the best next token, where it was found without the logits
 
 
 class PackedBlock:
@@ -90,8 +91,11 @@ class Packed:
         return self.head.matrix.nbytes + sum(m.nbytes for m in self.matrices())
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: State) -> Seen:
-        """Read one token a row, [R]. The state handed in is written over, unless it remembers tokens for rollback."""
+    def step(self, tokens: Tensor, state: State, best: bool = False) -> Seen:
+        """Read one token a row, [R]. The state handed in is written over, unless it remembers tokens for rollback.
+
+        best: the next token's logits are not wanted, only which is the largest.
+        """
         layout = state.layout(1, None, None)
         parts = [_apart(part) for part in state.parts] if state.memory else list(state.parts)
         h = self.embed[tokens].float()
@@ -101,7 +105,7 @@ class Packed:
             after += held
         if not self.prenorm or not self.blocks:
             h = self.norm_f(h)
-        walk = _Walk(self, h, layout)
+        walk = _Walk(self, h, layout, best)
         for index, part in enumerate(parts[len(self.layers) :]):
             after.append(walk.through(index, part))
         return walk.seen(state.advance(layout, after, tokens[:, None]))
@@ -121,9 +125,9 @@ class Packed:
 class _Walk:
     """The way of one step through the blocks."""
 
-    def __init__(self, packed: Packed, h: Tensor, layout: Layout):
+    def __init__(self, packed: Packed, h: Tensor, layout: Layout, best: bool):
         self.packed, self.h, self.layout = packed, h, layout
-        self.probes = Probes(packed.head, [b.gate for b in packed.blocks], packed.inputs, packed.savings)
+        self.probes = Probes(packed.head, [b.gate for b in packed.blocks], packed.inputs, packed.savings, best=best)
         self.before = replace(packed.head.passes)
         self.traces: list[Trace] = []
 
@@ -149,10 +153,11 @@ class _Walk:
     def seen(self, state: State) -> Seen:
         final_norm, passes = self.packed.final_norm, self.packed.head.passes
         hidden = self.h if final_norm is None else final_norm(self.h)
-        logits, entropy = self.probes.output(hidden)
+        found, entropy = self.probes.output(hidden)
         self.packed.head.expect(sum(float(t.fire.sum()) for t in self.traces) / len(hidden), self.probes.doubts / len(hidden))
         rows, read = passes.rows - self.before.rows, passes.exact - self.before.exact
-        return Seen(hidden, logits, entropy, state, tuple(self.traces), rows, read)
+        logits, best = (found.new_empty(len(found), 0), found) if self.probes.best else (found, None)
+        return Seen(hidden, logits, entropy, state, tuple(self.traces), rows, read, best)
 
 
 def _apart(part: Part) -> Part:

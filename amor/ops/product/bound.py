@@ -25,16 +25,20 @@ ROUNDING = 2.0**-24
 EVALUATION = 1e-5  # of exp, and of entropies in float32, relative to 1 + spread + entropy: an order above what is met
 
 
-def bound(x: Tensor, matrix: Matrix, probe: Probe) -> Tensor:
-    """[R] nats by which the exact entropy of x [R, K] may differ from the 8-bit probe's."""
-    if matrix.residuals is None or probe.residual is None:
-        raise AmorError("a bound needs a probe of 8-bit weights; float32 weights are exact")
+def errors(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
+    """Length and slack [R] of x [R, K]: an 8-bit logit is off by at most length * r_v + slack."""
     x = x.double()
     length = x.square().sum(1).sqrt()
     moved = x.abs().amax(1) * HALF_STEP * matrix.inner**0.5
     # a float32 sum of K products in any order errs by at most K roundings of sum |w_k x_k| <= |w| |x|; both heads sum
-    slack = matrix.longest * (moved + 2 * (matrix.inner + 16) * ROUNDING * length)
-    length = length + moved
+    return length + moved, matrix.longest * (moved + 2 * (matrix.inner + 16) * ROUNDING * length)
+
+
+def bound(x: Tensor, matrix: Matrix, probe: Probe) -> Tensor:
+    """[R] nats by which the exact entropy of x [R, K] may differ from the 8-bit probe's."""
+    if matrix.residuals is None or probe.residual is None:
+        raise AmorError("a bound needs a probe of 8-bit weights; float32 weights are exact")
+    length, slack = errors(x, matrix)
     most = matrix.residuals.amax().double() * length + slack
     mean = probe.residual.double() * length + slack  # root mean square of a sum <= sum of root mean squares
     growth = torch.where(most > 1e-6, torch.expm1(2 * most) / (2 * most), 1 + 2 * most)

@@ -63,6 +63,11 @@ class Probe:
         return p[:, 0] - p[:, 1]
 
 
+def check_logits(x: Tensor, head: Matrix, logits: Tensor) -> None:
+    if logits.shape != (len(x), head.outputs) or x.shape[1] != head.inner:
+        raise AmorError(f"logits {list(logits.shape)} are not of x {list(x.shape)} and a head [{head.outputs}, {head.inner}]")
+
+
 def tiled(whole: Tensor) -> Tensor:
     """Weights [tiles * TILE, K] as they are read fastest: rows i and i + 8 of a tile beside each other, the first plus 128."""
     pairs = whole.view(-1, 2, TILE // 2, whole.shape[1] // 2, 2).permute(0, 3, 2, 4, 1).contiguous()

@@ -181,6 +181,39 @@ extern "C" void refine_row(const float* w, long outputs, long inner, const float
     merge_all(room, slabs, facts);
 }
 
+// The token of the largest exact logit of x [inner], where z [outputs] is off by at most length * residuals + slack each;
+// of equal ones the first, and not a number counts as largest. How many exact logits it took.
+extern "C" long best_row(const float* w, long outputs, long inner, const float* x, const float* z, const float* residuals,
+                         float length, float slack, int64_t* token, int threads) {
+    vec most = all(-__builtin_inff());
+    over(outputs, [&](long v, int n) INLINE {
+        vec low = most;
+        const vec here = get(z + v, n) - (get(residuals + v, n) * length + slack);
+        std::memcpy(&low, &here, n * sizeof(float));
+        most = choose(low > most, low, most);
+    });
+    float least = most[0];
+    for (int i = 1; i < LANES; i++) least = most[i] > least ? most[i] : least;
+    std::vector<long> among;
+    for (long v = 0; v < outputs; v += LANES) {
+        const int n = outputs - v < LANES ? (int)(outputs - v) : LANES;
+        const ivec below = get(z + v, n) + (get(residuals + v, n) * length + slack) < least;
+        int all_below = -1;
+        for (int i = 0; i < n; i++) all_below &= below[i];
+        for (int i = 0; i < n && !all_below; i++)
+            if (!below[i]) among.push_back(v + i);
+    }
+    std::vector<float> exact(among.size());
+    const Floats weights{w, x, inner};
+#pragma omp parallel for num_threads(threads) schedule(static) if (among.size() > 64)
+    for (long i = 0; i < (long)among.size(); i++) weights.dots<1, 1>(among[i], 0, &exact[i], 1);
+    long place = 0;
+    for (long i = 1; i < (long)among.size(); i++)
+        if (exact[i] > exact[place] || (exact[i] != exact[i] && exact[place] == exact[place])) place = i;
+    *token = among[place];
+    return (long)among.size();
+}
+
 // The sum of a large array, for measuring how fast memory is read.
 extern "C" float stream(const float* data, long count, int threads) {
     float total = 0;

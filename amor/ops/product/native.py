@@ -32,6 +32,7 @@ def _functions() -> ctypes.CDLL:
     library.probe_bytes.argtypes = [p, p, n, n, p, i, p, i, p, p, p, i]
     library.conclude.argtypes = [p, n, p, p]
     library.refine_row.argtypes = [p, n, n, p, n, p, p, p, p, i]
+    library.best_row.argtypes, library.best_row.restype = [p, n, n, p, p, p, ctypes.c_float, ctypes.c_float, p, i], n
     library.stream.argtypes, library.stream.restype = [p, n, i], ctypes.c_float
     return library
 
@@ -89,6 +90,16 @@ def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int)
         memory = (t.data_ptr() for t in (mine, rest, found, room))
         _functions().refine_row(*shape, row.data_ptr(), likely, *memory, torch.get_num_threads())
     return _told(facts, copy, None)
+
+
+def best(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, errors: Tensor) -> tuple[Tensor, int]:
+    assert copy.residuals is not None
+    x, logits, tokens, looked_at = x.float().contiguous(), logits.contiguous(), torch.empty(len(x), dtype=torch.long), 0
+    shape = exact.weight.data_ptr(), exact.outputs, exact.inner
+    for row, (mine, z, off) in enumerate(zip(x, logits, errors.tolist(), strict=True)):
+        memory = mine.data_ptr(), z.data_ptr(), copy.residuals.data_ptr(), *off, tokens[row:].data_ptr()
+        looked_at += _functions().best_row(*shape, *memory, torch.get_num_threads())
+    return tokens, looked_at
 
 
 def _told(facts: Tensor, matrix: Matrix, y: Tensor | None) -> Probe:

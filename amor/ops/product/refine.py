@@ -7,10 +7,9 @@ Because errors count by their token's probability, little is left of it: a few t
 
 from torch import Tensor
 
-from amor.errors import AmorError
 from amor.ops.backends import backend
 from amor.ops.product.bound import bound
-from amor.ops.product.matrix import Matrix
+from amor.ops.product.matrix import Matrix, check_logits
 from amor.ops.spent import spend
 
 LIKELY = 2048  # tokens looked at exactly: 6 MB of a head of width 768, a sixtieth of it
@@ -18,8 +17,7 @@ LIKELY = 2048  # tokens looked at exactly: 6 MB of a head of width 768, a sixtie
 
 def refine(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Entropies [R] in nats and their bounds, of x [R, K] with the 8-bit logits [R, V]."""
-    if logits.shape != (len(x), exact.outputs) or x.shape[1] != exact.inner:
-        raise AmorError(f"logits {list(logits.shape)} are not of x {list(x.shape)} and a head [{exact.outputs}, {exact.inner}]")
+    check_logits(x, exact, logits)
     looked_at = len(x) * min(LIKELY, exact.outputs) * exact.inner
     spend("head", 2 * looked_at, 4 * looked_at)
     found = backend("product", x).refined(x, exact, copy, logits, LIKELY)
