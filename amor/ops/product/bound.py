@@ -39,7 +39,7 @@ def bound(x: Tensor, matrix: Matrix, probe: Probe) -> Tensor:
     if matrix.residuals is None or probe.residual is None:
         raise AmorError("a bound needs a probe of 8-bit weights; float32 weights are exact")
     length, slack = errors(x, matrix)
-    most = matrix.residuals.amax().double() * length + slack
+    most = matrix.worst * length + slack
     mean = probe.residual.double() * length + slack  # root mean square of a sum <= sum of root mean squares
     growth = torch.where(most > 1e-6, torch.expm1(2 * most) / (2 * most), 1 + 2 * most)
     evaluation = EVALUATION * (1 + probe.spread.double() + probe.entropy.double())

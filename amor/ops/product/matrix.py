@@ -27,6 +27,7 @@ class Matrix:
     scales: Tensor | None = None  # [tiles, groups, TILE]
     residuals: Tensor | None = None  # [outputs] length of what rounding took from a row
     longest: float = 0.0  # length of the longest row of W
+    worst: float = 0.0  # the largest of the residuals
 
     @property
     def kind(self) -> str:
@@ -105,4 +106,4 @@ def pack(weight: Tensor, kind: str = "float32") -> Matrix:
         left = w.double() - rounded.double() * scale.double()[..., None]
         residuals[rows] = left.square().sum((1, 2)).sqrt().float()
         lengths[rows] = w.double().square().sum((1, 2)).sqrt().float()
-    return Matrix(outputs, inner, whole, scales, residuals[:outputs], float(lengths.max()))
+    return Matrix(outputs, inner, whole, scales, residuals[:outputs], float(lengths.max()), float(residuals.max()))

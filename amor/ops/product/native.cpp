@@ -195,13 +195,18 @@ extern "C" long best_row(const float* w, long outputs, long inner, const float* 
     float least = most[0];
     for (int i = 1; i < LANES; i++) least = most[i] > least ? most[i] : least;
     std::vector<long> among;
-    for (long v = 0; v < outputs; v += LANES) {
-        const int n = outputs - v < LANES ? (int)(outputs - v) : LANES;
-        const ivec below = get(z + v, n) + (get(residuals + v, n) * length + slack) < least;
-        int all_below = -1;
-        for (int i = 0; i < n; i++) all_below &= below[i];
-        for (int i = 0; i < n && !all_below; i++)
-            if (!below[i]) among.push_back(v + i);
+    constexpr long RUN = 8 * LANES;  // looked at together: hardly any run holds a token that is left
+    for (long from = 0; from < outputs; from += RUN) {
+        const long to = from + RUN < outputs ? from + RUN : outputs;
+        ivec left{};
+        over(to - from, [&](long v, int n) INLINE {
+            const vec high = get(z + from + v, n) + (get(residuals + from + v, n) * length + slack);
+            left |= ~(high < least);
+        });
+        int some = 0;
+        for (int i = 0; i < LANES; i++) some |= left[i];
+        for (long v = from; v < to && some; v++)
+            if (!(z[v] + (residuals[v] * length + slack) < least)) among.push_back(v);
     }
     std::vector<float> exact(among.size());
     const Floats weights{w, x, inner};
