@@ -10,14 +10,15 @@
 namespace {
 
 float largest(const float* z, long count) {
-    vec m = all(-__builtin_inff());
+    vec m[4];
+    for (vec& v : m) v = all(-__builtin_inff());
     long j = 0;
-    for (; j + LANES <= count; j += LANES) {
-        vec v = load(z + j);
-        m = choose(v > m, v, m);
-    }
-    float best = m[0];
-    for (int i = 1; i < LANES; i++) best = m[i] > best ? m[i] : best;
+    for (; j + 4 * LANES <= count; j += 4 * LANES)
+        for (int i = 0; i < 4; i++) m[i] = larger(load(z + j + i * LANES), m[i]);
+    for (; j + LANES <= count; j += LANES) m[0] = larger(load(z + j), m[0]);
+    m[0] = larger(larger(m[0], m[1]), larger(m[2], m[3]));
+    float best = m[0][0];
+    for (int i = 1; i < LANES; i++) best = m[0][i] > best ? m[0][i] : best;
     for (; j < count; j++) best = z[j] > best ? z[j] : best;
     return best;
 }
@@ -35,7 +36,7 @@ Pair exponentials(float* z, long count, float m) {
         long to = from + RUN < count ? from + RUN : count, j = from;
         vec total{}, weighted{};
         for (; j + LANES <= to; j += LANES) {
-            vec shifted = load(z + j) - m, e = exp(shifted);
+            vec shifted = load(z + j) - m, e = exp_falling(shifted);
             total += e;
             weighted += e * shifted;
             if (KEEP) store(z + j, e);
@@ -44,7 +45,7 @@ Pair exponentials(float* z, long count, float m) {
             vec shifted = all(-1e4f);
             std::memcpy(&shifted, z + j, (to - j) * sizeof(float));
             for (int i = 0; i < to - j; i++) shifted[i] -= m;
-            vec e = exp(shifted);
+            vec e = exp_falling(shifted);
             total += e;
             weighted += e * shifted;
             if (KEEP) store_part(z + j, e, (int)(to - j));

@@ -2,6 +2,10 @@
 #pragma once
 #include <cstring>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)
@@ -19,14 +23,22 @@ static inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
 static inline vec all(float f) { return f - vec{}; }
 static inline vec load_part(const float* p, int n) { vec v{}; std::memcpy(&v, p, n * sizeof(float)); return v; }
 static inline void store_part(float* p, vec v, int n) { std::memcpy(p, &v, n * sizeof(float)); }
+#if defined(__AVX__) && !defined(__AVX512F__)
+static inline vec choose(ivec which, vec a, vec b) { return (vec)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)which); }
+static inline vec larger(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }  // b where either is not a number
+static inline vec smaller(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 static inline vec choose(ivec which, vec a, vec b) { return (vec)((which & (ivec)a) | (~which & (ivec)b)); }
+static inline vec larger(vec a, vec b) { return choose(a > b, a, b); }
+static inline vec smaller(vec a, vec b) { return choose(a < b, a, b); }
+#endif
 static inline float sum(vec v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
 static inline ivec count_up() { ivec v; for (int i = 0; i < LANES; i++) v[i] = i; return v; }
 
-// exp to about 2 units in the last place: 2^n times a polynomial of the rest; below 2^-126 it is 0, NaN stays NaN
-static inline vec exp(vec x) {
-    const vec low = all(-87.336544f), high = all(88.02969f);
-    vec y = choose(x < low, low, choose(x > high, high, x));
+constexpr float LOWEST = -87.336544f, HIGHEST = 88.02969f;  // where exp leaves the range of normal numbers
+
+// exp to about 2 units in the last place, between LOWEST and HIGHEST: 2^n times a polynomial of the rest
+static inline vec exp_within(vec y) {
     vec scaled = y * 1.44269504f + 12582912.f;  // the magic number leaves round(y / ln 2) in the low bits
     ivec n = (ivec)scaled - 0x4B400000;
     vec whole = scaled - 12582912.f;
@@ -37,8 +49,19 @@ static inline vec exp(vec x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.f;
-    vec value = p * (vec)((n + 127) << 23);
+    return p * (vec)((n + 127) << 23);
+}
+
+// below 2^-126 it is 0, NaN stays NaN
+static inline vec exp(vec x) {
+    const vec low = all(LOWEST), high = all(HIGHEST), value = exp_within(larger(low, smaller(high, x)));
     return choose(x < low, vec{}, choose(x > high, value * all(__builtin_inff()), value));
+}
+
+// of x <= 0
+static inline vec exp_falling(vec x) {
+    const vec low = all(LOWEST);
+    return choose(x < low, vec{}, exp_within(larger(low, x)));
 }
 
 static inline vec sigmoid(vec x) { return 1.f / (1.f + exp(-x)); }
