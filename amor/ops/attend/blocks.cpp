@@ -1,5 +1,7 @@
 // The queries that fired against the keys before them, forward and backward: a block of queries of one row and head at a time.
+// Keys and values are packed once for all blocks; a few queries at a time meet no more keys than one of them sees.
 // A row and head belong to one task and its blocks are taken in order, so sums do not depend on threads.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -8,7 +10,7 @@
 
 namespace {
 
-constexpr long BLOCK = 48;  // queries whose scores are held at once
+constexpr long BLOCK = 96;  // queries whose scores are held at once
 
 struct Work {
     long rows, heads, size;               // size: of a head
@@ -19,36 +21,62 @@ struct Work {
     float scale;
 };
 
-// One block of queries of one row and head.
-struct Block {
-    long begin, end, row, head, width;  // width: keys that some query of the block sees
-    const float *q, *k, *v;
-    long ld;  // from one query to the next
+long padded(long n) { return (n + COLS - 1) / COLS * COLS; }
 
-    Block(const Work& w, long row, long head, long begin, long end) : begin(begin), end(end), row(row), head(head), width(1) {
-        for (long i = begin; i < end; i++) width = w.lengths[i] > width ? w.lengths[i] : width;
-        ld = w.heads * w.size;
-        q = w.q + begin * ld + head * w.size;
-        k = w.k + row * w.k_row + head * w.k_head;
-        v = w.v + row * w.v_row + head * w.v_head;
+// The columns of b [inner, n], panel after panel of [inner][COLS], for products with few rows of a at a time.
+struct Panels {
+    std::vector<float> room;
+    long inner = 0;
+
+    void take(Matrix b, long inner, long n) {
+        this->inner = inner;
+        room.resize(padded(n) * inner);
+        for (long first = 0; first < n; first += COLS)
+            pack(room.data() + first * inner, b, (int)inner, (int)first, (int)std::min((long)COLS, n - first), nullptr, nullptr);
     }
-    int count() const { return (int)(end - begin); }
+    const float* at(long first) const { return room.data() + first * inner; }
 };
 
-// out [queries, width] = a (queries, ld apart) times the rows of b
-void against(float* out, const Block& b, const float* a, const float* keys, long token, long size) {
-    product(out, b.width, b.count(), (int)b.width, (int)size, Matrix{a, b.ld, 1}, Matrix{keys, 1, token}, false);
+// out [rows <= ROWS, n] = or += rows of a times inner numbers [from, to) of the panels
+void few(float* out, long ldo, int rows, long n, Matrix a, const Panels& b, long from, long to, bool add) {
+    for (long first = 0; first < n; first += COLS)
+        rest<ROWS>(rows, out + first, ldo, (int)std::min((long)COLS, n - first), a, b.at(first), (int)from, (int)to, add);
 }
+
+// Queries of one row and head, and how far the scores of each reach among the keys.
+struct Block {
+    long begin, count, ld;     // the first query; from the scores of one to the next
+    long reach[BLOCK / ROWS];  // of ROWS queries: keys that they or any before them see, in whole panels
+
+    Block(const Work& w, long begin, long end) : begin(begin), count(end - begin) {
+        long most = 1;
+        for (long i = 0; i < count; i++) {
+            most = std::max(most, (long)w.lengths[begin + i]);
+            reach[i / ROWS] = padded(most);
+        }
+        ld = padded(most) + COLS;
+    }
+
+    // body(i, n, reach) for n <= ROWS queries from i on
+    template <class Body>
+    void each_few(Body body) const {
+        for (long i = 0; i < count; i += ROWS) body(i, (int)std::min((long)ROWS, count - i), reach[i / ROWS]);
+    }
+
+    // out (a row a key, `token` apart) += scores turned, times the panels of what queries bring
+    void scatter(float* out, long token, long keys, long size, const float* scores, const Panels& brought) const {
+        long from = 0;
+        for (long j = 0; j < std::min(keys, ld - COLS); j += ROWS) {
+            while (reach[from / ROWS] <= j) from += ROWS;
+            few(out + j * token, token, (int)std::min((long)ROWS, keys - j), size, Matrix{scores + j, 1, ld}, brought, from, count, true);
+        }
+    }
+};
 
 // z -> e^(scale z - log_sum) over the keys a query sees, 0 beyond; with log_sum unknown it is found and written
 template <bool FIND>
 void weights(float* z, long seen, long width, float scale, float* log_sum) {
-    float shift = *log_sum;
-    if (FIND) {
-        shift = -__builtin_inff();
-        for (long j = 0; j < seen; j++) shift = z[j] > shift ? z[j] : shift;
-        shift *= scale;
-    }
+    const float shift = FIND ? largest(z, seen) * scale : *log_sum;
     vec total{};
     over(seen, [&](long j, int n) {
         const vec e = exp(get(z + j, n) * scale - shift);
@@ -59,7 +87,7 @@ void weights(float* z, long seen, long width, float scale, float* log_sum) {
             total += mine;
         }
     });
-    for (long j = seen; j < width; j++) z[j] = 0;
+    std::fill(z + seen, z + width, 0.f);
     if (!FIND) return;
     const float whole = sum(total), back = 1.f / whole;
     over(seen, [&](long j, int n) { put(z + j, get(z + j, n) * back, n); });
@@ -67,69 +95,94 @@ void weights(float* z, long seen, long width, float scale, float* log_sum) {
 }
 
 template <class Body>
-void each_block(const Work& w, long row, long head, Body body) {
-    for (long i = w.first[row]; i < w.first[row + 1]; i += BLOCK) {
-        const long end = i + BLOCK < w.first[row + 1] ? i + BLOCK : w.first[row + 1];
-        body(Block(w, row, head, i, end));
-    }
+void each_block(const Work& w, long row, Body body) {
+    for (long i = w.first[row]; i < w.first[row + 1]; i += BLOCK) body(Block(w, i, std::min(i + BLOCK, (long)w.first[row + 1])));
+}
+
+// keys that some query of the row sees
+long most_seen(const Work& w, long row) {
+    long most = 0;
+    for (long i = w.first[row]; i < w.first[row + 1]; i++) most = std::max(most, (long)w.lengths[i]);
+    return most;
 }
 
 void clear(float* p, long tokens, long token, long size) {
-    for (long t = 0; t < tokens; t++)
-        for (long j = 0; j < size; j++) p[t * token + j] = 0;
+    for (long t = 0; t < tokens; t++) std::fill(p + t * token, p + t * token + size, 0.f);
+}
+
+float dot(const float* a, const float* b, long count) {
+    vec total{};
+    over(count, [&](long j, int n) { total += get(a + j, n) * get(b + j, n); });
+    return sum(total);
 }
 
 }  // namespace
 
 // out [queries, heads, size], log_sum [queries, heads]
 extern "C" void fired_forward(const Work* w, float* out, float* log_sum, int threads) {
+    const long step = w->heads * w->size;  // from one query to the next
 #pragma omp parallel num_threads(threads)
     {
         std::vector<float> scores;
+        Panels keys, values;
 #pragma omp for schedule(dynamic, 1)
-        for (long task = 0; task < w->rows * w->heads; task++)
-            each_block(*w, task / w->heads, task % w->heads, [&](const Block& b) {
-                scores.resize(BLOCK * b.width);
-                against(scores.data(), b, b.q, b.k, w->k_token, w->size);
-                for (long i = b.begin; i < b.end; i++)
-                    weights<true>(&scores[(i - b.begin) * b.width], w->lengths[i], b.width, w->scale,
-                                  log_sum + i * w->heads + b.head);
-                product(out + b.begin * b.ld + b.head * w->size, b.ld, b.count(), (int)w->size, (int)b.width,
-                        Matrix{scores.data(), b.width, 1}, Matrix{b.v, w->v_token, 1}, false);
+        for (long task = 0; task < w->rows * w->heads; task++) {
+            const long row = task / w->heads, head = task % w->heads, size = w->size, seen = most_seen(*w, row);
+            keys.take(Matrix{w->k + row * w->k_row + head * w->k_head, 1, w->k_token}, size, seen);
+            values.take(Matrix{w->v + row * w->v_row + head * w->v_head, w->v_token, 1}, seen, size);
+            each_block(*w, row, [&](const Block& b) {
+                scores.resize(ROWS * b.ld);
+                b.each_few([&](long i, int n, long reach) {
+                    const long query = b.begin + i, at = query * step + head * size;
+                    few(scores.data(), b.ld, n, reach, Matrix{w->q + at, step, 1}, keys, 0, size, false);
+                    for (int j = 0; j < n; j++)
+                        weights<true>(&scores[j * b.ld], w->lengths[query + j], reach, w->scale, log_sum + (query + j) * w->heads + head);
+                    few(out + at, step, n, size, Matrix{scores.data(), b.ld, 1}, values, 0, std::min(reach, seen), false);
+                });
             });
+        }
     }
 }
 
 // dq like q; dk, dv with the strides of k, v, of `keys` tokens; out, log_sum as the forward pass gave them
 extern "C" void fired_backward(const Work* w, long keys, const float* out, const float* log_sum, const float* dout, float* dq,
                                float* dk, float* dv, int threads) {
+    const long step = w->heads * w->size;
 #pragma omp parallel num_threads(threads)
     {
         std::vector<float> p, s;
+        Panels k_turned, v_turned, k_held, asked, heeded;
 #pragma omp for schedule(dynamic, 1)
         for (long task = 0; task < w->rows * w->heads; task++) {
-            const long row = task / w->heads, head = task % w->heads, size = w->size;
+            const long row = task / w->heads, head = task % w->heads, size = w->size, seen = most_seen(*w, row);
             float *to_k = dk + row * w->k_row + head * w->k_head, *to_v = dv + row * w->v_row + head * w->v_head;
             clear(to_k, keys, w->k_token, size);
             clear(to_v, keys, w->v_token, size);
-            each_block(*w, row, head, [&](const Block& b) {
-                p.resize(BLOCK * b.width), s.resize(BLOCK * b.width);
-                const long at = b.begin * b.ld + head * size;
-                const int count = b.count(), width = (int)b.width;
-                against(p.data(), b, b.q, b.k, w->k_token, size);
-                against(s.data(), b, dout + at, b.v, w->v_token, size);
-                for (long i = 0; i < count; i++) {
-                    float *pi = &p[i * b.width], *si = &s[i * b.width], log = log_sum[(b.begin + i) * w->heads + head];
-                    const float *oi = out + at + i * b.ld, *gi = dout + at + i * b.ld;
-                    weights<false>(pi, w->lengths[b.begin + i], b.width, w->scale, &log);
-                    float along = 0;  // what the whole row of weights sends back
-                    for (long j = 0; j < size; j++) along += oi[j] * gi[j];
-                    over(b.width, [&](long j, int n) { put(si + j, get(pi + j, n) * (get(si + j, n) - along) * w->scale, n); });
-                }
-                const Matrix P{p.data(), b.width, 1}, S{s.data(), b.width, 1};
-                product(dq + at, b.ld, count, (int)size, width, S, Matrix{b.k, w->k_token, 1}, false);
-                product(to_k, w->k_token, width, (int)size, count, transposed(S), Matrix{b.q, b.ld, 1}, true);
-                product(to_v, w->v_token, width, (int)size, count, transposed(P), Matrix{dout + at, b.ld, 1}, true);
+            const Matrix k{w->k + row * w->k_row + head * w->k_head, w->k_token, 1};
+            k_held.take(k, seen, size);
+            k_turned.take(transposed(k), size, seen);
+            v_turned.take(Matrix{w->v + row * w->v_row + head * w->v_head, 1, w->v_token}, size, seen);
+            each_block(*w, row, [&](const Block& b) {
+                const long first = b.begin * step + head * size;
+                asked.take(Matrix{w->q + first, step, 1}, b.count, size);
+                heeded.take(Matrix{dout + first, step, 1}, b.count, size);
+                p.resize(b.count * b.ld), s.resize(b.count * b.ld);
+                b.each_few([&](long i, int n, long reach) {
+                    const long query = b.begin + i, at = first + i * step;
+                    float *pi = &p[i * b.ld], *si = &s[i * b.ld];
+                    few(pi, b.ld, n, reach, Matrix{w->q + at, step, 1}, k_turned, 0, size, false);
+                    few(si, b.ld, n, reach, Matrix{dout + at, step, 1}, v_turned, 0, size, false);
+                    for (int j = 0; j < n; j++, pi += b.ld, si += b.ld) {
+                        float log = log_sum[(query + j) * w->heads + head];
+                        weights<false>(pi, w->lengths[query + j], reach + ROWS, w->scale, &log);
+                        const float along = dot(out + at + j * step, dout + at + j * step, size);  // what all weights together send back
+                        over(reach, [&](long t, int m) { put(si + t, get(pi + t, m) * (get(si + t, m) - along) * w->scale, m); });
+                        std::fill(si + reach, si + reach + ROWS, 0.f);
+                    }
+                    few(dq + at, step, n, size, Matrix{&s[i * b.ld], b.ld, 1}, k_held, 0, std::min(reach, seen), false);
+                });
+                b.scatter(to_k, w->k_token, seen, size, s.data(), asked);
+                b.scatter(to_v, w->v_token, seen, size, p.data(), heeded);
             });
         }
     }

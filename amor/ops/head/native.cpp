@@ -9,20 +9,6 @@
 
 namespace {
 
-float largest(const float* z, long count) {
-    vec m[4];
-    for (vec& v : m) v = all(-__builtin_inff());
-    long j = 0;
-    for (; j + 4 * LANES <= count; j += 4 * LANES)
-        for (int i = 0; i < 4; i++) m[i] = larger(load(z + j + i * LANES), m[i]);
-    for (; j + LANES <= count; j += LANES) m[0] = larger(load(z + j), m[0]);
-    m[0] = larger(larger(m[0], m[1]), larger(m[2], m[3]));
-    float best = m[0][0];
-    for (int i = 1; i < LANES; i++) best = m[0][i] > best ? m[0][i] : best;
-    for (; j < count; j++) best = z[j] > best ? z[j] : best;
-    return best;
-}
-
 struct Pair {
     double total, weighted;  // sums of e^(z - m) and (z - m) e^(z - m)
 };

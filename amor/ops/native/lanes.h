@@ -27,12 +27,33 @@ static inline void store_part(float* p, vec v, int n) { std::memcpy(p, &v, n * s
 static inline vec choose(ivec which, vec a, vec b) { return (vec)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)which); }
 static inline vec larger(vec a, vec b) { return (vec)_mm256_max_ps((__m256)a, (__m256)b); }  // b where either is not a number
 static inline vec smaller(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
+
+// All lanes by halves: few steps, and always the same ones.
+static inline float sum(vec v) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+static inline float largest(vec v) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
 #else
 static inline vec choose(ivec which, vec a, vec b) { return (vec)((which & (ivec)a) | (~which & (ivec)b)); }
 static inline vec larger(vec a, vec b) { return choose(a > b, a, b); }
 static inline vec smaller(vec a, vec b) { return choose(a < b, a, b); }
+static inline float sum(vec v) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) v[i] += v[i + half];
+    return v[0];
+}
+static inline float largest(vec v) {
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+    return v[0];
+}
 #endif
-static inline float sum(vec v) { float s = 0; for (int i = 0; i < LANES; i++) s += v[i]; return s; }
 static inline ivec count_up() { ivec v; for (int i = 0; i < LANES; i++) v[i] = i; return v; }
 
 constexpr float LOWEST = -87.336544f, HIGHEST = 88.02969f;  // where exp leaves the range of normal numbers
@@ -79,4 +100,17 @@ static inline void over(long count, Body body) {
     long i = 0;
     for (; i + LANES <= count; i += LANES) body(i, LANES);
     if (i < count) body(i, (int)(count - i));
+}
+
+// The largest of a row; what is not a number is passed over.
+static inline float largest(const float* z, long count) {
+    vec m[4];
+    for (vec& v : m) v = all(-__builtin_inff());
+    long j = 0;
+    for (; j + 4 * LANES <= count; j += 4 * LANES)
+        for (int i = 0; i < 4; i++) m[i] = larger(load(z + j + i * LANES), m[i]);
+    for (; j + LANES <= count; j += LANES) m[0] = larger(load(z + j), m[0]);
+    float best = largest(larger(larger(m[0], m[1]), larger(m[2], m[3])));
+    for (; j < count; j++) best = z[j] > best ? z[j] : best;
+    return best;
 }

@@ -8,10 +8,6 @@
 #include <cstdint>
 #include <vector>
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-
 #include "lanes.h"
 
 namespace skinny {
@@ -29,19 +25,6 @@ inline vec fused(vec a, vec b, vec c) {
 #else
     for (int i = 0; i < LANES; i++) c[i] = std::fma(a[i], b[i], c[i]);
     return c;
-#endif
-}
-
-// The sum of all lanes by halves: few steps, and always the same ones.
-inline float total(vec v) {
-#if defined(__AVX__) && !defined(__AVX512F__)
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
-    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
-#else
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
-    return v[0];
 #endif
 }
 
@@ -100,7 +83,7 @@ struct Floats {
                     sums[n][r] = fused(w_left, x_left, sums[n][r]);
                 }
         for (int r = 0; r < R; r++)
-            for (int n = 0; n < N; n++) out[r * step + n] = total(sums[n][r]);
+            for (int n = 0; n < N; n++) out[r * step + n] = sum(sums[n][r]);
     }
 };
 

@@ -190,10 +190,9 @@ extern "C" long best_row(const float* w, long outputs, long inner, const float* 
         vec low = most;
         const vec here = get(z + v, n) - (get(residuals + v, n) * length + slack);
         std::memcpy(&low, &here, n * sizeof(float));
-        most = choose(low > most, low, most);
+        most = larger(low, most);
     });
-    float least = most[0];
-    for (int i = 1; i < LANES; i++) least = most[i] > least ? most[i] : least;
+    const float least = largest(most);
     std::vector<long> among;
     constexpr long RUN = 8 * LANES;  // looked at together: hardly any run holds a token that is left
     for (long from = 0; from < outputs; from += RUN) {
