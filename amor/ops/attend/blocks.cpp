@@ -10,7 +10,8 @@
 
 namespace {
 
-constexpr long BLOCK = 96;  // queries whose scores are held at once
+constexpr long FEWEST = 96, MOST = 288;  // queries of a block
+constexpr long SCORES = 1 << 16;         // of a block: where rows are short enough, they stay in the cache
 
 struct Work {
     long rows, heads, size;               // size: of a head
@@ -46,7 +47,7 @@ void few(float* out, long ldo, int rows, long n, Matrix a, const Panels& b, long
 // Queries of one row and head, and how far the scores of each reach among the keys.
 struct Block {
     long begin, count, ld;     // the first query; from the scores of one to the next
-    long reach[BLOCK / ROWS];  // of ROWS queries: keys that they or any before them see, in whole panels
+    long reach[MOST / ROWS];  // of ROWS queries: keys that they or any before them see, in whole panels
 
     Block(const Work& w, long begin, long end) : begin(begin), count(end - begin) {
         long most = 1;
@@ -94,16 +95,19 @@ void weights(float* z, long seen, long width, float scale, float* log_sum) {
     *log_sum = shift + std::log(whole);
 }
 
-template <class Body>
-void each_block(const Work& w, long row, Body body) {
-    for (long i = w.first[row]; i < w.first[row + 1]; i += BLOCK) body(Block(w, i, std::min(i + BLOCK, (long)w.first[row + 1])));
-}
-
 // keys that some query of the row sees
 long most_seen(const Work& w, long row) {
     long most = 0;
     for (long i = w.first[row]; i < w.first[row + 1]; i++) most = std::max(most, (long)w.lengths[i]);
     return most;
+}
+
+// The queries of a row in blocks of about one size; `seen` keys at most.
+template <class Body>
+void each_block(const Work& w, long row, long seen, Body body) {
+    const long first = w.first[row], queries = w.first[row + 1] - first;
+    const long most = std::clamp(SCORES / (seen + 1), FEWEST, MOST), blocks = (queries + most - 1) / most;
+    for (long i = 0; i < blocks; i++) body(Block(w, first + queries * i / blocks, first + queries * (i + 1) / blocks));
 }
 
 void clear(float* p, long tokens, long token, long size) {
@@ -130,7 +134,7 @@ extern "C" void fired_forward(const Work* w, float* out, float* log_sum, int thr
             const long row = task / w->heads, head = task % w->heads, size = w->size, seen = most_seen(*w, row);
             keys.take(Matrix{w->k + row * w->k_row + head * w->k_head, 1, w->k_token}, size, seen);
             values.take(Matrix{w->v + row * w->v_row + head * w->v_head, w->v_token, 1}, seen, size);
-            each_block(*w, row, [&](const Block& b) {
+            each_block(*w, row, seen, [&](const Block& b) {
                 scores.resize(ROWS * b.ld);
                 b.each_few([&](long i, int n, long reach) {
                     const long query = b.begin + i, at = query * step + head * size;
@@ -162,7 +166,7 @@ extern "C" void fired_backward(const Work* w, long keys, const float* out, const
             k_held.take(k, seen, size);
             k_turned.take(transposed(k), size, seen);
             v_turned.take(Matrix{w->v + row * w->v_row + head * w->v_head, 1, w->v_token}, size, seen);
-            each_block(*w, row, [&](const Block& b) {
+            each_block(*w, row, seen, [&](const Block& b) {
                 const long first = b.begin * step + head * size;
                 asked.take(Matrix{w->q + first, step, 1}, b.count, size);
                 heeded.take(Matrix{dout + first, step, 1}, b.count, size);
