@@ -9,36 +9,36 @@
 
 namespace {
 
-struct Pair {
-    double total, weighted;  // sums of e^(z - m) and (z - m) e^(z - m)
+struct Part {  // of some logits
+    double m, total, weighted;  // sums of e^(z - m) and (z - m) e^(z - m)
 };
 
-// Short runs are summed in float, the runs in double. keep: write e^(z - m) over z.
+// Short runs are summed in float, the runs in double. Exponents are taken to base 2, and m is what its rounded power stands
+// for: near the largest logit, and then exact. keep: write e^(z - m) over z.
 template <bool KEEP>
-Pair exponentials(float* z, long count, float m) {
+Part exponentials(float* z, long count, float largest) {
     constexpr long RUN = 32 * LANES;
-    Pair sums{0, 0};
+    constexpr float LOG2_E = 1.44269504f;
+    const vec low = all(-126.f);
+    const float most = largest * LOG2_E;
+    Part sums{(double)most / LOG2_E, 0, 0};
     for (long from = 0; from < count; from += RUN) {
-        long to = from + RUN < count ? from + RUN : count, j = from;
+        const long here = from + RUN < count ? RUN : count - from;
         vec total{}, weighted{};
-        for (; j + LANES <= to; j += LANES) {
-            vec shifted = load(z + j) - m, e = exp_falling(shifted);
+        over(here, [&](long j, int n) __attribute__((always_inline)) {
+            vec power = all(-1e4f);
+            const vec mine = get(z + from + j, n) * LOG2_E - most;
+            if (n == LANES) power = mine;
+            else std::memcpy(&power, &mine, n * sizeof(float));
+            const vec e = choose(power < low, vec{}, exp2_within(larger(low, power)));
             total += e;
-            weighted += e * shifted;
-            if (KEEP) store(z + j, e);
-        }
-        if (j < to) {
-            vec shifted = all(-1e4f);
-            std::memcpy(&shifted, z + j, (to - j) * sizeof(float));
-            for (int i = 0; i < to - j; i++) shifted[i] -= m;
-            vec e = exp_falling(shifted);
-            total += e;
-            weighted += e * shifted;
-            if (KEEP) store_part(z + j, e, (int)(to - j));
-        }
+            weighted += e * power;
+            if (KEEP) put(z + from + j, e, n);
+        });
         sums.total += sum(total);
         sums.weighted += sum(weighted);
     }
+    sums.weighted /= LOG2_E;
     return sums;
 }
 
@@ -55,27 +55,25 @@ void keep_best(const float* z, long count, long first, long k, float* values, in
 }
 
 struct Sums {  // of one token, so far
-    float m;
-    double total, weighted;
+    double m, total, weighted;
 
     // the next `count` logits; their largest is given
     void take(float* z, long count, float largest) {
-        const float now = largest > m ? largest : m;
-        const Pair here = exponentials<false>(z, count, now);
+        const Part here = exponentials<false>(z, count, largest > m ? largest : (float)m);
         if (total > 0) {
-            const double moved = (double)m - (double)now, shrink = std::exp(moved);
+            const double moved = m - here.m, shrink = std::exp(moved);
             weighted = shrink * (weighted + moved * total) + here.weighted;
             total = shrink * total + here.total;
         } else {
             total = here.total, weighted = here.weighted;
         }
-        m = now;
+        m = here.m;
     }
 };
 
 }  // namespace
 
-extern "C" void take(float* z, long tokens, long cols, long first, float* m, double* total, double* weighted, long k,
+extern "C" void take(float* z, long tokens, long cols, long first, double* m, double* total, double* weighted, long k,
                      float* values, int64_t* ids, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < tokens; i++) {
@@ -139,11 +137,11 @@ extern "C" void finish(float* z, long tokens, long cols, const int64_t* goal, co
     for (long i = 0; i < tokens; i++) {
         float* row = z + i * cols;
         const float m = largest(row, cols), hit = row[goal[i]];
-        const Pair sums = gradient ? exponentials<true>(row, cols, m) : exponentials<false>(row, cols, m);
+        const Part sums = gradient ? exponentials<true>(row, cols, m) : exponentials<false>(row, cols, m);
         const double log_total = std::log(sums.total);
-        nll[i] = (float)(log_total + ((double)m - (double)hit));
+        nll[i] = (float)(log_total + (sums.m - (double)hit));
         entropy[i] = (float)(log_total - sums.weighted / sums.total);
-        logsumexp[i] = (float)((double)m + log_total);
+        logsumexp[i] = (float)(sums.m + log_total);
         if (!gradient) continue;
         const float scale = (float)((double)share[i] / sums.total);
         long j = 0;

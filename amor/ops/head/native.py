@@ -24,7 +24,7 @@ def missing() -> str | None:
 class Sums(chunked.Sums):
     def __init__(self, tokens: int, best: int, device: torch.device):
         super().__init__(tokens, best, device)
-        self.total, self.weighted = self.total.double(), self.weighted.double()
+        self.m, self.total, self.weighted = (t.double() for t in (self.m, self.total, self.weighted))
 
     def take(self, z: Tensor, start: int) -> None:
         held = (native.pointer(t) for t in (self.m, self.total, self.weighted))
