@@ -96,12 +96,12 @@ class Block(nn.Module):
         return h + self.mlp(self.mlp_norm(h))
 
     def fired_only(self, h: Tensor, x: Tensor, k: Tensor, v: Tensor, layout: Layout, fire: Tensor) -> Tensor:
-        rows, columns = fire.nonzero(as_tuple=True)
+        here = rows, columns = fire.nonzero(as_tuple=True)
         if not len(rows) and not torch.is_grad_enabled():  # in training weights that did nothing get a gradient of 0
             return h
-        here = rows, columns
+        flat, tokens = rows * fire.shape[1] + columns, h.flatten(0, 1)  # one index: selected and added to far faster than by two
         cos, sin = layout.rotary(self.attention.head_size, self.attention.theta)
-        q = self.attention.ask(x[here], cos[here], sin[here])
+        q = self.attention.ask(x.flatten(0, 1).index_select(0, flat), cos[here], sin[here])
         if layout.reset is None:
             a = attend.fired(q, k, v, rows, layout.positions[here] + 1)
         else:
@@ -109,8 +109,8 @@ class Block(nn.Module):
             a = attend.gathered(q, k, v, rows, layout.mask[here])
         a = self.attention.o_proj(a.flatten(1))
         if self.mlp is None:  # added in place: what flows back through the residual stays as it is
-            return h.index_put(here, (self.alpha.sigmoid().to(a.dtype) * a).to(h.dtype), accumulate=True)
-        return h.index_put(here, self.update(h[here], a))
+            return tokens.index_add(0, flat, (self.alpha.sigmoid().to(a.dtype) * a).to(h.dtype)).view_as(h)
+        return tokens.index_copy(0, flat, self.update(tokens.index_select(0, flat), a)).view_as(h)
 
     def cost(self, context: int, fire_rate: float) -> Cost:
         """One more token: keys and values always, the rest on a share of tokens."""
