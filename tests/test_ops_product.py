@@ -243,7 +243,7 @@ def test_no_query_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
-@pytest.mark.parametrize(("size", "length"), [(16, 130), (20, 7)])
+@pytest.mark.parametrize(("size", "length"), [(16, 130), (20, 7), (16, 700)])  # 700: several blocks of queries a row
 def test_fired_queries_attend_and_learn_as_if_all_had_been_asked(guest: str, size: int, length: int) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(4, length, 3, size).transpose(1, 2).requires_grad_() for _ in range(3))

@@ -64,23 +64,26 @@ struct Block {
         for (long i = 0; i < count; i += ROWS) body(i, (int)std::min((long)ROWS, count - i), reach[i / ROWS]);
     }
 
-    // out (a row a key, `token` apart) += scores turned, times the panels of what queries bring
-    void scatter(float* out, long token, long keys, long size, const float* scores, const Panels& brought) const {
-        long from = 0;
-        for (long j = 0; j < std::min(keys, ld - COLS); j += ROWS) {
+    // out (a row a key, `token` apart) = scores turned, times the panels of what queries bring; += for the first `held` keys.
+    // How many keys are held now.
+    long scatter(float* out, long token, long keys, long size, const float* scores, const Panels& brought, long held) const {
+        long from = 0, j = 0;
+        for (; j < std::min(keys, ld - COLS); j += ROWS) {
             while (reach[from / ROWS] <= j) from += ROWS;
-            few(out + j * token, token, (int)std::min((long)ROWS, keys - j), size, Matrix{scores + j, 1, ld}, brought, from, count, true);
+            const int rows = (int)std::min((long)ROWS, keys - j);
+            few(out + j * token, token, rows, size, Matrix{scores + j, 1, ld}, brought, from, count, j < held);
         }
+        return std::max(held, std::min(j, keys));
     }
 };
 
 // z -> e^(scale z - log_sum) over the keys a query sees, 0 beyond; with log_sum unknown it is found and written
 template <bool FIND>
 void weights(float* z, long seen, long width, float scale, float* log_sum) {
-    const float shift = FIND ? largest(z, seen) * scale : *log_sum;
+    const float shift = FIND ? largest(z, seen) * scale : *log_sum, power = scale * LOG2_E, most = shift * LOG2_E;
     vec total{};
     over(seen, [&](long j, int n) {
-        const vec e = exp(get(z + j, n) * scale - shift);
+        const vec e = exp2_falling(get(z + j, n) * power - most);
         put(z + j, e, n);
         if (FIND) {
             vec mine{};
@@ -160,8 +163,7 @@ extern "C" void fired_backward(const Work* w, long keys, const float* out, const
         for (long task = 0; task < w->rows * w->heads; task++) {
             const long row = task / w->heads, head = task % w->heads, size = w->size, seen = most_seen(*w, row);
             float *to_k = dk + row * w->k_row + head * w->k_head, *to_v = dv + row * w->v_row + head * w->v_head;
-            clear(to_k, keys, w->k_token, size);
-            clear(to_v, keys, w->v_token, size);
+            long held = 0;  // keys whose gradients have begun
             const Matrix k{w->k + row * w->k_row + head * w->k_head, w->k_token, 1};
             k_held.take(k, seen, size);
             k_turned.take(transposed(k), size, seen);
@@ -185,9 +187,11 @@ extern "C" void fired_backward(const Work* w, long keys, const float* out, const
                     }
                     few(dq + at, step, n, size, Matrix{&s[i * b.ld], b.ld, 1}, k_held, 0, std::min(reach, seen), false);
                 });
-                b.scatter(to_k, w->k_token, seen, size, s.data(), asked);
-                b.scatter(to_v, w->v_token, seen, size, p.data(), heeded);
+                b.scatter(to_k, w->k_token, seen, size, s.data(), asked, held);
+                held = b.scatter(to_v, w->v_token, seen, size, p.data(), heeded, held);
             });
+            clear(to_k + held * w->k_token, keys - held, w->k_token, size);
+            clear(to_v + held * w->v_token, keys - held, w->v_token, size);
         }
     }
 }

@@ -18,8 +18,6 @@ struct Part {  // of some logits
 template <bool KEEP>
 Part exponentials(float* z, long count, float largest) {
     constexpr long RUN = 32 * LANES;
-    constexpr float LOG2_E = 1.44269504f;
-    const vec low = all(-126.f);
     const float most = largest * LOG2_E;
     Part sums{(double)most / LOG2_E, 0, 0};
     for (long from = 0; from < count; from += RUN) {
@@ -30,7 +28,7 @@ Part exponentials(float* z, long count, float largest) {
             const vec mine = get(z + from + j, n) * LOG2_E - most;
             if (n == LANES) power = mine;
             else std::memcpy(&power, &mine, n * sizeof(float));
-            const vec e = choose(power < low, vec{}, exp2_within(larger(low, power)));
+            const vec e = exp2_falling(power);
             total += e;
             weighted += e * power;
             if (KEEP) put(z + from + j, e, n);

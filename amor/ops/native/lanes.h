@@ -79,6 +79,8 @@ static inline vec exp(vec x) {
     return choose(x < low, vec{}, choose(x > high, value * all(__builtin_inff()), value));
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
 // 2^x of -126 <= x <= 0 to about 2 units in the last place: fewer steps than exp
 static inline vec exp2_within(vec x) {
     const vec scaled = x + 12582912.f, r = x - (scaled - 12582912.f);
@@ -89,6 +91,12 @@ static inline vec exp2_within(vec x) {
     p = p * r + 6.931472028e-1f;
     p = p * r + 1.f;
     return (vec)((ivec)p + ((ivec)scaled << 23));
+}
+
+// 2^x of x <= 0 (or a rounding above); below 2^-126 it is 0, NaN stays NaN
+static inline vec exp2_falling(vec x) {
+    const vec low = all(-126.f);
+    return choose(x < low, vec{}, exp2_within(larger(low, x)));
 }
 
 static inline vec sigmoid(vec x) { return 1.f / (1.f + exp(-x)); }
