@@ -195,7 +195,7 @@ class Engine:
             out = self.model(tokens, state, valid=valid, keep="last" if savings.last else "all", probe=probe or plain)
         hidden, gates = _last(out, valid)
         if probe is not None:
-            logits, entropy = probe.probes.output(hidden)
+            logits, _, entropy = probe.probes.output(hidden)
             fired = sum(float(g.fire.sum()) for g in gates) / len(hidden)
             self.head.expect(fired, probe.probes.doubts / len(hidden))
         else:

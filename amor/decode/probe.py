@@ -163,18 +163,20 @@ class Probes:
         low, high = (Evidence(x, position, end) for end in ends)
         return self.gates[index].sure(low, high)
 
-    def output(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [R, V] (or the best token, [R] whole numbers) and entropy in nats [R] of the output, from its vectors [R, D]."""
+    def output(self, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Of the output's vectors [R, D]: logits [R, V], or [R, 0] and the best token [R]; and entropy in nats [R]."""
         if self.rows != hidden.shape[0]:
             self._room(hidden)
         if self.best:
-            return self._best(hidden)
+            tokens, entropy = self._best(hidden)
+            return hidden[:, :0], tokens, entropy * self.log_vocab
         stale = _places(~self._known(self.read, self.last, hidden))
         if stale.numel():
             self._note(stale, [self.last], [hidden[stale]])
-        return self.logits, self.entropy[self.last] * self.log_vocab
+        return self.logits, None, self.entropy[self.last] * self.log_vocab
 
     def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The best token and the entropy of each row, over the 8-bit head where the exact one was not read anyway."""
         assert self.head.copy is not None
         exact = self._known(self.read, self.last, hidden)
         stale = _places(~exact & ~self._known(self.read_cheaply, self.last, hidden))
@@ -187,7 +189,7 @@ class Probes:
             tokens[rounded] = best(hidden[rounded], self.head.matrix, self.head.copy, logits)
         if rounded.numel() < self.rows:
             tokens[exact] = self.logits[exact].argmax(-1)
-        return tokens, torch.where(exact, self.entropy[self.last], self.cheap[self.last]) * self.log_vocab
+        return tokens, torch.where(exact, self.entropy[self.last], self.cheap[self.last])
 
     def _known(self, read: Tensor, index: int, x: Tensor) -> Tensor:
         return (read[index] == x).all(-1)

@@ -153,10 +153,9 @@ class _Walk:
     def seen(self, state: State) -> Seen:
         final_norm, passes = self.packed.final_norm, self.packed.head.passes
         hidden = self.h if final_norm is None else final_norm(self.h)
-        found, entropy = self.probes.output(hidden)
+        logits, best, entropy = self.probes.output(hidden)
         self.packed.head.expect(sum(float(t.fire.sum()) for t in self.traces) / len(hidden), self.probes.doubts / len(hidden))
         rows, read = passes.rows - self.before.rows, passes.exact - self.before.exact
-        logits, best = (found.new_empty(len(found), 0), found) if self.probes.best else (found, None)
         return Seen(hidden, logits, entropy, state, tuple(self.traces), rows, read, best)
 
 

@@ -2,6 +2,7 @@
 // Letters: rows, length T, channels C, taps k; weight lies as [k, C] here, so that a tap is a row of channels.
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "lanes.h"
 
@@ -55,48 +56,59 @@ extern "C" void conv_forward(const Shape3* d, const Inputs* in, float* y, int th
     }
 }
 
-// inner [rows, T, C] becomes the gradient before the SiLU; dweight [rows, blocks, k + 1, C] partial sums, the bias last.
-extern "C" void conv_backward(const Shape3* d, const Inputs* in, const float* dy, float* inner, float* dx, float* dweight,
-                              float* dwindow, int threads) {
+// The gradient before the SiLU, of one token; its share of the weight's and bias's gradients is added to dw [k + 1, C] where given.
+static void before_silu(const Shape3& d, const Inputs& in, long row, long t, const float* dy, float* g, float* dw) {
+    const Taps taps(d, in, row, t);
+    const long C = d.channels;
+    over(C, [&](long c, int n) {
+        const vec s = taps.sum(in.bias, c, n), open = sigmoid(s);
+        const vec mine = get(dy + c, n) * open * (1.f + s * (1.f - open));
+        put(g + c, mine, n);
+        if (!dw) return;
+        for (int j = 0; j < taps.count; j++) {
+            float* sum = dw + (taps.w[j] - in.weight) + c;
+            put(sum, get(sum, n) + mine * get(taps.x[j] + c, n), n);
+        }
+        put(dw + d.taps * C + c, get(dw + d.taps * C + c, n) + mine, n);
+    });
+}
+
+// dweight [rows, blocks, k + 1, C] partial sums, the bias last. A block keeps the gradients before the SiLU of k tokens and
+// finds those of the k - 1 after it once more: they never go through memory.
+extern "C" void conv_backward(const Shape3* d, const Inputs* in, const float* dy, float* dx, float* dweight, float* dwindow,
+                              int threads) {
     const long C = d->channels, T = d->length, k = d->taps, reach = k - 1;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long i = 0; i < d->rows * d->blocks(); i++) {
-        const long row = i / d->blocks(), from = i % d->blocks() * d->block, to = std::min(T, from + d->block);
-        float* dw = dweight + i * (k + 1) * C;
-        std::fill(dw, dw + (k + 1) * C, 0.f);
-        for (long t = from; t < to; t++) {
-            const Taps taps(*d, *in, row, t);
-            const long at = (row * T + t) * C;
-            over(C, [&](long c, int n) {
-                const vec s = taps.sum(in->bias, c, n), open = sigmoid(s);
-                const vec g = get(dy + at + c, n) * open * (1.f + s * (1.f - open));
-                put(inner + at + c, g, n);
-                for (int j = 0; j < taps.count; j++) {
-                    float* sum = dw + (taps.w[j] - in->weight) + c;
-                    put(sum, get(sum, n) + g * get(taps.x[j] + c, n), n);
+#pragma omp parallel num_threads(threads)
+    {
+        std::vector<float> ring(k * C);
+#pragma omp for schedule(static)
+        for (long i = 0; i < d->rows * d->blocks(); i++) {
+            const long row = i / d->blocks(), from = i % d->blocks() * d->block, to = std::min(T, from + d->block);
+            const long first = from || !dwindow ? from : -reach, end = std::min(T, to + reach);
+            float* dw = dweight + i * (k + 1) * C;
+            std::fill(dw, dw + (k + 1) * C, 0.f);
+            // the input at column t (or before the call, t < 0) was under tap j of token t + reach - j
+            const auto emit = [&](long t) {
+                float* out = t >= 0 ? dx + (row * T + t) * C : dwindow + (row * reach + reach + t) * C;
+                const float *g[MAX_TAPS], *w[MAX_TAPS];
+                int count = 0;
+                for (long j = 0; j < k; j++) {
+                    const long later = t + reach - j;
+                    if (later < 0 || later >= T || (in->start && t < in->start[row * T + later])) continue;
+                    g[count] = &ring[later % k * C], w[count++] = in->weight + j * C;
                 }
-                put(dw + k * C + c, get(dw + k * C + c, n) + g, n);
-            });
+                over(C, [&](long c, int n) {
+                    vec s{};
+                    for (int j = 0; j < count; j++) s += get(g[j] + c, n) * get(w[j] + c, n);
+                    put(out + c, s, n);
+                });
+            };
+            for (long t = from; t < end; t++) {
+                before_silu(*d, *in, row, t, dy + (row * T + t) * C, &ring[t % k * C], t < to ? dw : nullptr);
+                if (t - reach >= first) emit(t - reach);
+            }
+            for (long t = std::max(first, end - reach); t < to; t++) emit(t);
         }
-    }
-    // an input at column t (or before the call, t < 0) was under tap j of token t + reach - j
-    const long held = dwindow ? reach : 0;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long i = 0; i < d->rows * (T + held); i++) {
-        const long row = i / (T + held), t = i % (T + held) - held;
-        float* out = t >= 0 ? dx + (row * T + t) * C : dwindow + (row * reach + reach + t) * C;
-        const float *g[MAX_TAPS], *w[MAX_TAPS];
-        int count = 0;
-        for (long j = 0; j < k; j++) {
-            const long later = t + reach - j;
-            if (later < 0 || later >= T || (in->start && t < in->start[row * T + later])) continue;
-            g[count] = inner + (row * T + later) * C, w[count++] = in->weight + j * C;
-        }
-        over(C, [&](long c, int n) {
-            vec s{};
-            for (int j = 0; j < count; j++) s += get(g[j] + c, n) * get(w[j] + c, n);
-            put(out + c, s, n);
-        });
     }
 }
 

@@ -100,10 +100,10 @@ class Conv(torch.autograd.Function):
         x, weight, bias, window, start = ctx.saved_tensors
         shape, inputs = describe(x, weight, bias, window, start)
         taps, channels = weight.shape
-        dy, inner, dx = dy.contiguous(), x.new_empty(x.shape), x.new_empty(x.shape)
+        dy, dx = dy.contiguous(), x.new_empty(x.shape)
         parts = x.new_empty(len(x) * -(-x.shape[1] // BLOCK), taps + 1, channels)
         dwindow = None if window is None else torch.empty_like(window)
-        outputs = [native.pointer(t) for t in (dy, inner, dx, parts, dwindow)]
+        outputs = [native.pointer(t) for t in (dy, dx, parts, dwindow)]
         native.library(SOURCE).conv_backward(ctypes.byref(shape), ctypes.byref(inputs), *outputs, native.threads())
         total = parts.sum(0)
         return dx, total[:-1], None if bias is None else total[-1], dwindow, None

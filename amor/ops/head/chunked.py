@@ -53,8 +53,8 @@ class Sums:
         return self.total.log() - self.weighted / self.total
 
 
-def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of whole rows of logits: nll, entropy, logsumexp, and the gradient share * (softmax - target) where wanted."""
+def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Of whole rows of logits: nll, entropy, logsumexp; where wanted, p and scale with p * scale = share * (softmax - target)."""
     log_sum = z.logsumexp(1, keepdim=True)
     nll = (log_sum - z.gather(1, goal[:, None]))[:, 0]
     z -= log_sum
@@ -62,8 +62,7 @@ def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tens
     entropy = -torch.linalg.vecdot(p, z)
     if gradient:
         p.scatter_add_(1, goal[:, None], -torch.ones_like(goal, dtype=p.dtype)[:, None])
-        p *= share[:, None]
-    return nll, entropy, log_sum[:, 0], p
+    return nll, entropy, log_sum[:, 0], p, share
 
 
 @torch.no_grad()
@@ -119,7 +118,7 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
 
 
 Multiply = Callable[..., Tensor]
-Finish = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor, Tensor]]
+Finish = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
 
 
 class _Loss(torch.autograd.Function):
@@ -143,12 +142,12 @@ class _Loss(torch.autograd.Function):
             mine = x[part]
             z = multiply(room[: len(mine) * len(weight)].view(len(mine), len(weight)), mine, head.T).float()
             goal = targets[part].clamp(min=0)
-            nll[part], entropy[part], log_sum[part], p = finish(z, goal, share[part], wants_x or wants_weight)
-            p = p.to(x.dtype)
+            nll[part], entropy[part], log_sum[part], p, scale = finish(z, goal, share[part], wants_x or wants_weight)
+            p, scale = p.to(x.dtype), scale[:, None].to(x.dtype)  # of a row: applied where a row is short
             if grad_x is not None:
-                multiply(grad_x[part], p, head)
+                multiply(grad_x[part], p, head).mul_(scale)
             if wants_weight:
-                mine, p = mine.to(weight.dtype), p.to(weight.dtype)
+                mine, p = (mine * scale).to(weight.dtype), p.to(weight.dtype)
                 first = grad_weight is None
                 grad_weight = multiply(weight.new_empty(weight.shape) if first else grad_weight, p.T, mine, add=not first)
         if wants_weight and grad_weight is None:

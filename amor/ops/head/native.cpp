@@ -129,8 +129,9 @@ extern "C" void read(const float* x, long tokens, long step, const float* w, lon
     }
 }
 
+// Whole rows of logits. gradient: z becomes what times scale is share * (softmax - target).
 extern "C" void finish(float* z, long tokens, long cols, const int64_t* goal, const float* share, int gradient, float* nll,
-                       float* entropy, float* logsumexp, int threads) {
+                       float* entropy, float* logsumexp, float* scale, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < tokens; i++) {
         float* row = z + i * cols;
@@ -141,10 +142,7 @@ extern "C" void finish(float* z, long tokens, long cols, const int64_t* goal, co
         entropy[i] = (float)(log_total - sums.weighted / sums.total);
         logsumexp[i] = (float)(sums.m + log_total);
         if (!gradient) continue;
-        const float scale = (float)((double)share[i] / sums.total);
-        long j = 0;
-        for (; j + LANES <= cols; j += LANES) store(row + j, load(row + j) * scale);
-        for (; j < cols; j++) row[j] *= scale;
-        row[goal[i]] -= share[i];
+        scale[i] = (float)((double)share[i] / sums.total);
+        row[goal[i]] -= (float)sums.total;
     }
 }

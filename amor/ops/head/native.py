@@ -38,13 +38,13 @@ class Sums(chunked.Sums):
         return super().entropy().float()
 
 
-def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    nll, entropy, log_sum = (z.new_empty(len(z)) for _ in range(3))
+def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    nll, entropy, log_sum, scale = (z.new_empty(len(z)) for _ in range(4))
     goal, share = goal.contiguous(), share.float().contiguous()
-    tensors = [native.pointer(t) for t in (z, goal, share, nll, entropy, log_sum)]
+    tensors = [native.pointer(t) for t in (z, goal, share, nll, entropy, log_sum, scale)]
     sizes = [ctypes.c_long(n) for n in z.shape]
     native.library(SOURCE).finish(tensors[0], *sizes, *tensors[1:3], int(gradient), *tensors[3:], native.threads())
-    return nll, entropy, log_sum, z
+    return nll, entropy, log_sum, z, scale
 
 
 def read(
@@ -74,5 +74,6 @@ def sums_only(x: Tensor, weight: Tensor, entropy: bool) -> Reading:
 
 
 def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:
-    own = x.dtype == weight.dtype == torch.float32 and x.stride(1) == 1
-    return chunked.loss(x, weight, targets, share, finish, LOSS_LOGITS, products.multiply if own else chunked.multiply)
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:  # what `finish` leaves in z may be as large as the vocabulary
+        return chunked.loss(x, weight, targets, share)
+    return chunked.loss(x if x.stride(1) == 1 else x.contiguous(), weight, targets, share, finish, LOSS_LOGITS, products.multiply)

@@ -108,9 +108,9 @@ static inline void put(float* p, vec v, int n) {
     else store_part(p, v, n);
 }
 
-// Calls body(i, n) for whole vectors of a row, then for the rest.
+// Calls body(i, n) for whole vectors of a row, then for the rest. Flattened: a call a vector would cost more than its work.
 template <class Body>
-static inline void over(long count, Body body) {
+__attribute__((flatten, always_inline)) static inline void over(long count, Body body) {
     long i = 0;
     for (; i + LANES <= count; i += LANES) body(i, LANES);
     if (i < count) body(i, (int)(count - i));
