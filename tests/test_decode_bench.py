@@ -71,6 +71,9 @@ def test_the_formulas_are_the_paper_s_and_ours_is_where_declared_attention_meets
     mine, theirs = gated.cost(int(equal), 0.22, 1.66), serial.cost(int(equal))
     assert 4 * mine.weights + mine.state_read == pytest.approx(4 * theirs.weights + theirs.state_read, rel=1e-4)
     assert crossing.break_even(128_256, 1.0, 3, 4, 3) is None
+    # over an 8-bit copy on both sides, less is read on both
+    assert crossing.break_even(128_256, 0.22, 3, 0.6, 3, 0.25) == pytest.approx(where * 0.35 / 0.66)
+    assert 0 < crossing.bytes_break_even(gated, serial, 0.22, 0.6, 0.25) < equal
 
 
 def test_a_measured_crossing_lies_between_the_contexts_that_enclose_it():

@@ -1,7 +1,7 @@
 """From which context on a gated model decodes faster than another: by formula and by measurement.
 
 Letters: V vocabulary, D width, L context, f firing rate, K gated blocks, n attention layers of the other model, w their
-width over D, p passes over the head a token.
+width over D, p and q passes over the head a token of the gated and of the other model.
 """
 
 from collections.abc import Sequence
@@ -25,20 +25,22 @@ def attention_layers(name: str, scale: str) -> float:
     return count / 4 if special == "fused" else float(count)
 
 
-def break_even(vocab: int, rate: float, blocks: int, passes: float, attention: float) -> float | None:
-    """Ours: (n w - f K) 4 L D = (p - 1) 2 V D; None where the other model never runs more attention."""
+def break_even(vocab: int, rate: float, blocks: int, passes: float, attention: float, others: float = 1.0) -> float | None:
+    """Ours: (n w - f K) 4 L D = (p - q) 2 V D; None where the other model never runs more attention."""
     saved = attention - rate * blocks
-    return (passes - 1) * vocab / (2 * saved) if saved > 0 else None
+    return (passes - others) * vocab / (2 * saved) if saved > 0 else None
 
 
-def bytes_break_even(gated: Amor, other: Amor, rate: float, passes: float, most: int = 2**23) -> float | None:
+def bytes_break_even(
+    gated: Amor, other: Amor, rate: float, passes: float, others: float = 1.0, most: int = 2**23
+) -> float | None:
     """Where both read the same bytes a token: bytes grow with the context by straight lines."""
 
-    def read(model: Amor, context: int, *more: float) -> float:
-        cost = model.cost(context, *more)
+    def read(model: Amor, context: int, rate: float, passes: float) -> float:
+        cost = model.cost(context, rate, passes)
         return 4 * cost.weights + cost.state_read
 
-    ahead = [read(gated, c, rate, passes) - read(other, c) for c in (0, most)]
+    ahead = [read(gated, c, rate, passes) - read(other, c, 1.0, others) for c in (0, most)]
     if ahead[0] <= 0:
         return 0.0
     return None if ahead[1] >= 0 else most * ahead[0] / (ahead[0] - ahead[1])

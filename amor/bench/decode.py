@@ -172,7 +172,7 @@ def crossings(plan: Plan, curves: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def crossed(plan: Plan, label: str, other: str, mine: list[Any], theirs: list[Any], shared: list[int]) -> dict[str, Any]:
     name, rate, vocab = mine[0]["name"], mine[0]["rate"], SCALES[plan.scale]["vocab"]
-    passes = mine[0]["head_passes"] + mine[0]["cheap_passes"] / 4
+    passes, others = (one[0]["head_passes"] + one[0]["cheap_passes"] / 4 for one in (mine, theirs))
     blocks = preset(name, plan.scale).blocks.count
     attention = crossing.attention_layers(other, plan.scale)
     models = [build(preset(n, plan.scale), device="meta") for n in (name, other)]
@@ -181,9 +181,10 @@ def crossed(plan: Plan, label: str, other: str, mine: list[Any], theirs: list[An
         "other": other,
         "rate": rate,
         "head_passes": passes,
+        "head_passes_of_other": others,
         "paper_formula": crossing.paper_break_even(vocab, rate),
-        "our_formula": crossing.break_even(vocab, rate, blocks, passes, attention),
-        "equal_bytes": crossing.bytes_break_even(models[0], models[1], rate, passes),
+        "our_formula": crossing.break_even(vocab, rate, blocks, passes, attention, others),
+        "equal_bytes": crossing.bytes_break_even(models[0], models[1], rate, passes, others),
         "measured": crossing.measured(shared, [c["seconds"] for c in mine], [c["seconds"] for c in theirs]),
         "contexts": shared,
     }
