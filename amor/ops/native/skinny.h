@@ -119,6 +119,7 @@ struct Bytes {
         }
     }
 
+    // Meanwhile what lies `ahead` is fetched: a line with every EVERY vectors, so 4 fetches half as much as is read.
     template <int R, int EVERY>
     inline void tile(long index, long first, float sums[R][TILE], long ahead) const {
         const long inner = groups * GROUP;
@@ -127,7 +128,8 @@ struct Bytes {
         std::memset(sums, 0, R * TILE * sizeof(float));
         for (long g = 0; g < groups; g++, weights += GROUP * TILE) {
             alignas(64) int32_t totals[R][TILE];
-            group<R, EVERY>(weights, coming + g * GROUP * TILE * 2 / EVERY, x + first * inner + g * GROUP, inner, lifts + first * groups + g, totals);
+            const int16_t* mine = x + first * inner + g * GROUP;
+            group<R, EVERY>(weights, coming + g * GROUP * TILE * 2 / EVERY, mine, inner, lifts + first * groups + g, totals);
             const float* scale = scales + (index * groups + g) * TILE;
             for (int r = 0; r < R; r++)
                 for (int i = 0; i < TILE; i += LANES) {
@@ -140,7 +142,8 @@ struct Bytes {
 
     // whole sums of one group
     template <int R, int EVERY>
-    inline void group(const int8_t* weights, const int8_t* coming, const int16_t* mine, long inner, const int32_t* lift, int32_t totals[R][TILE]) const {
+    inline void group(const int8_t* weights, const int8_t* coming, const int16_t* mine, long inner, const int32_t* lift,
+                      int32_t totals[R][TILE]) const {
 #if defined(__AVX2__)
         __m256i both[R], second[R];
         for (int r = 0; r < R; r++) both[r] = second[r] = _mm256_setzero_si256();
