@@ -186,6 +186,16 @@ def test_eight_bit_weights_say_what_they_cost(folder, capsys):
     assert code == 0 and "8-bit weights: perplexity" in err
 
 
+def test_a_copy_of_the_head_writes_the_same_text_and_needs_an_exact_head_beside_it(folder, capsys, monkeypatch):
+    monkeypatch.setattr("amor.decode.probe._relative", lambda matrix, copy: 0.0)  # so that it is asked
+    words = folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0
+    plain, cheap = (run(capsys, *words, *more) for more in ((), ("--cheap",)))
+    assert plain[:2] == cheap[:2] and plain[0] == 0
+    assert plain[2].split("head passes")[0] != cheap[2].split("head passes")[0]
+    code, _, err = run(capsys, *words, "--cheap", "--weights", "int8")
+    assert code == 2 and "--cheap" in err
+
+
 def test_colours_show_entropy_and_underline_what_fired():
     from amor.cli.generate import Live
     from amor.decode.generate import Piece

@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.decode.sample import Sampling
     from amor.decode.savings import Savings
 
+    if args.cheap and args.weights != "float32":
+        raise AmorError("--cheap keeps an 8-bit copy beside an exact head, but --weights int8 leaves no exact one; give either")
     model, tokenizer = opened(args)
     if tokenizer is None:
         raise AmorError("the model folder holds no tokenizer.json; name one with --tokenizer")
