@@ -18,8 +18,10 @@ typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef double dvec __attribute__((vector_size(LANES * 8)));
 typedef int ivec __attribute__((vector_size(LANES * 4)));
 
-static inline vec load(const float* p) { vec v; std::memcpy(&v, p, sizeof v); return v; }
-static inline void store(float* p, vec v) { std::memcpy(p, &v, sizeof v); }
+typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));  // a vector anywhere in memory
+
+static inline vec load(const float* p) { return *(const loose*)p; }
+static inline void store(float* p, vec v) { *(loose*)p = v; }
 static inline vec all(float f) { return f - vec{}; }
 static inline vec load_part(const float* p, int n) { vec v{}; std::memcpy(&v, p, n * sizeof(float)); return v; }
 static inline void store_part(float* p, vec v, int n) { std::memcpy(p, &v, n * sizeof(float)); }

@@ -69,7 +69,7 @@ struct Floats {
             // for one row of x the processor runs far enough ahead by itself, and was measured to be faster alone
             if constexpr (R > 1) {
 #pragma GCC unroll 8
-                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + 4) * inner + j);  // rows to come: measured
+                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + 16) * inner + j, 0, 2);  // measured
             }
             advance(j);
             advance(j + LANES);
@@ -100,7 +100,7 @@ struct Bytes {
     long groups;
 
     static constexpr int TILE = 16;
-    static constexpr long AHEAD = 1024;  // bytes: measured
+    static constexpr long AHEAD = 2048;  // bytes: measured
 
     // `count` rows of W, from `row`, a multiple of TILE
     template <int R>
@@ -108,28 +108,21 @@ struct Bytes {
         alignas(64) float sums[R][TILE];
         for (long n = 0; n < count; n += TILE) {
             const long index = (row + n) / TILE;
-            if constexpr (R == 4) {  // four at once need more registers than there are; the tile is in the cache for the second two
-                tile<2, 4>(index, first, sums, TILE * groups * GROUP);
-                tile<2, 4>(index, first + 2, sums + 2, TILE * groups * GROUP * 3 / 2);
-            } else {
-                tile<R, 2>(index, first, sums, AHEAD);
-            }
+            tile<R>(index, first, sums);
             for (int r = 0; r < R; r++)
                 for (int i = 0; i < TILE && n + i < count; i++) out[r * step + n + i] = sums[r][i] * units[first + r];
         }
     }
 
-    // Meanwhile what lies `ahead` is fetched: a line with every EVERY vectors, so 4 fetches half as much as is read.
-    template <int R, int EVERY>
-    inline void tile(long index, long first, float sums[R][TILE], long ahead) const {
+    template <int R>
+    __attribute__((noinline)) void tile(long index, long first, float sums[R][TILE]) const {
         const long inner = groups * GROUP;
         const int8_t* weights = w + index * inner * TILE;
-        const int8_t* coming = weights + ahead;
         std::memset(sums, 0, R * TILE * sizeof(float));
         for (long g = 0; g < groups; g++, weights += GROUP * TILE) {
             alignas(64) int32_t totals[R][TILE];
             const int16_t* mine = x + first * inner + g * GROUP;
-            group<R, EVERY>(weights, coming + g * GROUP * TILE * 2 / EVERY, mine, inner, lifts + first * groups + g, totals);
+            group<R>(weights, mine, inner, lifts + first * groups + g, totals);
             const float* scale = scales + (index * groups + g) * TILE;
             for (int r = 0; r < R; r++)
                 for (int i = 0; i < TILE; i += LANES) {
@@ -141,15 +134,14 @@ struct Bytes {
     }
 
     // whole sums of one group
-    template <int R, int EVERY>
-    inline void group(const int8_t* weights, const int8_t* coming, const int16_t* mine, long inner, const int32_t* lift,
-                      int32_t totals[R][TILE]) const {
+    template <int R>
+    inline void group(const int8_t* weights, const int16_t* mine, long inner, const int32_t* lift, int32_t totals[R][TILE]) const {
 #if defined(__AVX2__)
         __m256i both[R], second[R];
         for (int r = 0; r < R; r++) both[r] = second[r] = _mm256_setzero_si256();
 #pragma GCC unroll 4
         for (int k = 0; k < GROUP; k += 2, weights += 2 * TILE) {
-            if (k % (2 * EVERY) == 0) __builtin_prefetch(coming + k * 32 / EVERY);
+            if (k % 4 == 0) __builtin_prefetch(weights + AHEAD);
             const __m256i pair = _mm256_loadu_si256((const __m256i*)weights), shifted = _mm256_srai_epi16(pair, 8);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
@@ -158,6 +150,8 @@ struct Bytes {
                 const __m256i xs = _mm256_set1_epi32(two);
                 both[r] = _mm256_add_epi32(both[r], _mm256_madd_epi16(pair, xs));
                 second[r] = _mm256_add_epi32(second[r], _mm256_madd_epi16(shifted, xs));
+                // sums of four rows fill the registers: left to order them, the compiler would put some in memory
+                if constexpr (R == 4) asm("" : "+x"(both[r]), "+x"(second[r]));
             }
         }
         for (int r = 0; r < R; r++) {
@@ -218,7 +212,7 @@ struct Rounded {
 
 template <class Weights>
 void panel(const Weights& weights, long row, long count, int rows, float* out, long step) {
-    constexpr long CACHED = 32;  // rows of W taken at a time, so that a second batch of x rows finds them in the cache
+    constexpr long CACHED = 48;  // rows of W taken at a time, so that a second batch of x rows finds them in the cache
     for (long n = 0; n < count; n += CACHED) {
         const long here = n + CACHED < count ? CACHED : count - n;
         int first = 0;
