@@ -1,6 +1,7 @@
 """Skinny products, one-pass probes of the head, 8-bit weights with a bound that holds, and lone queries."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from amor.errors import AmorError
 from amor.ops import attend, product
 from amor.ops.backends import BACKENDS, missing, module
-from amor.ops.product.bound import errors
+from amor.ops.product.bound import bound
 from amor.ops.product.matrix import GROUP
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
@@ -123,16 +124,25 @@ def exact_entropy(x: Tensor, weight: Tensor) -> Tensor:
     return -(logp.exp() * logp).sum(-1)
 
 
-AWKWARD = ("random", "along what was lost", "outliers", "sharp", "flat", "two alike")
+AWKWARD = ("random", "along what was lost", "along what all lost", "all err alike", "outliers", "sharp", "flat", "two alike")
 
 
 def awkward(kind: str) -> tuple[Tensor, Tensor]:
     """Hidden vectors and heads made to make the 8-bit entropy wrong."""
-    x, weight = made(700, 96)
+    x, weight = made(3000, 96)
     if kind == "along what was lost":  # x points where one row's rounding error points: Cauchy-Schwarz is met
         matrix = product.pack(weight, "int8")
         left = weight - matrix.floats()
         return torch.nn.functional.normalize(left[:8], dim=1) * 40, weight
+    if kind == "along what all lost":  # the directions in which many rows err at once, and most
+        left = weight - product.pack(weight, "int8").floats()
+        return torch.linalg.svd(left / left.norm(dim=1, keepdim=True)).Vh[:8] * 20, weight
+    if kind == "all err alike":  # what is lost makes likely tokens likelier and the others less so: no bound can be much narrower
+        side = torch.where(torch.arange(3000) % 2 == 0, 1.0, -1.0)[:, None]
+        weight = side.expand(3000, 96) * 0.004
+        weight[:, 0:1], weight[:, 64] = 1.27 * side, 1.27
+        x = torch.ones(8, 96) * torch.linspace(0.1, 1, 8)[:, None]
+        x[:, 0] = 0.5
     if kind == "outliers":
         weight[::7, 5] *= 300
     if kind == "sharp":
@@ -150,10 +160,39 @@ def awkward(kind: str) -> tuple[Tensor, Tensor]:
 def test_the_exact_entropy_is_within_the_bound_of_the_eight_bit_one(guest: str, kind: str) -> None:
     x, weight = awkward(kind)
     matrix = product.pack(weight, "int8")
-    found = module("product", guest).probe(x, matrix)
-    allowed = product.bound(x, matrix, found)
+    found = module("product", guest).probe(x, matrix, logits=True)
     wrong = (exact_entropy(x, weight) - found.entropy.double()).abs()
-    assert (wrong <= allowed).all(), f"{(wrong / allowed).max():.2f} times the bound"
+    assert (wrong <= found.off).all(), f"{(wrong / found.off).max():.2f} times the bound"
+    close(found.off, bound(x, replace(matrix, gain=math.inf), found.logits), "bound")
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+@pytest.mark.parametrize("kind", AWKWARD)
+@pytest.mark.parametrize("likely", [0, 24, 3000])
+def test_the_exact_entropy_is_within_the_refined_bound_which_is_the_definition_s(guest: str, kind: str, likely: int) -> None:
+    x, weight = awkward(kind)
+    exact, copy = product.pack(weight), product.pack(weight, "int8", gain=True)
+    logits = product.probe(x, copy, logits=True).logits
+    found, looked_at = module("product", guest).refined(x, exact, copy, logits, likely)
+    wrong = (exact_entropy(x, weight) - found.entropy.double()).abs()
+    assert (wrong <= found.off).all(), f"{(wrong / found.off).max():.2f} times the bound"
+    if not likely:
+        assert looked_at == 0
+        close(found.off, bound(x, copy, logits), "bound")
+    if kind == "random" and likely == 24:  # what the gain is for
+        alone = module("product", guest).refined(x, exact, replace(copy, gain=math.inf), logits, likely)[0].off
+        assert (found.off < 0.5 * alone).all()
+
+
+def test_the_gain_is_the_most_that_residuals_at_length_one_add_up_to() -> None:
+    for outputs, inner in ((700, 96), (5000, 64), (40, 100)):
+        _, weight = made(outputs, inner)
+        matrix = product.pack(weight, "int8", gain=True)
+        left = (weight - matrix.floats()).double()
+        true = float(torch.linalg.matrix_norm(left / left.norm(dim=1, keepdim=True), 2))
+        assert true <= matrix.gain <= 1.01 * true
+    weight[3, 3] = torch.nan
+    assert product.pack(weight, "int8", gain=True).gain == math.inf
 
 
 @pytest.mark.parametrize("guest", GUESTS)
@@ -172,7 +211,7 @@ def test_the_best_token_of_the_exact_head_is_found_among_the_eight_bit_one_s(gue
     exact, copy = product.pack(weight), product.pack(weight, "int8")
     one = module("product", guest)
     logits = one.probe(x, copy, logits=True).logits
-    tokens, looked_at = one.best(x, exact, copy, logits, torch.stack(errors(x, copy), 1).float())
+    tokens, looked_at = one.best(x, exact, copy, logits)
     assert torch.equal(tokens, one.product(x, exact).argmax(-1))
     if kind == "crowd":
         assert not torch.equal(tokens, logits.argmax(-1))
@@ -185,14 +224,14 @@ def test_the_bound_is_of_use() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(8, 768), torch.randn(2000, 768) * 0.02
     matrix = product.pack(weight, "int8")
-    assert (product.bound(x, matrix, product.probe(x, matrix)) / math.log(2000) < 0.02).all()
+    assert (product.probe(x, matrix).off / math.log(2000) < 0.02).all()
 
 
 def test_a_bound_of_exact_weights_is_refused() -> None:
     x, weight = made(10, 8)
     matrix = product.pack(weight)
     with pytest.raises(AmorError, match="8-bit"):
-        product.bound(x, matrix, product.probe(x, matrix))
+        bound(x, matrix, product.product(x, matrix))
 
 
 def test_an_unknown_kind_of_weights_is_refused() -> None:

@@ -1,6 +1,7 @@
 """The C++ of one decode step (step.cpp): layers are described once, then each call hands over memory."""
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -55,8 +56,9 @@ class Layer(ctypes.Structure):
 
 class Slots(ctypes.Structure):
     _fields_ = [
+        *((name, Weights) for name in ("k_proj", "v_proj")),
         *((name, c_long) for name in ("rows", "heads", "size", "row", "head", "capacity")),
-        *((name, c_void_p) for name in ("cos", "sin", "at", "k", "v")),
+        *((name, c_void_p) for name in ("x", "cos", "sin", "at", "k", "v")),
     ]
 
 
@@ -64,10 +66,11 @@ class Slots(ctypes.Structure):
 def library() -> ctypes.CDLL:
     found = native.library(SOURCE)
     found.norm.argtypes = [c_void_p, c_void_p, c_long, c_long, c_float, c_void_p]
+    found.norms.argtypes = [c_void_p, c_void_p, c_void_p, c_long, c_long, c_long, c_void_p]
     found.swiglu.argtypes = [c_void_p, c_long, c_long, c_void_p]
     found.walk.argtypes = [c_void_p, c_long, c_long, c_long, c_void_p, c_int]
     found.mixed.argtypes = [c_void_p, c_long, c_long, c_void_p, c_void_p, c_int]
-    found.remember.argtypes, found.remember.restype = [c_void_p, c_void_p, c_void_p, c_void_p, c_int], c_int
+    found.remember.argtypes, found.remember.restype = [c_void_p, c_long, c_int], c_int
     return found
 
 
@@ -75,6 +78,15 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of x [R, n]."""
     out = torch.empty_like(x)
     library().norm(x.data_ptr(), weight.data_ptr(), *x.shape, eps, out.data_ptr())
+    return out
+
+
+def norms(x: Tensor, every: Sequence[tuple[Tensor, float] | None]) -> Tensor:
+    """[norms, R, n]: x [R, n] by each RMS norm of a weight and eps, or as it is."""
+    out = torch.empty(len(every), *x.shape)
+    weights = (c_void_p * len(every))(*(one and one[0].data_ptr() for one in every))
+    eps = (c_float * len(every))(*(one[1] if one else 0.0 for one in every))
+    library().norms(x.data_ptr(), weights, eps, len(every), *x.shape, out.data_ptr())
     return out
 
 
@@ -97,11 +109,8 @@ def mixed(layer: Layer, x: Tensor) -> Tensor:
     return out
 
 
-def remember(k: Weights, v: Weights, x: Tensor, turn: tuple[Tensor, Tensor], at: Tensor, room: tuple[Tensor, Tensor]) -> None:
-    """Keys, turned, and values of x [R, D] into room [R, H, capacity, d], row r at slot at[r]; one stride for both."""
-    _, heads, capacity, size = room[0].shape
-    memory = (t.data_ptr() for t in (*turn, at, *room))
-    slots = Slots(x.shape[0], heads, size, *room[0].stride()[:2], capacity, *memory)
-    where = (ctypes.addressof(part) for part in (slots, k, v))
-    if library().remember(*where, x.data_ptr(), torch.get_num_threads()):
-        raise AmorError(f"positions {at.tolist()} lie outside the {capacity} slots of the state; is it of this batch?")
+def remember(every: Sequence[Slots]) -> None:
+    """Keys, turned, and values of new tokens into the room of several attentions."""
+    if library().remember((Slots * len(every))(*every), len(every), torch.get_num_threads()):
+        capacities = sorted({slots.capacity for slots in every})
+        raise AmorError(f"positions lie outside the {capacities} slots of the state; is it of this batch?")

@@ -142,7 +142,7 @@ class PackedAttention:
     def __init__(self, mixer: Attention, kind: str):
         self.q_proj, self.o_proj = pack(mixer.q_proj.weight, kind), pack(mixer.o_proj.weight, kind)
         self.kv = [pack(layer.weight, kind) for layer in (mixer.k_proj, mixer.v_proj)]
-        self.described = kernels.Weights.of(self.kv[0]), kernels.Weights.of(self.kv[1])
+        self.described = [kernels.Weights.of(matrix) for matrix in self.kv]
         self.size, self.theta = mixer.head_size, mixer.theta
 
     def turn(self, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -150,17 +150,33 @@ class PackedAttention:
         cos, sin = layout.rotary(self.size, self.theta)
         return cos[:, 0], sin[:, 0]
 
-    def remember(self, x: Tensor, part: Part, layout: Layout) -> KV:
-        """Keys and values of the new tokens, added to those held."""
+    def opened(self, part: Part, layout: Layout) -> KV:
+        """The keys and values held, with room for those of new tokens."""
         held = part["kv"]
         assert isinstance(held, KV)
-        for matrix in self.kv:
-            spend_product("products", x.shape[0], matrix)
         after = held.opened(layout)
-        room = after.buffer.k, after.buffer.v
-        if room[0].stride() != room[1].stride() or room[0].stride()[2:] != (self.size, 1) or room[0].dtype != torch.float32:
+        k, v = after.buffer.k, after.buffer.v
+        if k.stride() != v.stride() or k.stride()[2:] != (self.size, 1) or k.dtype != torch.float32:
             raise AmorError("a packed step needs keys and values in float32, a head's in one piece; State.reserve makes them so")
-        kernels.remember(*self.described, x, self.turn(layout), layout.start.contiguous(), room)
+        return after
+
+    def slots(self, x: Tensor, kv: KV, layout: Layout) -> kernels.Slots:
+        """Where keys and values of x [R, D] go: row r's to the slot of its position."""
+        k, v = kv.buffer.k, kv.buffer.v
+        _, heads, capacity, size = k.shape
+        assert x.is_contiguous() and layout.start.is_contiguous()
+        memory = (t.data_ptr() for t in (x, *self.turn(layout), layout.start, k, v))
+        return kernels.Slots(*self.described, x.shape[0], heads, size, *k.stride()[:2], capacity, *memory)
+
+    def spend(self, rows: int) -> None:
+        for matrix in self.kv:
+            spend_product("products", rows, matrix)
+
+    def remember(self, x: Tensor, part: Part, layout: Layout) -> KV:
+        """Keys and values of the new tokens, added to those held."""
+        after = self.opened(part, layout)
+        self.spend(x.shape[0])
+        kernels.remember([self.slots(x, after, layout)])
         return after
 
     def ask(self, x: Tensor, kv: KV, layout: Layout, rows: Tensor) -> Tensor:

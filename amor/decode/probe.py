@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from amor.gates.base import Evidence, Gate
 from amor.layout import Layout
 from amor.models.amor import Amor
 from amor.models.probe import Residuals, Separate
-from amor.ops.product import ROWS, Matrix, bound, pack, probe
+from amor.ops.product import ROWS, Matrix, pack, probe
 from amor.ops.product.best import best
 from amor.ops.product.pages import settle
 from amor.ops.product.refine import refine
@@ -52,7 +52,7 @@ class Head:
     def __init__(self, weight: Tensor, kind: str, cheap: bool):
         self.matrix: Matrix = pack(weight, kind)
         # an 8-bit head needs no cheaper copy of itself
-        self.copy: Matrix | None = pack(weight, "int8") if cheap and kind == "float32" else None
+        self.copy: Matrix | None = pack(weight, "int8", gain=True) if cheap and kind == "float32" else None
         self.passes = Passes()
         settle(t for m in self.matrices() for t in (m.weight, m.scales) if t is not None)
         self.copy_cost = 1.0 if self.copy is None else _relative(self.matrix, self.copy)
@@ -86,12 +86,12 @@ class Head:
 
 
 def _relative(matrix: Matrix, copy: Matrix) -> float:
-    """Seconds of a pass over the copy for three rows with all that goes with it, in passes over the matrix for one.
+    """Seconds of a pass over the copy for three rows, in passes over the matrix for one.
 
     It differs from machine to machine: where three rows are limited by arithmetic, the copy gains less than its bytes say.
     """
     x = torch.ones(3, matrix.inner, device=matrix.weight.device)
-    sides = [lambda: probe(x[:1], matrix, logits=True), lambda: bound(x, copy, probe(x, copy, logits=True))]
+    sides = [lambda: probe(x[:1], matrix, logits=True), lambda: probe(x, copy, logits=True)]
     best = [float("inf")] * 2
     for _ in range(6):
         for side, work in enumerate(sides):
@@ -101,14 +101,40 @@ def _relative(matrix: Matrix, copy: Matrix) -> float:
     return best[1] / best[0]
 
 
+EVERY = slice(None)
+Places = Tensor | slice  # rows of a step: some, or every one
+
+
+@dataclass
+class Reading:
+    """What one head said of one column, [R] rows."""
+
+    x: Tensor  # [R, D] the vectors that were read; not a number for rows that were not
+    told: Tensor  # [2 or 3, R] entropy over log(vocab), how far it may be off, margin where a gate wants it
+    logits: Tensor | None  # [R, V] where they were wanted
+
+    def with_rows(self, places: Tensor, new: Reading) -> Reading:
+        """This, with some rows read anew."""
+        x, told = self.x.index_put((places,), new.x), self.told.index_copy(1, places, new.told)
+        logits = self.logits
+        if new.logits is not None:
+            logits = new.logits.new_empty(len(x), new.logits.shape[1]) if logits is None else logits.clone()
+            logits[places] = new.logits
+        return Reading(x, told, logits)
+
+
 class Probes:
-    """One step's readings: column k for block k's input, the last column for the output's, [columns, rows] each."""
+    """One step's readings: column k for block k's input, the last column for the output's vector.
+
+    Masks of rows are tensors [R]. The two that are nearly always met, all rows and none, are known by being `every` and
+    `none` themselves, so that a step of one row makes few of them.
+    """
 
     def __init__(
         self,
         head: Head,
         gates: Sequence[Gate],
-        inputs: Callable[[Tensor, int], list[Tensor]],  # residual [n, D], k -> inputs k.. and the output's, nothing firing
+        inputs: Callable[[Tensor, list[int]], Tensor],  # residual [n, D], columns -> [columns, n, D], nothing firing
         savings: Savings,
         most: int = ROWS,
         best: bool = False,  # of the output only the best token is wanted
@@ -118,20 +144,16 @@ class Probes:
         self.asked = [index for index, gate in enumerate(gates) if gate.needs] + [self.last]
         self.wants_margin = any("margin" in gate.needs for gate in gates)
         self.log_vocab = math.log(head.matrix.outputs)
-        self.cheaply = savings.cheap and (head.copy_pays(len(gates), best) or not savings.joint)
-        self.best = best and self.cheaply and head.copy is not None
-        self.rows = -1
+        self.cheaply = head.copy is not None and savings.cheap and (head.copy_pays(len(gates), best) or not savings.joint)
+        self.best = best and self.cheaply
         self.doubts = 0
+        self.none = self.every = torch.empty(0)
 
-    def _room(self, x: Tensor) -> None:
-        """Empty columns for the rows of this step."""
-        self.rows = x.shape[0]
-        shape = self.last + 1, self.rows
-        # not a number: equal to nothing, so that no vector is taken for one that was read
-        self.read, self.read_cheaply = (x.new_full((*shape, x.shape[1]), torch.nan) for _ in range(2))
-        self.entropy, self.margin, self.cheap, self.slack = (torch.zeros(shape, device=x.device) for _ in range(4))
-        self.logits = torch.empty(0, device=x.device)
-        self.cheap_logits: dict[tuple[int, int], Tensor] = {}  # (column, row) -> [V]
+    def _begin(self, rows: int) -> None:
+        """Nothing was read yet of the rows of this step."""
+        self.none, self.every = _masks(rows, self.head.matrix.weight.device)
+        self.exact: list[Reading | None] = [None] * (self.last + 1)
+        self.cheap: list[Reading | None] = [None] * (self.last + 1)
 
     def ask(self, index: int, h: Tensor, x: Tensor, position: Tensor) -> Evidence:
         """What gate `index` may know of its rows: h [R, D] the residual, x what the block reads of it."""
@@ -140,135 +162,146 @@ class Probes:
             raise AmorError("the oracle gate needs the true next tokens, which a decode step does not know; use another gate")
         if not gate.needs:
             return Evidence(x, position)
-        if self.rows != x.shape[0]:
-            self._room(x)
-        if self.cheaply and self.head.copy is not None and gate.needs == {"entropy"}:
-            return self._ask_cheaply(index, h, x, position)
-        self._look(_places(~self._known(self.read, index, x)), index, h)
-        return Evidence(x, position, self.entropy[index], self.margin[index])
+        if len(self.none) != len(x):
+            self._begin(len(x))
+        known = self._known(self.exact[index], x)
+        if self.cheaply and gate.needs == {"entropy"}:
+            return Evidence(x, position, self._entropy(index, h, x, position, known))
+        self._look(self.exact, known, index, h)
+        told = self._told(self.exact, index)
+        return Evidence(x, position, told[0], told[2] if self.wants_margin else None)
 
-    def _ask_cheaply(self, index: int, h: Tensor, x: Tensor, position: Tensor) -> Evidence:
-        exact = self._known(self.read, index, x)
-        self._look_cheaply(_places(~exact & ~self._known(self.read_cheaply, index, x)), index, h)
-        unsure = ~exact & ~self._sure(index, x, position)
-        if bool(unsure.any()):
-            self._refine(_places(unsure), index)
-            unsure = unsure & ~self._sure(index, x, position)
-            self.doubts += int(unsure.sum())
-            self._look(_places(unsure), index, h)
-        return Evidence(x, position, torch.where(exact | unsure, self.entropy[index], self.cheap[index]))
+    def _entropy(self, index: int, h: Tensor, x: Tensor, position: Tensor, exact: Tensor) -> Tensor:
+        """By the 8-bit head, but exact for rows that head was read for, and for those the gate could not decide otherwise."""
+        if exact is not self.every:
+            self._look(self.cheap, self._either(exact, self._known(self.cheap[index], x)), index, h)
+            decided = self._either(exact, self._sure(index, x, position))
+            if not bool(decided.all()):
+                self._refine(self._rest(decided), index)
+                decided = decided | self._sure(index, x, position)
+                self.doubts += int((~decided).sum())
+                self._look(self.exact, decided, index, h)
+                exact = self._either(exact, ~decided)
+        if exact is self.none or self.exact[index] is None:
+            return self._told(self.cheap, index)[0]
+        if exact is self.every:
+            return self._told(self.exact, index)[0]
+        return torch.where(exact, self._told(self.exact, index)[0], self._told(self.cheap, index)[0])
 
     def _sure(self, index: int, x: Tensor, position: Tensor) -> Tensor:
-        ends = (self.cheap[index] + side * self.slack[index] for side in (-1, 1))
-        low, high = (Evidence(x, position, end) for end in ends)
-        return self.gates[index].sure(low, high)
+        entropy, off = self._told(self.cheap, index)[:2]
+        return self.gates[index].sure(Evidence(x, position, entropy - off), Evidence(x, position, entropy + off))
 
     def output(self, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Of the output's vectors [R, D]: logits [R, V], or [R, 0] and the best token [R]; and entropy in nats [R]."""
-        if self.rows != hidden.shape[0]:
-            self._room(hidden)
-        if self.best:
-            tokens, entropy = self._best(hidden)
+        if len(self.none) != len(hidden):
+            self._begin(len(hidden))
+        known = self._known(self.exact[self.last], hidden)
+        if self.best and known is not self.every:
+            tokens, entropy = self._best(hidden, known)
             return hidden[:, :0], tokens, entropy * self.log_vocab
-        stale = _places(~self._known(self.read, self.last, hidden))
-        if stale.numel():
-            self._note(stale, [self.last], [hidden[stale]])
-        return self.logits, None, self.entropy[self.last] * self.log_vocab
+        self._read(self.exact, known, [self.last], lambda places: hidden[places])
+        found = self.exact[self.last]
+        assert found is not None and found.logits is not None
+        return found.logits, None, found.told[0] * self.log_vocab
 
-    def _best(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _best(self, hidden: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
         """The best token and the entropy of each row, over the 8-bit head where the exact one was not read anyway."""
-        assert self.head.copy is not None
-        exact = self._known(self.read, self.last, hidden)
-        stale = _places(~exact & ~self._known(self.read_cheaply, self.last, hidden))
-        if stale.numel():
-            self._note_cheaply(stale, [self.last], [hidden[stale]])
-        rounded = _places(~exact)
-        tokens = torch.empty(self.rows, dtype=torch.long, device=hidden.device)
-        if rounded.numel():
-            logits = self._cheap_logits(self.last, rounded)
-            tokens[rounded] = best(hidden[rounded], self.head.matrix, self.head.copy, logits)
-        if rounded.numel() < self.rows:
-            tokens[exact] = self.logits[exact].argmax(-1)
-        return tokens, torch.where(exact, self.entropy[self.last], self.cheap[self.last])
+        known = self._either(exact, self._known(self.cheap[self.last], hidden))
+        self._read(self.cheap, known, [self.last], lambda places: hidden[places])
+        found, held = self.cheap[self.last], self.exact[self.last]
+        assert self.head.copy is not None and found is not None and found.logits is not None
+        if held is None or held.logits is None:
+            return best(hidden, self.head.matrix, self.head.copy, found.logits), found.told[0]
+        tokens, rest = held.logits.argmax(-1), _places(~exact)
+        tokens[rest] = best(hidden[rest], self.head.matrix, self.head.copy, found.logits[rest])
+        return tokens, torch.where(exact, held.told[0], found.told[0])
 
-    def _known(self, read: Tensor, index: int, x: Tensor) -> Tensor:
-        return (read[index] == x).all(-1)
+    def _known(self, found: Reading | None, x: Tensor) -> Tensor:
+        """[R] whether a reading is of these vectors."""
+        if found is None:
+            return self.none
+        if torch.equal(found.x, x):
+            return self.every
+        return self.none if len(x) == 1 else (found.x == x).all(-1)
 
-    def _ahead(self, index: int, rows: int, columns: list[int]) -> list[int]:
-        """The columns worth reading now: all to come where one pass serves them, else this one."""
-        coming = [c for c in columns if c >= index]
-        return coming if self.savings.joint and rows * len(coming) <= self.most else [index]
+    def _either(self, a: Tensor, b: Tensor) -> Tensor:
+        return b if a is self.none else a if b is self.none else a | b
 
-    def _look(self, places: Tensor, index: int, h: Tensor) -> None:
-        if places.numel():
-            columns = self._ahead(index, places.shape[0], self.asked)
-            inputs = self.inputs(h[places], index)
-            self._note(places, columns, [inputs[c - index] for c in columns])
+    def _told(self, readings: list[Reading | None], index: int) -> Tensor:
+        found = readings[index]
+        assert found is not None
+        return found.told
 
-    def _note(self, places: Tensor, columns: list[int], inputs: list[Tensor]) -> None:
-        """Read the exact head for some columns of some rows."""
-        rows, output = places.shape[0], columns[-1] == self.last
-        x = torch.cat(inputs)
-        found = probe(x, self.head.matrix, logits=output, last=rows)
-        self._count("", rows * len(columns))
-        where, shape = self._where(columns, places), (len(columns), rows)
-        self.read[where] = x.view(*shape, -1)
-        self.entropy[where] = (found.entropy / self.log_vocab).view(shape)
+    def _look(self, readings: list[Reading | None], known: Tensor, index: int, h: Tensor) -> None:
+        """Read a head for a column of rows not known yet, and for all columns to come where one pass serves them."""
+        if known is self.every:
+            return
+        columns = self.asked if readings is self.exact or self.best else self.asked[:-1]
+        ahead = [c for c in columns if c >= index]
+        rows = self._count_of(self._rest(known))
+        if not self.savings.joint or rows * len(ahead) > self.most:
+            ahead = [index]
+        self._read(readings, known, ahead, lambda places: self.inputs(h if places is EVERY else h[places], ahead).flatten(0, 1))
+
+    def _read(
+        self, readings: list[Reading | None], known: Tensor, columns: list[int], vectors: Callable[[Places], Tensor]
+    ) -> None:
+        """Read a head for some columns of the rows not known yet; vectors: of rows -> [columns * n, D]."""
+        places = self._rest(known)
+        rows = self._count_of(places)
+        if not rows:
+            return
+        x, output = vectors(places), columns[-1] == self.last
+        if readings is self.exact:
+            found = probe(x, self.head.matrix, logits=output, last=rows)
+        else:
+            assert self.head.copy is not None
+            found = probe(x, self.head.copy, logits=True)
+        self._count(readings is self.exact, len(x))
+        told = found.told[:2] / self.log_vocab
         if self.wants_margin:
-            self.margin[where] = found.margin.view(shape)
-        if output:
-            assert found.logits is not None
-            if rows == self.rows:
-                self.logits = found.logits
-            else:
-                if not self.logits.numel():
-                    self.logits = found.logits.new_empty(self.rows, found.logits.shape[1])
-                self.logits[places] = found.logits
+            told = torch.cat([told, found.margin[None]])
+        logits = found.logits if found.logits is None or len(found.logits) == len(x) else None
+        for i, column in enumerate(columns):
+            mine = slice(i * rows, (i + 1) * rows)
+            z = logits[mine] if logits is not None else found.logits if column == self.last else None
+            new, held = Reading(x[mine], told[:, mine], z), readings[column]
+            if isinstance(places, Tensor):
+                if held is None:  # not a number is equal to nothing, so that no vector is taken for one that was read
+                    held = Reading(x.new_full((len(known), x.shape[1]), torch.nan), told.new_zeros(len(told), len(known)), None)
+                new = held.with_rows(places, new)
+            readings[column] = new
 
-    def _where(self, columns: list[int], places: Tensor) -> tuple[Any, ...]:
-        """Columns and rows as an index; as slices where they can be, which are faster."""
-        if places.shape[0] == self.rows and columns[-1] - columns[0] == len(columns) - 1:
-            return (slice(columns[0], columns[-1] + 1),)
-        return torch.tensor(columns)[:, None], places[None]
+    def _rest(self, known: Tensor) -> Places:
+        """The rows that are not known."""
+        if known is self.none:
+            return EVERY
+        rest = _places(~known)
+        return EVERY if len(rest) == len(known) else rest
 
-    def _look_cheaply(self, places: Tensor, index: int, h: Tensor) -> None:
-        if places.numel():
-            columns = self._ahead(index, places.shape[0], self.asked if self.best else self.asked[:-1])
-            inputs = self.inputs(h[places], index)
-            self._note_cheaply(places, columns, [inputs[c - index] for c in columns])
+    def _count_of(self, places: Places) -> int:
+        return len(self.none) if isinstance(places, slice) else len(places)
 
-    def _note_cheaply(self, places: Tensor, columns: list[int], inputs: list[Tensor]) -> None:
-        """Read the 8-bit head for some columns of some rows."""
-        assert self.head.copy is not None
-        x = torch.cat(inputs)
-        found = probe(x, self.head.copy, logits=True)
-        assert found.logits is not None
-        shape = len(columns), places.shape[0]
-        self._count("cheap_", x.shape[0])
-        for column, logits in zip(columns, found.logits.split(shape[1]), strict=True):
-            for row, z in zip(places.tolist(), logits, strict=True):
-                self.cheap_logits[column, row] = z
-        where = self._where(columns, places)
-        self.read_cheaply[where] = x.view(*shape, -1)
-        self.cheap[where] = (found.entropy / self.log_vocab).view(shape)
-        self.slack[where] = (bound(x, self.head.copy, found) / self.log_vocab).view(shape)
-
-    def _refine(self, places: Tensor, index: int) -> None:
+    def _refine(self, places: Places, index: int) -> None:
         """Narrow the bound of some rows by the exact logits of their likeliest tokens."""
-        assert self.head.copy is not None
-        x = self.read_cheaply[index, places]
-        entropy, slack = refine(x, self.head.matrix, self.head.copy, self._cheap_logits(index, places))
-        self.cheap[index, places] = entropy / self.log_vocab
-        self.slack[index, places] = slack / self.log_vocab
+        found = self.cheap[index]
+        assert self.head.copy is not None and found is not None and found.logits is not None
+        better = refine(found.x[places], self.head.matrix, self.head.copy, found.logits[places])
+        found.told = found.told.clone()
+        found.told[:2, places] = better.told[:2] / self.log_vocab
 
-    def _cheap_logits(self, index: int, places: Tensor) -> Tensor:
-        return torch.stack([self.cheap_logits[index, row] for row in places.tolist()])
+    def _count(self, exact: bool, rows: int) -> None:
+        passes, read = self.head.passes, -(-rows // ROWS)
+        if exact:
+            passes.exact, passes.rows = passes.exact + read, passes.rows + rows
+        else:
+            passes.cheap, passes.cheap_rows = passes.cheap + read, passes.cheap_rows + rows
 
-    def _count(self, kind: str, rows: int) -> None:
-        passes = self.head.passes
-        field = "cheap" if kind else "exact"
-        setattr(passes, field, getattr(passes, field) + -(-rows // ROWS))
-        setattr(passes, f"{kind}rows", getattr(passes, f"{kind}rows") + rows)
+
+@cache
+def _masks(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.zeros(rows, dtype=torch.bool, device=device), torch.ones(rows, dtype=torch.bool, device=device)
 
 
 def _places(marks: Tensor) -> Tensor:
@@ -291,11 +324,11 @@ class Stepping:
         return Evidence(x, layout.positions, entropy, margin)
 
 
-def inputs_of(model: Amor) -> Callable[[Tensor, int], list[Tensor]]:
-    """What the head is asked if no block from `start` on fires: their inputs, then the output's vector."""
+def inputs_of(model: Amor) -> Callable[[Tensor, list[int]], Tensor]:
+    """What the head is asked of a residual if no more block fires: blocks' inputs, and in the last column the output's vector."""
 
-    def inputs(h: Tensor, start: int) -> list[Tensor]:
-        found = [model.block_input(k, h) for k in range(start, len(model.blocks))]
-        return [*found, h if model.final_norm is None else model.final_norm(h)]
+    def inputs(h: Tensor, columns: list[int]) -> Tensor:
+        last = h if model.final_norm is None else model.final_norm(h)
+        return torch.stack([last if c == len(model.blocks) else model.block_input(c, h) for c in columns])
 
     return inputs

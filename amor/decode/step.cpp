@@ -237,6 +237,13 @@ extern "C" void norm(const float* x, const float* weight, long rows, long width,
     for (long r = 0; r < rows; r++) norm_row(x + r * width, weight, width, eps, out + r * width);
 }
 
+// x [rows, width] by several norms, one after the other; as it is where there is no weight
+extern "C" void norms(const float* x, const float* const* weights, const float* eps, long count, long rows, long width, float* out) {
+    for (long i = 0; i < count; i++, out += rows * width)
+        if (weights[i]) norm(x, weights[i], rows, width, eps[i], out);
+        else std::memcpy(out, x, rows * width * sizeof(float));
+}
+
 extern "C" void swiglu(const float* both, long rows, long width, float* out) {  // both [rows, 2 width]: gate, up
     for (long r = 0; r < rows; r++) open(both + 2 * r * width, both + (2 * r + 1) * width, 0, width, out + r * width);
 }
@@ -267,31 +274,44 @@ extern "C" void mixed(const Layer* layer, long rows, long width, const float* x,
     }
 }
 
-struct Slots {  // where keys and values of a token go: row r, head h at `at[r]`, its numbers dense
+struct Slots {  // an attention whose new keys and values are wanted, and where they go: row r, head h at `at[r]`, its numbers dense
+    Weights k_proj, v_proj;
     long rows, heads, size, row, head, capacity;
-    const float *cos, *sin;  // [rows, size / 2]
+    const float *x, *cos, *sin;  // [rows, inner], [rows, size / 2]
     const int64_t* at;
     float *k, *v;
 };
 
-// The key, turned, and the value of every row of x into their slots; gives 0, or 1 and writes nothing where one is not there
-extern "C" int remember(const Slots* to, const Weights* k, const Weights* v, const float* x, int threads) {
-    const long inner = to->heads * to->size, half = to->size / 2;
-    for (long r = 0; r < to->rows; r++)
-        if (to->at[r] < 0 || to->at[r] >= to->capacity) return 1;
-    std::vector<float> both(to->rows * 2 * inner);
+// For several attentions the key, turned, and the value of every row into their slots; gives 0, or 1 and writes nothing where a
+// slot is not there
+extern "C" int remember(const Slots* every, long count, int threads) {
+    std::vector<std::vector<float>> both(count);
+    for (long i = 0; i < count; i++) {
+        const Slots& to = every[i];
+        for (long r = 0; r < to.rows; r++)
+            if (to.at[r] < 0 || to.at[r] >= to.capacity) return 1;
+        both[i].resize(to.rows * 2 * to.heads * to.size);
+    }
 #pragma omp parallel num_threads(threads)
     {
         Task task;
-        multiply(*k, x, to->rows, both.data(), 2 * inner, false, task);
-        multiply(*v, x, to->rows, both.data() + inner, 2 * inner, false, task, true);
+        for (long i = 0; i < count; i++) {
+            const Slots& to = every[i];
+            const long inner = to.heads * to.size;
+            multiply(to.k_proj, to.x, to.rows, both[i].data(), 2 * inner, false, task);
+            multiply(to.v_proj, to.x, to.rows, both[i].data() + inner, 2 * inner, false, task, true);
+        }
 #pragma omp barrier
-#pragma omp for schedule(static)
-        for (long i = 0; i < to->rows * to->heads; i++) {
-            const long r = i / to->heads, h = i % to->heads, slot = r * to->row + h * to->head + to->at[r] * to->size;
-            const float* key = both.data() + 2 * r * inner + h * to->size;
-            turn_head(key, to->cos + r * half, to->sin + r * half, half, 1.f, to->k + slot);
-            std::memcpy(to->v + slot, key + inner, to->size * sizeof(float));
+        for (long i = 0; i < count; i++) {
+            const Slots& to = every[i];
+            const long inner = to.heads * to.size, half = to.size / 2;
+#pragma omp for schedule(static) nowait
+            for (long j = 0; j < to.rows * to.heads; j++) {
+                const long r = j / to.heads, h = j % to.heads, slot = r * to.row + h * to.head + to.at[r] * to.size;
+                const float* key = both[i].data() + 2 * r * inner + h * to.size;
+                turn_head(key, to.cos + r * half, to.sin + r * half, half, 1.f, to.k + slot);
+                std::memcpy(to.v + slot, key + inner, to.size * sizeof(float));
+            }
         }
     }
     return 0;

@@ -79,6 +79,8 @@ class Packed:
         self.blocks = [PackedBlock(block, weights) for block in model.blocks]  # type: ignore[arg-type]
         self.final_norm = None if model.final_norm is None else Norm(model.final_norm)
         self.prenorm = model.config.blocks.first == "prenorm"
+        first = self.norm_f if self.prenorm else None
+        self.norms = [*(block.norm or first for block in self.blocks), self.final_norm]  # of a block's input, and the output's
         settle(t for m in self.matrices() for t in (m.weight, m.scales) if t is not None)
 
     def matrices(self) -> list[Matrix]:
@@ -105,56 +107,84 @@ class Packed:
             after += held
         if not self.prenorm or not self.blocks:
             h = self.norm_f(h)
-        walk = _Walk(self, h, layout, best)
-        for index, part in enumerate(parts[len(self.layers) :]):
-            after.append(walk.through(index, part))
+        kept = [b.attention.opened(part, layout) for b, part in zip(self.blocks, parts[len(self.layers) :], strict=True)]
+        walk = _Walk(self, h, layout, kept, best)
+        for index in range(len(self.blocks)):
+            walk.through(index)
+        for kv in kept:
+            after.append({"kv": kv})
         return walk.seen(state.advance(layout, after, tokens[:, None]))
 
-    def inputs(self, h: Tensor, start: int) -> list[Tensor]:
-        """What the head is asked if no block from `start` on fires: their inputs, then the final hidden vector."""
-        found = [self.block_input(k, h) for k in range(start, len(self.blocks))]
-        return [*found, h if self.final_norm is None else self.final_norm(h)]
-
-    def block_input(self, index: int, h: Tensor) -> Tensor:
-        norm = self.blocks[index].norm
-        if norm is not None:
-            return norm(h)
-        return self.norm_f(h) if self.prenorm else h
+    def inputs(self, h: Tensor, columns: list[int]) -> Tensor:
+        """What the head is asked of h [n, D] if no more block fires: blocks' inputs, in the last column the output's vector."""
+        norms = (self.norms[column] for column in columns)
+        return kernels.norms(h, [None if norm is None else (norm.weight, norm.eps) for norm in norms])
 
 
 class _Walk:
-    """The way of one step through the blocks."""
+    """The way of one step through the blocks.
 
-    def __init__(self, packed: Packed, h: Tensor, layout: Layout, best: bool):
-        self.packed, self.h, self.layout = packed, h, layout
-        self.probes = Probes(packed.head, [b.gate for b in packed.blocks], packed.inputs, packed.savings, best=best)
+    What blocks read is known ahead as long as none fires. So keys and values, which no gate decides on, wait until one fires or
+    all are passed, and are then computed for several blocks in one call.
+    """
+
+    def __init__(self, packed: Packed, h: Tensor, layout: Layout, kept: list[KV], best: bool):
+        self.packed, self.layout, self.kept, self.blocks = packed, layout, kept, packed.blocks
+        self.probes = Probes(packed.head, [b.gate for b in self.blocks], self.inputs, packed.savings, best=best)
         self.before = replace(packed.head.passes)
         self.traces: list[Trace] = []
+        self.fired = self.remembered = 0  # rows that fired, and blocks whose keys and values are written
+        self.move(h, 0)
 
-    def through(self, index: int, part: Part) -> Part:
-        """Block `index`: keys and values always, the rest only for rows that fire."""
-        block, x = self.packed.blocks[index], self.packed.block_input(index, self.h)
-        kv = block.attention.remember(x, part, self.layout)
+    def move(self, h: Tensor, start: int) -> None:
+        """From here on the residual is h [R, D], and what blocks from `start` on and the output read is known with it."""
+        self.h, self.start = h, start
+        self.ahead = self.packed.inputs(h, list(range(start, len(self.blocks) + 1)))
+
+    def inputs(self, h: Tensor, columns: list[int]) -> Tensor:
+        """What the head is asked of h, the residual of this walk or some of its rows."""
+        if h is not self.h:
+            return self.packed.inputs(h, columns)
+        from_, to = columns[0] - self.start, columns[-1] + 1 - self.start
+        return self.ahead[from_:to] if to - from_ == len(columns) else self.ahead[[c - self.start for c in columns]]
+
+    def through(self, index: int) -> None:
+        """Block `index`: queries, attention and what follows only for rows that fire."""
+        block, x = self.blocks[index], self.ahead[index - self.start]
         verdict = block.gate(self.probes.ask(index, self.h, x, self.layout.start))
         self.traces.append(Trace(verdict.score[:, None], verdict.fire[:, None], block.gate.threshold))
         rows = verdict.fire.nonzero()[:, 0]
+        self.fired += len(rows)
         if self.packed.savings.sparse:
             if len(rows):
-                self.h = self.h.index_put((rows,), self.opened(block, x, kv, rows))
+                self.remember(index + 1)
+                self.move(self.h.index_put((rows,), self.opened(index, x, rows)), index + 1)
         else:
-            opened = self.opened(block, x, kv, torch.arange(len(x)))
-            self.h = torch.where(verdict.fire[:, None], opened, self.h)
-        return {"kv": kv}
+            self.remember(index + 1)
+            opened = self.opened(index, x, torch.arange(len(x)))
+            self.move(torch.where(verdict.fire[:, None], opened, self.h), index + 1)
 
-    def opened(self, block: PackedBlock, x: Tensor, kv: KV, rows: Tensor) -> Tensor:
+    def remember(self, to: int) -> None:
+        """Keys and values of blocks up to `to`; the residual has not moved since the last ones."""
+        slots = []
+        for index in range(self.remembered, to):
+            attention = self.blocks[index].attention
+            attention.spend(len(self.h))
+            slots.append(attention.slots(self.ahead[index - self.start], self.kept[index], self.layout))
+        if slots:
+            kernels.remember(slots)
+        self.remembered = to
+
+    def opened(self, index: int, x: Tensor, rows: Tensor) -> Tensor:
         """The residual of some rows, fired."""
-        return block.update(self.h[rows], block.attention.ask(x[rows], kv, self.layout, rows))
+        block = self.blocks[index]
+        return block.update(self.h[rows], block.attention.ask(x[rows], self.kept[index], self.layout, rows))
 
     def seen(self, state: State) -> Seen:
-        final_norm, passes = self.packed.final_norm, self.packed.head.passes
-        hidden = self.h if final_norm is None else final_norm(self.h)
+        self.remember(len(self.blocks))
+        hidden, passes = self.ahead[-1], self.packed.head.passes
         logits, best, entropy = self.probes.output(hidden)
-        self.packed.head.expect(sum(float(t.fire.sum()) for t in self.traces) / len(hidden), self.probes.doubts / len(hidden))
+        self.packed.head.expect(self.fired / len(hidden), self.probes.doubts / len(hidden))
         rows, read = passes.rows - self.before.rows, passes.exact - self.before.exact
         return Seen(hidden, logits, entropy, state, tuple(self.traces), rows, read, best)
 

@@ -3,13 +3,12 @@
 from torch import Tensor
 
 from amor.ops.backends import backend
-from amor.ops.product.bound import bound
 from amor.ops.product.matrix import KINDS, Matrix, Probe, pack
 from amor.ops.spent import spend
 
 ROWS = 8  # rows one pass over a matrix serves
 
-__all__ = ["KINDS", "ROWS", "Matrix", "Probe", "bound", "pack", "probe", "product", "spend_product"]
+__all__ = ["KINDS", "ROWS", "Matrix", "Probe", "pack", "probe", "product", "spend_product"]
 
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:

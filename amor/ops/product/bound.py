@@ -12,13 +12,26 @@ Let z be the exact logits, z8 those of the 8-bit head, d = z - z8, and z(t) = z8
        |H - H8| <= E S (exp(2 e) - 1) / (2 e) + E^2 exp(2 e) / 2          (e -> 0: E S + E^2 / 2)
 
 Because E is weighted by the softmax, rows of W that the 8 bits serve badly count only as far as their tokens are likely.
+
+That lets every token err in the worst direction at once, and one x cannot be along what was lost of all of them. With R the
+residuals at length 1, d = diag(r) R x + s, |s_v| <= slack, and |R x| <= gain |x|, so by Cauchy-Schwarz over tokens
+
+5. |Cov_t(d - s, z(t))| = |sum p_v(t) d_v (z_v(t) - m_t)| <= gain |x| sqrt(sum (p_v(t) r_v (z_v(t) - m_t))^2), m_t the mean
+6. z_v(t) - m_t is off from z8_v - m_8 by at most 2 t e + E S (exp(2 e) - 1) / (2 e), by 1. and as in 2. and 3., hence
+
+       |H - H8| <= gain |x| (g (Q + E S g Q0) + e exp(2 e) Q0) + slack (S g + E exp(2 e) / 2)
+
+   with g = (exp(2 e) - 1) / (2 e), Q^2 = sum (p8_v r_v (z8_v - m_8))^2 and Q0^2 = sum (p8_v r_v)^2.
+
+Many small p8_v have a small root of squares: where no token with an error is likely, this is by far the narrower one. Either
+bound holds for any approximation z8 of z with |d_v| as in 1., so also where some logits are exact and their r_v is 0.
 """
 
 import torch
 from torch import Tensor
 
 from amor.errors import AmorError
-from amor.ops.product.matrix import Matrix, Probe
+from amor.ops.product.matrix import Matrix
 
 HALF_STEP = 0.5 / 32767  # rounding x to 16 bits moves a number by at most this share of the row's largest
 ROUNDING = 2.0**-24
@@ -34,13 +47,27 @@ def errors(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
     return length + moved, matrix.longest * (moved + 2 * (matrix.inner + 16) * ROUNDING * length)
 
 
-def bound(x: Tensor, matrix: Matrix, probe: Probe) -> Tensor:
-    """[R] nats by which the exact entropy of x [R, K] may differ from the 8-bit probe's."""
-    if matrix.residuals is None or probe.residual is None:
-        raise AmorError("a bound needs a probe of 8-bit weights; float32 weights are exact")
+def bound(x: Tensor, matrix: Matrix, z: Tensor, residuals: Tensor | None = None) -> Tensor:
+    """[R] nats by which the exact entropy of x [R, K] may differ from that of 8-bit logits z [R, V].
+
+    residuals [R, V]: r_v of each row's tokens, where some of its logits are exact.
+    """
+    if matrix.residuals is None:
+        raise AmorError("a bound needs 8-bit weights; float32 weights are exact")
+    r = (matrix.residuals if residuals is None else residuals).double()
+    logp = z.double().log_softmax(1)
+    p = logp.exp()
+    entropy = -(p * logp).sum(1)
+    centred = logp + entropy[:, None]
+    spread = (p * centred.square()).sum(1).sqrt()
     length, slack = errors(x, matrix)
     most = matrix.worst * length + slack
-    mean = probe.residual.double() * length + slack  # root mean square of a sum <= sum of root mean squares
     growth = torch.where(most > 1e-6, torch.expm1(2 * most) / (2 * most), 1 + 2 * most)
-    evaluation = EVALUATION * (1 + probe.spread.double() + probe.entropy.double())
-    return (mean * probe.spread * growth + mean.square() * torch.exp(2 * most) / 2 + evaluation).float()
+    top = torch.exp(2 * most)
+    mean = (p * r.square()).sum(1).sqrt() * length + slack  # root mean square of a sum <= sum of root mean squares
+    each = mean * spread * growth + mean.square() * top / 2
+    q, q0 = ((p * r * t).square().sum(1).sqrt() for t in (centred, torch.ones_like(p)))
+    together = matrix.gain * length * (growth * (q + mean * spread * growth * q0) + most * top * q0)
+    together = together + slack * (spread * growth + mean * top / 2)
+    evaluation = EVALUATION * (1 + spread + entropy)
+    return (torch.minimum(each, together.nan_to_num(torch.inf)) + evaluation).float()

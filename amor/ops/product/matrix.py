@@ -4,7 +4,7 @@ An 8-bit weight is a whole number from -127 to 127 times its group's scale. What
 a row (`residuals`), which bounds the error of every product: |x w8 - x w| <= |x| |w8 - w|.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ class Matrix:
     residuals: Tensor | None = None  # [outputs] length of what rounding took from a row
     longest: float = 0.0  # length of the longest row of W
     worst: float = 0.0  # the largest of the residuals
+    gain: float = torch.inf  # what many rows of it can add up to: |R u| <= gain |u|, R the residuals at length 1
 
     @property
     def kind(self) -> str:
@@ -45,17 +46,45 @@ class Matrix:
         return whole.flatten(1)[: self.outputs, : self.inner]
 
 
+TOLD = ("entropy", "off", "logsumexp", "best", "second", "spread", "residual")
+
+
 @dataclass(frozen=True)
 class Probe:
-    """What one pass over the head found of a few rows, [R] each."""
+    """What one pass over the head found of a few rows."""
 
-    entropy: Tensor  # in nats
-    logsumexp: Tensor
-    best: Tensor  # [R, 2] the two largest logits
-    token: Tensor  # the token of the largest
-    spread: Tensor  # standard deviation of the logit under the softmax
-    residual: Tensor | None = None  # 8-bit weights: root of the mean square of `residuals` under the softmax
+    told: Tensor  # [7, R] as in TOLD
+    token: Tensor  # [R] the token of the largest logit
     logits: Tensor | None = None  # [R, V] where asked for
+
+    @property
+    def entropy(self) -> Tensor:
+        """[R] in nats."""
+        return self.told[0]
+
+    @property
+    def off(self) -> Tensor:
+        """[R] nats by which the exact entropy may differ: 0, or of 8-bit weights as bound.py says."""
+        return self.told[1]
+
+    @property
+    def logsumexp(self) -> Tensor:
+        return self.told[2]
+
+    @property
+    def best(self) -> Tensor:
+        """[R, 2] the two largest logits."""
+        return self.told[3:5].T
+
+    @property
+    def spread(self) -> Tensor:
+        """[R] standard deviation of the logit under the softmax."""
+        return self.told[5]
+
+    @property
+    def residual(self) -> Tensor:
+        """[R] 8-bit weights: root of the mean square of `residuals` under the softmax, else 0."""
+        return self.told[6]
 
     @property
     def margin(self) -> Tensor:
@@ -83,8 +112,11 @@ def untiled(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def pack(weight: Tensor, kind: str = "float32") -> Matrix:
-    """Make a matrix ready. float32 shares the tensor's memory where it can; int8 is a new one of a quarter of the size."""
+def pack(weight: Tensor, kind: str = "float32", gain: bool = False) -> Matrix:
+    """Make a matrix ready. float32 shares the tensor's memory where it can; int8 is a new one of a quarter of the size.
+
+    gain: find what bounds the sum of many rows' errors too; it takes as long as outputs * inner^2 multiplications.
+    """
     if kind not in KINDS:
         raise AmorError(f"weights: no {kind!r}; {nearest(kind, KINDS)}")
     weight = weight.detach()
@@ -95,6 +127,7 @@ def pack(weight: Tensor, kind: str = "float32") -> Matrix:
     whole = torch.empty(tiles, groups * GROUP // 2, 2 * TILE, dtype=torch.int8, device=weight.device)
     scales = torch.empty(tiles, groups, TILE, device=weight.device)
     residuals, lengths = (torch.empty(tiles * TILE, device=weight.device) for _ in range(2))
+    squares = torch.zeros(groups * GROUP, groups * GROUP, dtype=torch.float64, device=weight.device)
     for start in range(0, tiles, SLICE):  # a slice at a time: the float copies would be larger than what is made
         part, rows = slice(start, start + SLICE), slice(start * TILE, (start + SLICE) * TILE)
         missing = len(residuals[rows]) - len(weight[rows])
@@ -106,4 +139,24 @@ def pack(weight: Tensor, kind: str = "float32") -> Matrix:
         left = w.double() - rounded.double() * scale.double()[..., None]
         residuals[rows] = left.square().sum((1, 2)).sqrt().float()
         lengths[rows] = w.double().square().sum((1, 2)).sqrt().float()
-    return Matrix(outputs, inner, whole, scales, residuals[:outputs], float(lengths.max()), float(residuals.max()))
+        if gain:
+            squares += _squares(left.flatten(1))
+    found = Matrix(outputs, inner, whole, scales, residuals[:outputs], float(lengths.max()), float(residuals.max()))
+    return replace(found, gain=_largest(squares, outputs)) if gain else found
+
+
+SUMMED = 256  # rows in one float32 sum
+
+
+def _squares(left: Tensor) -> Tensor:
+    """R^T R of rows at length 1."""
+    unit = (left / left.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)).float()
+    return sum((part.T @ part).double() for part in unit.split(SUMMED))
+
+
+def _largest(squares: Tensor, rows: int) -> float:
+    """The largest |R u| / |u|: root of the largest eigenvalue, with all that rounding can have taken from it."""
+    if not bool(squares.isfinite().all()):
+        return torch.inf
+    rounding = (SUMMED + 8) * 2.0**-24 * rows  # of sums of SUMMED products, whose sizes add up to at most `rows`
+    return (float(torch.linalg.eigvalsh(squares)[-1]) + rounding) ** 0.5

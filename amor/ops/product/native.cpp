@@ -1,9 +1,15 @@
 // Products and probes of the head for decode, on the skinny products of skinny.h.
 #include <omp.h>
 
+#include <algorithm>
+
 #include "skinny.h"
 
 #define INLINE __attribute__((always_inline))  // a call a vector would cost more than its work
+
+struct Limits {  // of 8-bit weights, as in matrix.py
+    double longest, worst, gain;
+};
 
 namespace {
 
@@ -98,22 +104,68 @@ void probe(const Weights& weights, long outputs, int rows, float* y, int first, 
     for (int r = 0; r < rows; r++) merge_all(room + r * slabs * FACTS, slabs, facts + r * FACTS);
 }
 
-// The tokens of the largest logits, at most `most`: all above a mark, which is set by counting them in steps below the best.
-std::vector<long> likeliest(const float* z, long outputs, long most) {
-    constexpr int STEPS = 4096;
-    constexpr float REACH = 24;  // nats below the best; what lies deeper has no weight in an entropy
-    float best = z[0];
-    for (long v = 1; v < outputs; v++) best = z[v] > best ? z[v] : best;
-    const auto depth = [&](long v) { return (best - z[v]) * (STEPS / REACH); };
-    std::vector<long> count(STEPS), found;
-    for (long v = 0; v < outputs; v++)
-        if (depth(v) < STEPS) count[(long)depth(v)]++;  // not a number is in no step
-    long mark = 0, total = 0;
-    while (mark < STEPS && total + count[mark] <= most) total += count[mark++];
-    found.reserve(total);
-    for (long v = 0; v < outputs; v++)
-        if (depth(v) < mark) found.push_back(v);
+// The tokens of the largest logits: of the `likely` runs of neighbours with the largest ones, all that are as large as the
+// least of those. At least `likely` tokens, and hardly more, since few runs hold two.
+std::vector<long> likeliest(const float* z, long outputs, long likely) {
+    constexpr long RUN = 32;
+    const long runs = (outputs + RUN - 1) / RUN;
+    std::vector<long> found;
+    std::vector<float> tops(runs), order;
+    const auto size = [&](long run) { return run + 1 < runs ? RUN : outputs - run * RUN; };
+    for (long run = 0; run < runs; run++) tops[run] = largest(z + run * RUN, size(run));
+    float mark = -__builtin_inff();
+    if (likely < runs) {
+        order = tops;
+        std::nth_element(order.begin(), order.begin() + likely, order.end(), [](float a, float b) { return a > b; });
+        mark = order[likely];
+    }
+    for (long run = 0; run < runs; run++)
+        for (long v = run * RUN; tops[run] > mark && v < run * RUN + size(run); v++)
+            if (z[v] > mark) found.push_back(v);
     return found;
+}
+
+// How far the entropy of 8-bit logits can be from the exact one: bound.py has the derivation, and the same names.
+struct Errors {
+    const Limits& limits;
+    double length, slack;  // a logit is off by at most length * r_v + slack
+
+    Errors(const Limits& limits, const float* x, long inner) : limits(limits) {
+        constexpr double HALF_STEP = 0.5 / 32767, ROUNDING = 1. / (1 << 24);
+        double squares = 0, highest = 0;
+        for (long j = 0; j < inner; j++) {
+            const double v = x[j];
+            squares += v * v;
+            if (!(std::fabs(v) <= highest)) highest = std::fabs(v);
+        }
+        const double moved = highest * HALF_STEP * std::sqrt((double)inner), plain = std::sqrt(squares);
+        length = plain + moved, slack = limits.longest * (moved + 2 * (inner + 16) * ROUNDING * plain);
+    }
+
+    double bound(double entropy, double spread, double residual, const double* weighed) const {
+        constexpr double EVALUATION = 1e-5;
+        const double most = limits.worst * length + slack;
+        const double growth = most > 1e-6 ? std::expm1(2 * most) / (2 * most) : 1 + 2 * most, top = std::exp(2 * most);
+        const double mean = residual * length + slack;
+        double found = mean * spread * growth + mean * mean * top / 2;
+        if (weighed) {
+            const double q = std::sqrt(weighed[0]), q0 = std::sqrt(weighed[1]);
+            const double together = limits.gain * length * (growth * (q + mean * spread * growth * q0) + most * top * q0) +
+                                    slack * (spread * growth + mean * top / 2);
+            if (together < found) found = together;
+        }
+        return found + EVALUATION * (1 + spread + entropy);
+    }
+};
+
+// sums of (p r (z - mean))^2 and (p r)^2
+void weigh(const float* z, const float* residuals, long count, float log_sum, float mean, double* sums) {
+    vec q{}, q0{};
+    over(count, [&](long j, int n) INLINE {
+        const vec v = get(z + j, n), pr = exp(v - log_sum) * get(residuals + j, n), moved = pr * (v - mean);
+        q += moved * moved, q0 += pr * pr;
+    });
+    sums[0] = sum(q), sums[1] = sum(q0);
 }
 
 }  // namespace
@@ -147,44 +199,59 @@ extern "C" void probe_bytes(const int8_t* w, const float* scales, long outputs, 
     probe(r.against(w, scales), outputs, rows, y, first, residuals, facts, room, threads);
 }
 
-// facts [rows, FACTS] -> told [6, rows]: entropy, logsumexp, the two best logits, spread, residual; and the best token
-extern "C" void conclude(const double* facts, long rows, float* told, int64_t* tokens) {
+// facts [rows, FACTS] -> told [7, rows]: entropy, how far it can be off, logsumexp, the two best logits, spread, residual; and
+// the best token. limits: of 8-bit weights; weighed [rows, 2] where some logits are exact.
+extern "C" void conclude(const double* facts, long rows, const float* x, long inner, const Limits* limits, const double* weighed,
+                         float* told, int64_t* tokens) {
     for (long r = 0; r < rows; r++) {
         const double *f = facts + r * FACTS, mean = f[2] / f[1], log_total = std::log(f[1]);
-        const double variance = f[3] / f[1] - mean * mean;
-        const double found[6] = {log_total - mean, f[0] + log_total, f[5], f[6], std::sqrt(variance < 0 ? 0 : variance),
-                                 std::sqrt(f[4] / f[1])};
-        for (int i = 0; i < 6; i++) told[i * rows + r] = (float)found[i];
+        const double variance = f[3] / f[1] - mean * mean, spread = std::sqrt(variance < 0 ? 0 : variance);
+        const double entropy = log_total - mean, residual = std::sqrt(f[4] / f[1]);
+        double off = 0;
+        if (limits) off = Errors(*limits, x + r * inner, inner).bound(entropy, spread, residual, weighed ? weighed + 2 * r : nullptr);
+        const double found[7] = {entropy, off, f[0] + log_total, f[5], f[6], spread, residual};
+        for (int i = 0; i < 7; i++) told[i * rows + r] = (float)found[i];
         tokens[r] = (int64_t)f[7];
     }
 }
 
-// z [outputs] 8-bit logits of one row and residuals: those of the likeliest tokens become exact and 0; facts of all of them
-extern "C" void refine_row(const float* w, long outputs, long inner, const float* x, long likely, float* z, float* residuals,
-                           double* facts, double* room, int threads) {
+// A row's facts and the sums of `weigh` from its 8-bit logits, those of the likeliest tokens made exact and their residuals 0.
+// How many were looked at.
+extern "C" long refine_row(const float* w, long outputs, long inner, const float* x, long likely, const float* logits,
+                           const float* all_residuals, double* facts, double* weighed, double* room, int threads) {
+    static thread_local std::vector<float> held;  // memory that is asked for anew comes page by page, which takes longer than all else
+    held.resize(2 * outputs);
+    float *z = held.data(), *residuals = z + outputs;
+    std::memcpy(z, logits, outputs * sizeof(float));
+    std::memcpy(residuals, all_residuals, outputs * sizeof(float));
     const std::vector<long> known = likeliest(z, outputs, likely);
     const long slabs = (outputs + SLAB - 1) / SLAB;
     const Floats weights{w, x, inner};
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-        for (long i = 0; i < (long)known.size(); i++) {
-            weights.dots<1, 1>(known[i], 0, z + known[i], 1);
-            residuals[known[i]] = 0;
-        }
-#pragma omp for schedule(static)
-        for (long slab = 0; slab < slabs; slab++) {
-            const long from = slab * SLAB, count = from + SLAB < outputs ? SLAB : outputs - from;
-            digest(z + from, count, from, residuals, room + slab * FACTS);
-        }
+    const auto each = [&](auto work) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+        for (long slab = 0; slab < slabs; slab++)
+            work(slab, slab * SLAB, slab * SLAB + SLAB < outputs ? SLAB : outputs - slab * SLAB);
+    };
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < (long)known.size(); i++) {
+        weights.dots<1, 1>(known[i], 0, z + known[i], 1);
+        residuals[known[i]] = 0;
     }
+    each([&](long slab, long from, long count) { digest(z + from, count, from, residuals, room + slab * FACTS); });
     merge_all(room, slabs, facts);
+    const float mean = (float)(facts[0] + facts[2] / facts[1]), log_sum = (float)(facts[0] + std::log(facts[1]));
+    each([&](long slab, long from, long count) { weigh(z + from, residuals + from, count, log_sum, mean, room + 2 * slab); });
+    weighed[0] = weighed[1] = 0;
+    for (long slab = 0; slab < slabs; slab++) weighed[0] += room[2 * slab], weighed[1] += room[2 * slab + 1];
+    return (long)known.size();
 }
 
-// The token of the largest exact logit of x [inner], where z [outputs] is off by at most length * residuals + slack each;
-// of equal ones the first, and not a number counts as largest. How many exact logits it took.
+// The token of the largest exact logit of x [inner], where z [outputs] are 8-bit ones; of equal ones the first, and not a number
+// counts as largest. How many exact logits it took.
 extern "C" long best_row(const float* w, long outputs, long inner, const float* x, const float* z, const float* residuals,
-                         float length, float slack, int64_t* token, int threads) {
+                         const Limits* limits, int64_t* token, int threads) {
+    const Errors errors(*limits, x, inner);
+    const float length = (float)errors.length, slack = (float)errors.slack;
     vec most = all(-__builtin_inff());
     over(outputs, [&](long v, int n) INLINE {
         vec low = most;

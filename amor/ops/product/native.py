@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from amor.ops import native
-from amor.ops.product.matrix import GROUP, TILE, Matrix, Probe
+from amor.ops.product.matrix import GROUP, TILE, TOLD, Matrix, Probe
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 MOST = 8  # rows of x in one pass
@@ -30,9 +30,9 @@ def _functions() -> ctypes.CDLL:
     library.product_bytes.argtypes = [p, p, n, n, p, i, p, n, i, i]
     library.probe_floats.argtypes = [p, n, n, p, i, p, i, p, p, i]
     library.probe_bytes.argtypes = [p, p, n, n, p, i, p, i, p, p, p, i]
-    library.conclude.argtypes = [p, n, p, p]
-    library.refine_row.argtypes = [p, n, n, p, n, p, p, p, p, i]
-    library.best_row.argtypes, library.best_row.restype = [p, n, n, p, p, p, ctypes.c_float, ctypes.c_float, p, i], n
+    library.conclude.argtypes = [p, n, p, n, p, p, p, p]
+    library.refine_row.argtypes, library.refine_row.restype = [p, n, n, p, n, p, p, p, p, p, i], n
+    library.best_row.argtypes, library.best_row.restype = [p, n, n, p, p, p, p, p, i], n
     library.stream.argtypes, library.stream.restype = [p, n, i], ctypes.c_float
     return library
 
@@ -76,38 +76,44 @@ def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = No
         here, skipped = min(MOST, rows - start), rows - kept - start  # rows of this pass, and how many of them are not kept
         to = None if y is None or skipped >= here else y[max(0, -skipped) :]
         _probe_few(x[start : start + here], matrix, to, max(0, skipped), facts[start : start + here])
-    return _told(facts, matrix, y)
+    return _told(facts, x, matrix, y)
 
 
-def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int) -> Probe:
-    """As in reference.py, but of equal or nearly equal logits it may leave out all where `likely` would cut between them."""
+def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int) -> tuple[Probe, int]:
+    """As in reference.py, but of the likeliest it may look at a few more, and of nearly equal ones leave out some."""
     assert copy.residuals is not None
-    x, z, facts = x.float().contiguous(), logits.clone(), torch.empty(len(x), FACTS, dtype=torch.float64)
-    rest, room = torch.empty_like(copy.residuals), torch.empty(-(-exact.outputs // SLAB) * FACTS, dtype=torch.float64)
+    x, logits, looked_at = x.float().contiguous(), logits.contiguous(), 0
+    facts, weighed = (torch.empty(len(x), n, dtype=torch.float64) for n in (FACTS, 2))
+    room = torch.empty(-(-exact.outputs // SLAB) * FACTS, dtype=torch.float64)
     shape = exact.weight.data_ptr(), exact.outputs, exact.inner
-    for row, mine, found in zip(x, z, facts, strict=True):
-        rest.copy_(copy.residuals)
-        memory = (t.data_ptr() for t in (mine, rest, found, room))
-        _functions().refine_row(*shape, row.data_ptr(), likely, *memory, torch.get_num_threads())
-    return _told(facts, copy, None)
+    for row, mine in enumerate(x):
+        memory = (t.data_ptr() for t in (logits[row], copy.residuals, facts[row], weighed[row], room))
+        looked_at += _functions().refine_row(*shape, mine.data_ptr(), likely, *memory, torch.get_num_threads())
+    return _told(facts, x, copy, None, weighed), looked_at
 
 
-def best(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, errors: Tensor) -> tuple[Tensor, int]:
+def best(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor) -> tuple[Tensor, int]:
     assert copy.residuals is not None
     x, logits, tokens, looked_at = x.float().contiguous(), logits.contiguous(), torch.empty(len(x), dtype=torch.long), 0
     shape = exact.weight.data_ptr(), exact.outputs, exact.inner
-    for row, (mine, z, off) in enumerate(zip(x, logits, errors.tolist(), strict=True)):
-        memory = mine.data_ptr(), z.data_ptr(), copy.residuals.data_ptr(), *off, tokens[row:].data_ptr()
+    for row in range(len(x)):
+        memory = x[row].data_ptr(), logits[row].data_ptr(), copy.residuals.data_ptr(), _limits(copy), tokens[row:].data_ptr()
         looked_at += _functions().best_row(*shape, *memory, torch.get_num_threads())
     return tokens, looked_at
 
 
-def _told(facts: Tensor, matrix: Matrix, y: Tensor | None) -> Probe:
+def _limits(matrix: Matrix) -> ctypes.Array | None:
+    """What bounds the errors of 8-bit weights; None where there are none."""
+    return None if matrix.residuals is None else (ctypes.c_double * 3)(matrix.longest, matrix.worst, matrix.gain)
+
+
+def _told(facts: Tensor, x: Tensor, matrix: Matrix, y: Tensor | None, weighed: Tensor | None = None) -> Probe:
     rows = facts.shape[0]
-    told, token = torch.empty(6, rows), torch.empty(rows, dtype=torch.long)
-    _functions().conclude(facts.data_ptr(), rows, told.data_ptr(), token.data_ptr())
-    entropy, log_sum, _, _, spread, residual = told.unbind(0)
-    return Probe(entropy, log_sum, told[2:4].T, token, spread, None if matrix.residuals is None else residual, y)
+    told, token = torch.empty(len(TOLD), rows), torch.empty(rows, dtype=torch.long)
+    where = None if weighed is None else weighed.data_ptr()
+    memory = facts.data_ptr(), rows, x.data_ptr(), matrix.inner, _limits(matrix), where
+    _functions().conclude(*memory, told.data_ptr(), token.data_ptr())
+    return Probe(told, token, y)
 
 
 def _probe_few(x: Tensor, matrix: Matrix, y: Tensor | None, first: int, facts: Tensor) -> None:
