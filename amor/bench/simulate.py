@@ -48,19 +48,19 @@ class Scheduled(Gate):
         self.asked = -1
 
     def place(self, evidence: Evidence) -> int:
-        return (int(evidence.position[0]) - self.start) % len(self.plan)
+        return (int(evidence.position.flatten()[0]) - self.start) % len(self.plan)
 
     def forward(self, evidence: Evidence) -> Verdict:
         assert evidence.entropy is not None
         fire = torch.full(evidence.position.shape, self.plan[self.place(evidence)])
         return Verdict(fire, evidence.entropy)
 
-    def sure(self, low: Evidence, high: Evidence) -> Tensor:
+    def sure(self, ends: Evidence) -> Tensor:
         """Asked once of the 8-bit head's bound and, where that left a doubt, once of the narrower one."""
-        place = self.place(low)
+        place = self.place(ends)
         doubts = self.deep_doubts if self.asked == place else self.doubts
         self.asked = place
-        return torch.full(low.position.shape, not doubts[place])
+        return torch.full(ends.position.shape[1:], not doubts[place])
 
 
 def doubted(share: float, block: int, blocks: int, tokens: int) -> int:

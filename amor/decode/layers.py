@@ -179,15 +179,19 @@ class PackedAttention:
         kernels.remember([self.slots(x, after, layout)])
         return after
 
-    def ask(self, x: Tensor, kv: KV, layout: Layout, rows: Tensor) -> Tensor:
-        """The attention output of x [n, D], the tokens of some rows."""
-        cos, sin = self.turn(layout)
-        q = rotate(fan_heads(product(x, self.q_proj), self.size), cos[rows], sin[rows])  # [n, H, d]
-        return product(attend.single(q, kv.k, kv.v, rows, layout.start[rows] + 1).flatten(1), self.o_proj)
+    def ask(self, x: Tensor, kv: KV, layout: Layout, rows: Tensor | None = None) -> Tensor:
+        """The attention output of x [n, D], the tokens of some rows or of all."""
+        (cos, sin), start = self.turn(layout), layout.start
+        if rows is None:
+            rows = torch.arange(len(x))
+        else:
+            cos, sin, start = cos[rows], sin[rows], start[rows]
+        q = rotate(fan_heads(product(x, self.q_proj), self.size), cos, sin)  # [n, H, d]
+        return product(attend.single(q, kv.k, kv.v, rows, start + 1).flatten(1), self.o_proj)
 
     def __call__(self, x: Tensor, part: Part, layout: Layout) -> tuple[Tensor, Part]:
         kv = self.remember(x, part, layout)
-        return self.ask(x, kv, layout, torch.arange(len(x))), {"kv": kv}
+        return self.ask(x, kv, layout), {"kv": kv}
 
 
 class PackedFused:

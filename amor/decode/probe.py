@@ -190,7 +190,8 @@ class Probes:
 
     def _sure(self, index: int, x: Tensor, position: Tensor) -> Tensor:
         entropy, off = self._told(self.cheap, index)[:2]
-        return self.gates[index].sure(Evidence(x, position, entropy - off), Evidence(x, position, entropy + off))
+        ends = torch.stack([entropy - off, entropy + off])
+        return self.gates[index].sure(Evidence(x.expand(2, *x.shape), position.expand(ends.shape), ends))
 
     def output(self, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Of the output's vectors [R, D]: logits [R, V], or [R, 0] and the best token [R]; and entropy in nats [R]."""

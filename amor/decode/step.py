@@ -155,14 +155,16 @@ class _Walk:
         self.traces.append(Trace(verdict.score[:, None], verdict.fire[:, None], block.gate.threshold))
         rows = verdict.fire.nonzero()[:, 0]
         self.fired += len(rows)
-        if self.packed.savings.sparse:
-            if len(rows):
-                self.remember(index + 1)
-                self.move(self.h.index_put((rows,), self.opened(index, x, rows)), index + 1)
+        if not len(rows) and self.packed.savings.sparse:
+            return
+        self.remember(index + 1)
+        if len(rows) == len(x):
+            moved = self.opened(index, self.h, x, None)
+        elif self.packed.savings.sparse:
+            moved = self.h.index_put((rows,), self.opened(index, self.h[rows], x[rows], rows))
         else:
-            self.remember(index + 1)
-            opened = self.opened(index, x, torch.arange(len(x)))
-            self.move(torch.where(verdict.fire[:, None], opened, self.h), index + 1)
+            moved = torch.where(verdict.fire[:, None], self.opened(index, self.h, x, None), self.h)
+        self.move(moved, index + 1)
 
     def remember(self, to: int) -> None:
         """Keys and values of blocks up to `to`; the residual has not moved since the last ones."""
@@ -175,10 +177,10 @@ class _Walk:
             kernels.remember(slots)
         self.remembered = to
 
-    def opened(self, index: int, x: Tensor, rows: Tensor) -> Tensor:
-        """The residual of some rows, fired."""
+    def opened(self, index: int, h: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
+        """The residual h of some rows or of all, fired."""
         block = self.blocks[index]
-        return block.update(self.h[rows], block.attention.ask(x[rows], self.kept[index], self.layout, rows))
+        return block.update(h, block.attention.ask(x, self.kept[index], self.layout, rows))
 
     def seen(self, state: State) -> Seen:
         self.remember(len(self.blocks))

@@ -50,9 +50,13 @@ class Gate(nn.Module):
         """What a score is compared with; not a number where nothing is compared."""
         return torch.tensor(torch.nan)
 
-    def sure(self, low: Evidence, high: Evidence) -> Tensor:
-        """[...] whether it decides alike at both ends of what is known of the entropy; firing must not stop as it rises."""
-        return self(low).fire == self(high).fire
+    def sure(self, ends: Evidence) -> Tensor:
+        """[...] of the evidence at both ends [2, ...] of what is known of the entropy, whether it decides alike.
+
+        Firing must not stop as the entropy rises.
+        """
+        fire = self(ends).fire
+        return fire[0] == fire[1]
 
     def observe(self, scores: Tensor) -> None:
         """Take in the scores of one optimiser step: every real token of the global batch."""

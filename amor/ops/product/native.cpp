@@ -7,7 +7,10 @@
 
 #define INLINE __attribute__((always_inline))  // a call a vector would cost more than its work
 
-struct Limits {  // of 8-bit weights, as in matrix.py
+struct Matrix {  // as in matrix.py: float32 where there are no scales
+    const void* weight;
+    const float *scales, *residuals;
+    long outputs, inner;
     double longest, worst, gain;
 };
 
@@ -17,12 +20,19 @@ using namespace skinny;
 
 constexpr long SLAB = 512;  // rows of W a task takes: fixed, so that sums over slabs do not depend on the thread count
 
-template <class Weights>
-void product(const Weights& weights, long outputs, int rows, float* y, long step, int add, int threads) {
-#pragma omp parallel num_threads(threads)
-    {
-        const Share share(outputs, omp_get_thread_num(), omp_get_num_threads());
-        part(weights, share.from, share.to, rows, y, step, add);
+// work(weights, first, rows) for as many rows of x at a time as one pass over the matrix serves
+template <class Work>
+void passes(const Matrix& m, const float* x, long rows, Work work) {
+    for (long first = 0; first < rows; first += MOST) {
+        const int here = (int)(rows - first < MOST ? rows - first : MOST);
+        const float* mine = x + first * m.inner;
+        if (m.scales) {
+            Rounded r;
+            r.take(mine, here, m.inner);
+            work(r.against(m.weight, m.scales), first, here);
+        } else {
+            work(Floats{(const float*)m.weight, mine, m.inner}, first, here);
+        }
     }
 }
 
@@ -86,22 +96,23 @@ void merge_all(const double* room, long slabs, double* facts) {
     for (long slab = 1; slab < slabs; slab++) merge(facts, room + slab * FACTS);
 }
 
-// One pass over W: facts [rows, FACTS] of the logits of every row, and into y the logits themselves of rows from `first` on.
+// One pass over W for up to MOST rows: facts [rows, FACTS] of their logits, and into y the logits themselves of rows from `first` on.
 template <class Weights>
-void probe(const Weights& weights, long outputs, int rows, float* y, int first, const float* residuals, double* facts,
-           double* room, int threads) {
+void probe_few(const Weights& weights, long outputs, int rows, float* y, long first, const float* residuals, double* facts,
+               int threads) {
     const long slabs = (outputs + SLAB - 1) / SLAB;
+    std::vector<double> room(rows * slabs * FACTS);
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long slab = 0; slab < slabs; slab++) {
         const long from = slab * SLAB, count = from + SLAB < outputs ? SLAB : outputs - from;
         float z[MOST * SLAB];
         panel(weights, from, count, rows, z, SLAB);
         for (int r = 0; r < rows; r++) {
-            digest(z + r * SLAB, count, from, residuals, room + (r * slabs + slab) * FACTS);
+            digest(z + r * SLAB, count, from, residuals, room.data() + (r * slabs + slab) * FACTS);
             if (r >= first) std::memcpy(y + (r - first) * outputs + from, z + r * SLAB, count * sizeof(float));
         }
     }
-    for (int r = 0; r < rows; r++) merge_all(room + r * slabs * FACTS, slabs, facts + r * FACTS);
+    for (int r = 0; r < rows; r++) merge_all(room.data() + r * slabs * FACTS, slabs, facts + r * FACTS);
 }
 
 // The tokens of the largest logits: of the `likely` runs of neighbours with the largest ones, all that are as large as the
@@ -127,10 +138,11 @@ std::vector<long> likeliest(const float* z, long outputs, long likely) {
 
 // How far the entropy of 8-bit logits can be from the exact one: bound.py has the derivation, and the same names.
 struct Errors {
-    const Limits& limits;
+    const Matrix& copy;
     double length, slack;  // a logit is off by at most length * r_v + slack
 
-    Errors(const Limits& limits, const float* x, long inner) : limits(limits) {
+    Errors(const Matrix& copy, const float* x) : copy(copy) {
+        const long inner = copy.inner;
         constexpr double HALF_STEP = 0.5 / 32767, ROUNDING = 1. / (1 << 24);
         double squares = 0, highest = 0;
         for (long j = 0; j < inner; j++) {
@@ -139,18 +151,18 @@ struct Errors {
             if (!(std::fabs(v) <= highest)) highest = std::fabs(v);
         }
         const double moved = highest * HALF_STEP * std::sqrt((double)inner), plain = std::sqrt(squares);
-        length = plain + moved, slack = limits.longest * (moved + 2 * (inner + 16) * ROUNDING * plain);
+        length = plain + moved, slack = copy.longest * (moved + 2 * (inner + 16) * ROUNDING * plain);
     }
 
     double bound(double entropy, double spread, double residual, const double* weighed) const {
         constexpr double EVALUATION = 1e-5;
-        const double most = limits.worst * length + slack;
+        const double most = copy.worst * length + slack;
         const double growth = most > 1e-6 ? std::expm1(2 * most) / (2 * most) : 1 + 2 * most, top = std::exp(2 * most);
         const double mean = residual * length + slack;
         double found = mean * spread * growth + mean * mean * top / 2;
         if (weighed) {
             const double q = std::sqrt(weighed[0]), q0 = std::sqrt(weighed[1]);
-            const double together = limits.gain * length * (growth * (q + mean * spread * growth * q0) + most * top * q0) +
+            const double together = copy.gain * length * (growth * (q + mean * spread * growth * q0) + most * top * q0) +
                                     slack * (spread * growth + mean * top / 2);
             if (together < found) found = together;
         }
@@ -168,6 +180,17 @@ void weigh(const float* z, const float* residuals, long count, float log_sum, fl
     sums[0] = sum(q), sums[1] = sum(q0);
 }
 
+// What one row's facts come to: told[i * step] entropy, how far it can be off, logsumexp, the two best logits, spread, residual;
+// and the best token. weighed: where some logits of an 8-bit head are exact.
+void conclude(const double* f, const Matrix& head, const float* x, const double* weighed, float* told, long step, int64_t* token) {
+    const double mean = f[2] / f[1], log_total = std::log(f[1]), variance = f[3] / f[1] - mean * mean;
+    const double spread = std::sqrt(variance < 0 ? 0 : variance), entropy = log_total - mean, residual = std::sqrt(f[4] / f[1]);
+    const double off = head.residuals ? Errors(head, x).bound(entropy, spread, residual, weighed) : 0;
+    const double found[7] = {entropy, off, f[0] + log_total, f[5], f[6], spread, residual};
+    for (int i = 0; i < 7; i++) told[i * step] = (float)found[i];
+    *token = (int64_t)f[7];
+}
+
 }  // namespace
 
 extern "C" void round_rows(const float* x, long rows, long inner, long padded, int16_t* whole, float* units) {
@@ -175,58 +198,42 @@ extern "C" void round_rows(const float* x, long rows, long inner, long padded, i
 }
 
 // y [rows, outputs], its rows `step` apart; add: y += ...
-extern "C" void product_floats(const float* w, long outputs, long inner, const float* x, int rows, float* y, long step, int add,
-                               int threads) {
-    product(Floats{w, x, inner}, outputs, rows, y, step, add, threads);
+extern "C" void product(const Matrix* m, const float* x, long rows, float* y, long step, int add, int threads) {
+    passes(*m, x, rows, [&](const auto& weights, long first, int here) {
+#pragma omp parallel num_threads(threads)
+        {
+            const Share share(m->outputs, omp_get_thread_num(), omp_get_num_threads());
+            part(weights, share.from, share.to, here, y + first * step, step, add);
+        }
+    });
 }
 
-extern "C" void product_bytes(const int8_t* w, const float* scales, long outputs, long inner, const float* x, int rows, float* y,
-                              long step, int add, int threads) {
-    Rounded r;
-    r.take(x, rows, inner);
-    product(r.against(w, scales), outputs, rows, y, step, add, threads);
+// What the head says of x [rows, inner]: told [7, rows] and tokens as `conclude` has them, and into y the logits of rows from
+// `skipped` on.
+extern "C" void probe(const Matrix* head, const float* x, long rows, float* y, long skipped, float* told, int64_t* tokens,
+                      int threads) {
+    passes(*head, x, rows, [&](const auto& weights, long first, int here) {
+        double facts[MOST * FACTS];
+        const long left = skipped > first ? skipped - first : 0;
+        probe_few(weights, head->outputs, here, y + (first + left - skipped) * head->outputs, left, head->residuals, facts, threads);
+        for (int r = 0; r < here; r++)
+            conclude(facts + r * FACTS, *head, x + (first + r) * head->inner, nullptr, told + first + r, rows, tokens + first + r);
+    });
 }
 
-extern "C" void probe_floats(const float* w, long outputs, long inner, const float* x, int rows, float* y, int first,
-                             double* facts, double* room, int threads) {
-    probe(Floats{w, x, inner}, outputs, rows, y, first, nullptr, facts, room, threads);
-}
-
-extern "C" void probe_bytes(const int8_t* w, const float* scales, long outputs, long inner, const float* x, int rows, float* y,
-                            int first, const float* residuals, double* facts, double* room, int threads) {
-    Rounded r;
-    r.take(x, rows, inner);
-    probe(r.against(w, scales), outputs, rows, y, first, residuals, facts, room, threads);
-}
-
-// facts [rows, FACTS] -> told [7, rows]: entropy, how far it can be off, logsumexp, the two best logits, spread, residual; and
-// the best token. limits: of 8-bit weights; weighed [rows, 2] where some logits are exact.
-extern "C" void conclude(const double* facts, long rows, const float* x, long inner, const Limits* limits, const double* weighed,
-                         float* told, int64_t* tokens) {
-    for (long r = 0; r < rows; r++) {
-        const double *f = facts + r * FACTS, mean = f[2] / f[1], log_total = std::log(f[1]);
-        const double variance = f[3] / f[1] - mean * mean, spread = std::sqrt(variance < 0 ? 0 : variance);
-        const double entropy = log_total - mean, residual = std::sqrt(f[4] / f[1]);
-        double off = 0;
-        if (limits) off = Errors(*limits, x + r * inner, inner).bound(entropy, spread, residual, weighed ? weighed + 2 * r : nullptr);
-        const double found[7] = {entropy, off, f[0] + log_total, f[5], f[6], spread, residual};
-        for (int i = 0; i < 7; i++) told[i * rows + r] = (float)found[i];
-        tokens[r] = (int64_t)f[7];
-    }
-}
-
-// A row's facts and the sums of `weigh` from its 8-bit logits, those of the likeliest tokens made exact and their residuals 0.
-// How many were looked at.
-extern "C" long refine_row(const float* w, long outputs, long inner, const float* x, long likely, const float* logits,
-                           const float* all_residuals, double* facts, double* weighed, double* room, int threads) {
+// As `probe` for one row from its 8-bit logits, those of the likeliest tokens made exact and their residuals 0. How many were
+// looked at.
+extern "C" long refine_row(const Matrix* exact, const Matrix* copy, const float* x, long likely, const float* logits, float* told,
+                           long step, int64_t* token, int threads) {
+    const long outputs = exact->outputs, slabs = (outputs + SLAB - 1) / SLAB;
     static thread_local std::vector<float> held;  // memory that is asked for anew comes page by page, which takes longer than all else
     held.resize(2 * outputs);
     float *z = held.data(), *residuals = z + outputs;
     std::memcpy(z, logits, outputs * sizeof(float));
-    std::memcpy(residuals, all_residuals, outputs * sizeof(float));
+    std::memcpy(residuals, copy->residuals, outputs * sizeof(float));
     const std::vector<long> known = likeliest(z, outputs, likely);
-    const long slabs = (outputs + SLAB - 1) / SLAB;
-    const Floats weights{w, x, inner};
+    const Floats weights{(const float*)exact->weight, x, exact->inner};
+    std::vector<double> room(slabs * FACTS);
     const auto each = [&](auto work) {
 #pragma omp parallel for num_threads(threads) schedule(static)
         for (long slab = 0; slab < slabs; slab++)
@@ -237,21 +244,22 @@ extern "C" long refine_row(const float* w, long outputs, long inner, const float
         weights.dots<1, 1>(known[i], 0, z + known[i], 1);
         residuals[known[i]] = 0;
     }
-    each([&](long slab, long from, long count) { digest(z + from, count, from, residuals, room + slab * FACTS); });
-    merge_all(room, slabs, facts);
+    each([&](long slab, long from, long count) { digest(z + from, count, from, residuals, room.data() + slab * FACTS); });
+    double facts[FACTS], weighed[2] = {};
+    merge_all(room.data(), slabs, facts);
     const float mean = (float)(facts[0] + facts[2] / facts[1]), log_sum = (float)(facts[0] + std::log(facts[1]));
-    each([&](long slab, long from, long count) { weigh(z + from, residuals + from, count, log_sum, mean, room + 2 * slab); });
-    weighed[0] = weighed[1] = 0;
+    each([&](long slab, long from, long count) { weigh(z + from, residuals + from, count, log_sum, mean, room.data() + 2 * slab); });
     for (long slab = 0; slab < slabs; slab++) weighed[0] += room[2 * slab], weighed[1] += room[2 * slab + 1];
+    conclude(facts, *copy, x, weighed, told, step, token);
     return (long)known.size();
 }
 
 // The token of the largest exact logit of x [inner], where z [outputs] are 8-bit ones; of equal ones the first, and not a number
 // counts as largest. How many exact logits it took.
-extern "C" long best_row(const float* w, long outputs, long inner, const float* x, const float* z, const float* residuals,
-                         const Limits* limits, int64_t* token, int threads) {
-    const Errors errors(*limits, x, inner);
-    const float length = (float)errors.length, slack = (float)errors.slack;
+extern "C" long best_row(const Matrix* exact, const Matrix* copy, const float* x, const float* z, int64_t* token, int threads) {
+    const Errors errors(*copy, x);
+    const float length = (float)errors.length, slack = (float)errors.slack, *residuals = copy->residuals;
+    const long outputs = exact->outputs;
     vec most = all(-__builtin_inff());
     over(outputs, [&](long v, int n) INLINE {
         vec low = most;
@@ -274,13 +282,13 @@ extern "C" long best_row(const float* w, long outputs, long inner, const float* 
         for (long v = from; v < to && some; v++)
             if (!(z[v] + (residuals[v] * length + slack) < least)) among.push_back(v);
     }
-    std::vector<float> exact(among.size());
-    const Floats weights{w, x, inner};
+    std::vector<float> found(among.size());
+    const Floats weights{(const float*)exact->weight, x, exact->inner};
 #pragma omp parallel for num_threads(threads) schedule(static) if (among.size() > 64)
-    for (long i = 0; i < (long)among.size(); i++) weights.dots<1, 1>(among[i], 0, &exact[i], 1);
+    for (long i = 0; i < (long)among.size(); i++) weights.dots<1, 1>(among[i], 0, &found[i], 1);
     long place = 0;
     for (long i = 1; i < (long)among.size(); i++)
-        if (exact[i] > exact[place] || (exact[i] != exact[i] && exact[place] == exact[place])) place = i;
+        if (found[i] > found[place] || (found[i] != found[i] && found[place] == found[place])) place = i;
     *token = among[place];
     return (long)among.size();
 }
