@@ -58,7 +58,7 @@ def prompts_of(lengths):
 def test_text_and_decisions_are_the_full_forward_s_with_every_saving_on_and_off(name, switched):
     model = small(name)
     engine = Engine(model, SWITCHED[switched])
-    engine.head.fired, engine.head.copy_cost = 3.0, 0.0  # so that a cheap probe pays
+    engine.head.fires, engine.head.again, engine.head.copy_cost = 1.0, 1.0, 0.0  # so that a cheap probe pays
     for lengths, chunk, best in (((19,), 512, False), ((19,), 512, True), (LENGTHS, 8, False), (LENGTHS, 8, True)):
         prompts = prompts_of(lengths)
         text, fires = greedy(engine.prefill(prompts, chunk=chunk), 12, best)
@@ -198,7 +198,7 @@ def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypat
 @pytest.mark.parametrize("name", ["mamba2", "amor-mamba2"])
 def test_the_best_token_is_found_over_the_8_bit_head_alone_and_rows_still_join(name):
     engine = Engine(small(name), EVERY)
-    engine.head.fired, engine.head.copy_cost = 0.0, 0.1
+    engine.head.fires, engine.head.copy_cost = 0.0, 0.1
     prompts = prompts_of((9, 4))
     alone = [greedy(Engine(small(name)).prefill([p]), 9)[0] for p in prompts]
     session = engine.prefill(prompts[:1])
@@ -216,7 +216,7 @@ def test_the_best_token_is_found_over_the_8_bit_head_alone_and_rows_still_join(n
 def cheap_head(model):
     """A head whose 8-bit copy is asked: many firings, and a copy that costs nothing."""
     head = Head(model.embed.weight, "float32", True)
-    head.fired, head.copy_cost = 3.0, 0.0
+    head.fires, head.copy_cost = 1.0, 0.0
     return head
 
 

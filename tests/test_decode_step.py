@@ -7,8 +7,10 @@ import torch
 from laws import close, small, tokens
 
 import amor
+from amor.bench.simulate import Rounds, filled
 from amor.decode.engine import Engine
 from amor.decode.probe import Head
+from amor.decode.savings import Savings
 from amor.decode.step import Packed
 from amor.ops import product
 from amor.ops.backends import BACKENDS, missing, module
@@ -119,18 +121,40 @@ def test_logits_of_another_head_are_refused():
 def test_the_cheap_head_is_asked_while_firing_costs_more_than_asking():
     head = Head(torch.randn(100, 16), "float32", True)
     head.copy_cost, head.doubted = 0.3, 0.1
-    pays = []
-    for head.fired in (0.0, 0.3, 0.7, 3.0):
-        pays.append(head.copy_pays(3))
-    assert pays == [False, False, True, True]
+    assert [head.copy_pays(fires) for fires in (0.0, 0.3, 0.5, 1.0)] == [False, False, True, True]
     head.doubted = 1.0
-    head.fired = 0.7
-    assert not head.copy_pays(3)
-    assert not Head(torch.randn(100, 16), "float32", False).copy_pays(3)
-    head.fired = head.doubted = 0.0  # the output's own pass is over the copy where the best token is all that is wanted
-    assert head.copy_pays(3, best=True) and not head.copy_pays(3)
+    assert not head.copy_pays(0.9)
+    assert not Head(torch.randn(100, 16), "float32", False).copy_pays(1.0)
+    head.doubted = 0.0  # the output's own pass is over the copy where the best token is all that is wanted
+    assert head.copy_pays(0.0, best=True) and not head.copy_pays(0.0)
     head.doubted = 0.7
-    assert not head.copy_pays(3, best=True)
+    assert not head.copy_pays(0.0, best=True)
+
+
+def test_what_is_expected_follows_what_blocks_did():
+    head = Head(torch.randn(100, 16), "float32", True)
+    for _ in range(500):  # row 0 fires at blocks 0 and 2, row 1 at block 1, rows 2 and 3 never
+        head.expect([[0], [1], [0]], rows=4, doubts=1)
+    assert head.fires == pytest.approx(0.5, abs=1e-3) and head.doubted == pytest.approx(0.25, abs=1e-3)
+    assert 0.4 < head.again < 0.6  # one of two firings before the last block is followed by another
+    for _ in range(500):
+        head.expect([], rows=4, doubts=0)
+    assert head.fires < 1e-3
+
+
+@pytest.mark.parametrize(("again", "passes"), [(0.0, (1, 1)), (1.0, (1, 3))])
+def test_after_a_firing_the_exact_head_is_read_unless_another_is_expected(again, passes):
+    model = small("amor-mamba2")
+    engine = Engine(model, Savings(cheap=True))
+    rounds = Rounds(engine, filled(model, 50, 32), 1.0)
+    engine.head.copy_cost, engine.head.fires, engine.head.again, engine.head.doubted = 0.3, 1.0, again, 0.0
+    for gate in rounds.gates:
+        gate.doubts = gate.deep_doubts = [False] * len(gate.plan)
+        gate.plan = [gate is rounds.gates[0] or again > 0] * len(gate.plan)
+    with rounds.gates_set():
+        engine.step(torch.tensor([5]), rounds.base)
+    # the first look is cheap; then the rest and the output in one exact pass, or every block cheaply and the output alone
+    assert (engine.head.passes.exact, engine.head.passes.cheap) == passes
 
 
 def test_a_position_outside_its_slots_is_refused_and_nothing_is_written():

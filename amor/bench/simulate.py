@@ -39,9 +39,9 @@ class Scheduled(Gate):
     Options = Nothing
     needs = frozenset({"entropy"})
 
-    def __init__(self, block: int, blocks: int, rate: float, tokens: int, start: int):
+    def __init__(self, block: int, blocks: int, rate: float, tokens: int, start: int, together: bool):
         super().__init__(0, Nothing(), 0)
-        self.plan, self.start = schedule(rate, block, tokens), start
+        self.plan, self.start = schedule(rate, 0 if together else block, tokens), start
         first, second = (doubted(share, block, blocks, tokens) for share in DOUBTS)
         self.doubts = [(i + 3 * block) % tokens < first for i in range(tokens)]
         self.deep_doubts = [(i + 3 * block) % tokens < second for i in range(tokens)]
@@ -113,14 +113,17 @@ def _filled(part: Part, context: int, capacity: int) -> Part:
 
 
 class Rounds:
-    """Rounds of decode steps at a context; every round does the same work. best: of the output only the best token is wanted."""
+    """Rounds of decode steps at a context; every round does the same work.
 
-    def __init__(self, engine: Engine, state: State, rate: float, best: bool = False):
+    best: of the output only the best token is wanted. together: all blocks fire at the same tokens, else at different ones.
+    """
+
+    def __init__(self, engine: Engine, state: State, rate: float, best: bool = False, together: bool = False):
         self.engine, self.base, self.best = engine, state, best
         self.tokens, self.fired = round_of(rate)
         start = int(state.position[0])
         blocks = len(engine.model.blocks)
-        self.gates = [Scheduled(k, blocks, self.rate, self.tokens, start) for k in range(blocks)]
+        self.gates = [Scheduled(k, blocks, self.rate, self.tokens, start, together) for k in range(blocks)]
 
     @property
     def rate(self) -> float:
@@ -134,9 +137,12 @@ class Rounds:
     def run(self) -> None:
         """One round, and back to where it began: the keys written are given up, the recurrent states stay as they are."""
         session = Session(self.engine, self.base, None)
-        # what a long run at this rate would have come to expect
-        self.engine.head.fired = self.rate * len(self.gates)
-        self.engine.head.doubted = DOUBTS[1] * len(self.gates)
+        head = self.engine.head  # what a long run at this rate would have come to expect
+        plans = list(zip(*(gate.plan for gate in self.gates), strict=True))
+        followed = [any(plan[k + 1 :]) for plan in plans for k, fires in enumerate(plan[:-1]) if fires]
+        head.fires = sum(map(any, plans)) / self.tokens
+        head.again = sum(followed) / max(len(followed), 1)
+        head.doubted = DOUBTS[1] * len(self.gates)
         with self.gates_set():
             for token in range(self.tokens):
                 session.step(torch.tensor([17 + token]), self.best)

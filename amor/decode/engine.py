@@ -196,8 +196,7 @@ class Engine:
         hidden, gates = _last(out, valid)
         if probe is not None:
             logits, _, entropy = probe.probes.output(hidden)
-            fired = sum(float(g.fire.sum()) for g in gates) / len(hidden)
-            self.head.expect(fired, probe.probes.doubts / len(hidden))
+            self.head.expect([g.fire[:, 0].nonzero()[:, 0].tolist() for g in gates], len(hidden), probe.probes.doubts)
         else:
             self.head.passes.exact += 1
             self.head.passes.rows += len(hidden)

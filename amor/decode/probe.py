@@ -33,7 +33,7 @@ from amor.ops.product.pages import settle
 from amor.ops.product.refine import refine
 
 MEMORY = 0.98  # a token ago counts this much of the present one in what is expected
-CLEARLY = 0.1  # exact passes the 8-bit copy has to save: what goes on around its pass is not in the sum
+CLEARLY = 0.05  # exact passes the 8-bit copy has to save: what goes on around its pass is not in the sum
 
 
 @dataclass
@@ -56,26 +56,31 @@ class Head:
         self.passes = Passes()
         settle(t for m in self.matrices() for t in (m.weight, m.scales) if t is not None)
         self.copy_cost = 1.0 if self.copy is None else _relative(self.matrix, self.copy)
-        self.fired = self.doubted = 0.0  # blocks a token that fired, and that the 8-bit head could not decide, of late
+        # of late, shares: tokens at which some block fired; firings that another one followed; and blocks a token that the 8-bit
+        # head could not decide
+        self.fires = self.again = self.doubted = 0.0
 
-    def expect(self, fired: float, doubted: float) -> None:
-        """Take in what one more token did."""
-        self.fired += (1 - MEMORY) * (fired - self.fired)
-        self.doubted += (1 - MEMORY) * (doubted - self.doubted)
+    def expect(self, fired: Sequence[Sequence[int]], rows: int, doubts: int) -> None:
+        """Take in what one more token of some rows did: which of them fired, block by block."""
+        self.fires = _follow(self.fires, len(set().union(*fired)) / rows)
+        self.doubted = _follow(self.doubted, doubts / rows)
+        for index, here in enumerate(fired[:-1]):
+            if here:
+                later = set().union(*fired[index + 1 :])
+                self.again = _follow(self.again, len(later.intersection(here)) / len(here))
 
-    def copy_pays(self, blocks: int, best: bool = False) -> bool:
-        """Whether the 8-bit copy is expected to save time, in exact passes beyond the one that gives the output.
+    def copy_pays(self, fires: float, best: bool = False) -> bool:
+        """Whether blocks that will fire with this probability are better asked over the 8-bit copy.
 
-        Without it every firing costs one. With it, a pass over the copy is made for all probes and again after a firing,
-        unless that was the last block's. A doubt costs an exact pass, which serves the output too if nothing fires after it.
-        Where the best token is all that is wanted of the output, its pass is over the copy too.
+        A pass over the exact head serves the output too, unless one of them fires; a pass over the copy has to be followed by
+        that of the output. Where the best token is all that is wanted of the output, its pass is over the copy too. A doubt
+        costs an exact pass, which serves the output as well if nothing fires after it.
         """
         if self.copy is None:
             return False
         if best:
-            return 1 + self.fired > self.copy_cost * (1 + self.fired) + self.doubted + CLEARLY
-        again = self.fired * (blocks - 1) / max(blocks, 1)
-        return self.fired > self.copy_cost * (1 + again) + self.doubted * min(1.0, self.fired) + CLEARLY
+            return self.copy_cost + self.doubted + CLEARLY < 1
+        return self.copy_cost + self.doubted * fires + CLEARLY < fires
 
     def matrices(self) -> list[Matrix]:
         return [self.matrix] if self.copy is None else [self.matrix, self.copy]
@@ -83,6 +88,10 @@ class Head:
     @property
     def nbytes(self) -> int:
         return sum(m.nbytes for m in self.matrices())
+
+
+def _follow(average: float, new: float) -> float:
+    return average + (1 - MEMORY) * (new - average)
 
 
 def _relative(matrix: Matrix, copy: Matrix) -> float:
@@ -144,8 +153,8 @@ class Probes:
         self.asked = [index for index, gate in enumerate(gates) if gate.needs] + [self.last]
         self.wants_margin = any("margin" in gate.needs for gate in gates)
         self.log_vocab = math.log(head.matrix.outputs)
-        self.cheaply = head.copy is not None and savings.cheap and (head.copy_pays(len(gates), best) or not savings.joint)
-        self.best = best and self.cheaply
+        self.copied = savings.cheap and head.copy is not None
+        self.best = best and self.copied and (head.copy_pays(head.fires, best=True) or not savings.joint)
         self.doubts = 0
         self.none = self.every = torch.empty(0)
 
@@ -165,28 +174,33 @@ class Probes:
         if len(self.none) != len(x):
             self._begin(len(x))
         known = self._known(self.exact[index], x)
-        if self.cheaply and gate.needs == {"entropy"}:
+        if known is not self.every and gate.needs == {"entropy"} and self._cheaply(index, x):
             return Evidence(x, position, self._entropy(index, h, x, position, known))
         self._look(self.exact, known, index, h)
         told = self._told(self.exact, index)
         return Evidence(x, position, told[0], told[2] if self.wants_margin else None)
 
+    def _cheaply(self, index: int, x: Tensor) -> bool:
+        """Whether the 8-bit head was read for some of these rows, or should be."""
+        if not self.copied or self.best or not self.savings.joint:
+            return self.copied
+        if self._known(self.cheap[index], x) is not self.none:
+            return True
+        began = any(self.exact) or any(self.cheap)  # then some block has fired
+        return self.head.copy_pays(self.head.again if began else self.head.fires)
+
     def _entropy(self, index: int, h: Tensor, x: Tensor, position: Tensor, exact: Tensor) -> Tensor:
         """By the 8-bit head, but exact for rows that head was read for, and for those the gate could not decide otherwise."""
-        if exact is not self.every:
-            self._look(self.cheap, self._either(exact, self._known(self.cheap[index], x)), index, h)
-            decided = self._either(exact, self._sure(index, x, position))
-            if not bool(decided.all()):
-                self._refine(self._rest(decided), index)
-                decided = decided | self._sure(index, x, position)
-                self.doubts += int((~decided).sum())
-                self._look(self.exact, decided, index, h)
-                exact = self._either(exact, ~decided)
-        if exact is self.none or self.exact[index] is None:
-            return self._told(self.cheap, index)[0]
-        if exact is self.every:
-            return self._told(self.exact, index)[0]
-        return torch.where(exact, self._told(self.exact, index)[0], self._told(self.cheap, index)[0])
+        self._look(self.cheap, self._either(exact, self._known(self.cheap[index], x)), index, h)
+        decided = self._either(exact, self._sure(index, x, position))
+        if not bool(decided.all()):
+            self._refine(self._rest(decided), index)
+            decided = decided | self._sure(index, x, position)
+            self.doubts += int((~decided).sum())
+            self._look(self.exact, decided, index, h)
+            exact = self._either(exact, ~decided)
+        entropy = self._told(self.cheap, index)[0]
+        return entropy if self.exact[index] is None else torch.where(exact, self._told(self.exact, index)[0], entropy)
 
     def _sure(self, index: int, x: Tensor, position: Tensor) -> Tensor:
         entropy, off = self._told(self.cheap, index)[:2]

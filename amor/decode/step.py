@@ -133,7 +133,8 @@ class _Walk:
         self.probes = Probes(packed.head, [b.gate for b in self.blocks], self.inputs, packed.savings, best=best)
         self.before = replace(packed.head.passes)
         self.traces: list[Trace] = []
-        self.fired = self.remembered = 0  # rows that fired, and blocks whose keys and values are written
+        self.fired: list[list[int]] = []  # the rows that fired, block by block
+        self.remembered = 0  # blocks whose keys and values are written
         self.move(h, 0)
 
     def move(self, h: Tensor, start: int) -> None:
@@ -154,7 +155,7 @@ class _Walk:
         verdict = block.gate(self.probes.ask(index, self.h, x, self.layout.start))
         self.traces.append(Trace(verdict.score[:, None], verdict.fire[:, None], block.gate.threshold))
         rows = verdict.fire.nonzero()[:, 0]
-        self.fired += len(rows)
+        self.fired.append(rows.tolist())
         if not len(rows) and self.packed.savings.sparse:
             return
         self.remember(index + 1)
@@ -186,7 +187,7 @@ class _Walk:
         self.remember(len(self.blocks))
         hidden, passes = self.ahead[-1], self.packed.head.passes
         logits, best, entropy = self.probes.output(hidden)
-        self.packed.head.expect(self.fired / len(hidden), self.probes.doubts / len(hidden))
+        self.packed.head.expect(self.fired, len(hidden), self.probes.doubts)
         rows, read = passes.rows - self.before.rows, passes.exact - self.before.exact
         return Seen(hidden, logits, entropy, state, tuple(self.traces), rows, read, best)
 
