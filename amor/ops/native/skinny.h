@@ -35,7 +35,7 @@ struct Floats {
     long inner;
 
     // rows of W at a time: for one row of x many streams are read, for more the sums need the registers
-    static constexpr int together(int R) { return R == 1 ? 8 : R == 4 ? 3 : 4; }
+    static constexpr int together(int R) { return R == 1 ? 8 : R == 2 ? 6 : R == 3 ? 4 : 3; }
 
     // `count` rows of W, from `row`, against R rows of x: out[r * step + n]
     template <int R>
