@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from amor.bench import machine, memory, steps, train, transformers
+from amor.bench import machine, memory, steps, timing, train, transformers
 from amor.bench.memory import extra_peak
 from amor.bench.table import Table
 from amor.bench.timing import Times, alternate
@@ -171,6 +171,21 @@ def test_sides_take_turns_and_the_warm_up_is_apart() -> None:
     times = alternate({"a": slow_at_first, "b": lambda: calls.append("b")}, rounds=3)
     assert "".join(calls[2:]) == "ababab"
     assert times["a"].warm_up >= 0.05 > times["a"].best
+
+
+@pytest.mark.parametrize(
+    ("took", "rounds"),
+    [([5, 1, 4, 1.01], 4), ([5, 1, 4, 3, 2, 1.01], 6), ([5, 1, 4, 3, *[2] * 8], 12)],  # met twice, later, never
+)
+def test_a_best_that_was_met_once_is_looked_for_again(monkeypatch: pytest.MonkeyPatch, took: list[float], rounds: int) -> None:
+    now, left = [0.0], iter([9.0, *took])  # the warm-up first
+    monkeypatch.setattr(timing, "_clock", lambda: now[0])
+
+    def restless() -> None:
+        now[0] += next(left)
+
+    times = alternate({"it": restless}, rounds=4, confirm=True)
+    assert times["it"].rounds == rounds == len(took) and times["it"].best == 1
 
 
 def test_a_memory_peak_is_seen_though_it_is_gone_afterwards() -> None:

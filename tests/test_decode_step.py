@@ -134,7 +134,7 @@ def test_the_cheap_head_is_asked_while_firing_costs_more_than_asking():
 def test_what_is_expected_follows_what_blocks_did():
     head = Head(torch.randn(100, 16), "float32", True)
     for _ in range(500):  # row 0 fires at blocks 0 and 2, row 1 at block 1, rows 2 and 3 never
-        head.expect([[0], [1], [0]], rows=4, doubts=1)
+        head.expect([[True, False, False, False], [False, True, False, False], [True, False, False, False]], rows=4, doubts=1)
     assert head.fires == pytest.approx(0.5, abs=1e-3) and head.doubted == pytest.approx(0.25, abs=1e-3)
     assert 0.4 < head.again < 0.6  # one of two firings before the last block is followed by another
     for _ in range(500):

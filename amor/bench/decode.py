@@ -119,7 +119,7 @@ def at_context(plan: Plan, context: int) -> list[dict[str, Any]]:
         engine = Engine(speaking(name, plan.scale), Savings(cheap=True))
         for rate in plan.rates_of(engine.model):
             label = f"{name} f={rate:g}" if engine.model.blocks else name
-            sides[label] = Rounds(engine, filled(engine.model, context, ROOM), rate)
+            sides[label] = Rounds(engine, filled(engine.model, context, ROOM), rate, best=True)
     curves = timed(row, sides, plan.rounds)
     for curve, (label, rounds) in zip(curves, sides.items(), strict=True):
         curve |= {"label": label, "name": label.split(" ")[0], "context": context, "rate": rounds.rate}
@@ -136,9 +136,9 @@ def fits(name: str, scale: str, context: int, sides: dict[str, Rounds]) -> bool:
     return held + 1.3 * weights + 2 * model.cost(context).state_held < 0.7 * (total_memory() or 2**40)
 
 
-def timed(row: Row, sides: dict[str, Rounds], rounds: int) -> list[dict[str, Any]]:
+def timed(row: Row, sides: dict[str, Rounds], rounds: int, confirm: bool = False) -> list[dict[str, Any]]:
     """Seconds, bytes and FLOPs a token of every side."""
-    taken = alternate({label: side.run for label, side in sides.items()}, rounds)
+    taken = alternate({label: side.run for label, side in sides.items()}, rounds, confirm=confirm)
     found = []
     for label, side in sides.items():
         row.seconds[label] = taken[label].best / side.tokens
@@ -237,7 +237,7 @@ def savings(plan: Plan) -> dict[str, Any]:
     judged = {"backbone": side("backbone", 0.0), "with every saving": side("with every saving", rate)}
     judged["no firing"] = side("with every saving", 0.0)
     judged["all blocks at once"] = side("with every saving", rate, together=True)
-    found = timed(row, judged, 2 * plan.rounds)  # the sides of a bar take turns directly, and longer
+    found = timed(row, judged, 2 * plan.rounds, confirm=True)  # the sides of a bar take turns directly, and longer
     sides = {name: side(name, rate) for name in kinds if name not in judged}
     sides["backbone, best token"] = side("backbone", 0.0, best=True)
     sides["best token"], sides["best token, no firing"] = (side("with every saving", r, best=True) for r in (rate, 0.0))

@@ -6,13 +6,12 @@ it are random; how long a step takes does not depend on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from amor.decode.engine import Engine, Session
 from amor.decode.override import gated
@@ -47,20 +46,22 @@ class Scheduled(Gate):
         self.deep_doubts = [(i + 3 * block) % tokens < second for i in range(tokens)]
         self.asked = -1
 
-    def place(self, evidence: Evidence) -> int:
-        return (int(evidence.position.flatten()[0]) - self.start) % len(self.plan)
+    def place(self, position: int) -> int:
+        return (position - self.start) % len(self.plan)
 
     def forward(self, evidence: Evidence) -> Verdict:
         assert evidence.entropy is not None
-        fire = torch.full(evidence.position.shape, self.plan[self.place(evidence)])
+        fire = torch.full(evidence.position.shape, self.plan[self.place(int(evidence.position[0]))])
         return Verdict(fire, evidence.entropy)
 
-    def sure(self, ends: Evidence) -> Tensor:
-        """Asked once of the 8-bit head's bound and, where that left a doubt, once of the narrower one."""
-        place = self.place(ends)
+    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        """Of a bound it is asked once by the 8-bit head, and where that left a doubt once more, of a narrower one."""
+        place = self.place(position[0])
         doubts = self.deep_doubts if self.asked == place else self.doubts
-        self.asked = place
-        return torch.full(ends.position.shape[1:], not doubts[place])
+        if low != high:
+            self.asked = place
+        unknown = low != high and doubts[place]
+        return [None if unknown else self.plan[place]] * len(position)
 
 
 def doubted(share: float, block: int, blocks: int, tokens: int) -> int:

@@ -71,7 +71,7 @@ def training(table: Table, rounds: int, scale: str, rows: int, length: int) -> R
     peers[LLAMA] = transformers.llama(size["width"], size["depth"], size["d_ff"], size["vocab"])
     sides = {name: step(model, partial(our_loss, model, tokens)) for name, model in ours.items()}
     sides |= {name: step(model, partial(their_loss, model, tokens[:, :-1])) for name, model in peers.items()}
-    row.time(alternate(sides, rounds))
+    row.time(alternate(sides, rounds, confirm=True))
     for name, model in {**ours, **peers}.items():
         row.found[f"parameters, {name}"] = parameters(model)
     for name, depth in depths.items():

@@ -71,7 +71,7 @@ def throughput(table: Table, rounds: int, **shape: int) -> Row:
     sides = {name: stepper(recipe) for name, recipe in recipes.items()}
     for backbone in dict.fromkeys(map(backbone_of, NAMES)):  # the two sides of a bar take turns directly, and longer
         family = {name: side for name, side in sides.items() if backbone_of(name) == backbone}
-        row.time(alternate(family, rounds * len(family)))
+        row.time(alternate(family, rounds * len(family), confirm=len(family) > 1))
     flops = {}
     for name, side in sides.items():
         flops[name], blocks = counted(side)

@@ -164,7 +164,7 @@ class Engine:
         before = replace(self.head.passes)
         if self.packed is not None:
             seen = self.packed.step(tokens, state, best)
-            after, found = seen.state, _next(seen.logits, seen.entropy, seen.gates, seen.best)
+            after, found = seen.state, _next(seen.logits, seen.entropy, seen.fire, seen.score, seen.best)
         else:
             after, found = self._forward(tokens[:, None], state, "true_sparse")
         self._count(before, state, found)
@@ -196,14 +196,16 @@ class Engine:
         hidden, gates = _last(out, valid)
         if probe is not None:
             logits, _, entropy = probe.probes.output(hidden)
-            self.head.expect([g.fire[:, 0].nonzero()[:, 0].tolist() for g in gates], len(hidden), probe.probes.doubts)
+            self.head.expect([g.fire[:, 0].tolist() for g in gates], len(hidden), probe.probes.doubts)
         else:
             self.head.passes.exact += 1
             self.head.passes.rows += len(hidden)
             logits = self.model.logits(hidden).float()
             logp = logits.log_softmax(-1)
             entropy = -(logp.exp() * logp).sum(-1)
-        return out.state, _next(logits, entropy, gates)
+        nothing = torch.zeros(len(hidden), 0, device=hidden.device)
+        fire, score = (torch.cat([getattr(g, name) for g in gates], 1) if gates else nothing for name in ("fire", "score"))
+        return out.state, _next(logits, entropy, fire.bool(), score)
 
     def _read(self, x: Tensor, weight: Tensor, *words: Any, **named: Any) -> head_op.Reading:
         self.head.passes.exact += 1
@@ -303,10 +305,7 @@ class _Live:
         return self.session.join(*self.done) if self.done else self.session
 
 
-def _next(logits: Tensor, entropy: Tensor, gates: Sequence[Trace], best: Tensor | None = None) -> Next:
-    nothing = torch.zeros(len(logits), 0, device=logits.device)
-    fire = torch.cat([g.fire for g in gates], 1) if gates else nothing.bool()
-    score = torch.cat([g.score for g in gates], 1) if gates else nothing
+def _next(logits: Tensor, entropy: Tensor, fire: Tensor, score: Tensor, best: Tensor | None = None) -> Next:
     found = fire.new_empty(len(fire), 0, dtype=torch.long) if best is None else best[:, None]
     return Next(logits, entropy, fire, score, found)
 

@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -60,14 +59,14 @@ class Head:
         # head could not decide
         self.fires = self.again = self.doubted = 0.0
 
-    def expect(self, fired: Sequence[Sequence[int]], rows: int, doubts: int) -> None:
+    def expect(self, fires: Sequence[Sequence[bool]], rows: int, doubts: int) -> None:
         """Take in what one more token of some rows did: which of them fired, block by block."""
-        self.fires = _follow(self.fires, len(set().union(*fired)) / rows)
+        self.fires = _follow(self.fires, sum(map(any, zip(*fires, strict=True))) / rows)
         self.doubted = _follow(self.doubted, doubts / rows)
-        for index, here in enumerate(fired[:-1]):
-            if here:
-                later = set().union(*fired[index + 1 :])
-                self.again = _follow(self.again, len(later.intersection(here)) / len(here))
+        for row in zip(*fires, strict=True):
+            for index, fired in enumerate(row[:-1]):
+                if fired:
+                    self.again = _follow(self.again, any(row[index + 1 :]))
 
     def copy_pays(self, fires: float, best: bool = False) -> bool:
         """Whether blocks that will fire with this probability are better asked over the 8-bit copy.
@@ -110,34 +109,37 @@ def _relative(matrix: Matrix, copy: Matrix) -> float:
     return best[1] / best[0]
 
 
-EVERY = slice(None)
-Places = Tensor | slice  # rows of a step: some, or every one
+@dataclass(frozen=True)
+class Said:
+    """What a head said of one vector."""
+
+    entropy: float  # over log(vocab)
+    off: float = 0.0  # how far it may be from the exact one
+    margin: float = 0.0
+    logits: Tensor | None = None  # [V] where they were wanted
 
 
 @dataclass
 class Reading:
-    """What one head said of one column, [R] rows."""
+    """What one head said of one column: it stands for rows whose vectors' bits are still those that were read."""
 
-    x: Tensor  # [R, D] the vectors that were read; not a number for rows that were not
-    told: Tensor  # [2 or 3, R] entropy over log(vocab), how far it may be off, margin where a gate wants it
-    logits: Tensor | None  # [R, V] where they were wanted
+    x: Tensor  # [R, D]
+    said: list[Said | None]  # None for rows that were not read
+    logits: Tensor | None = None  # [R, V] where all rows were read at once
 
-    def with_rows(self, places: Tensor, new: Reading) -> Reading:
-        """This, with some rows read anew."""
-        x, told = self.x.index_put((places,), new.x), self.told.index_copy(1, places, new.told)
-        logits = self.logits
-        if new.logits is not None:
-            logits = new.logits.new_empty(len(x), new.logits.shape[1]) if logits is None else logits.clone()
-            logits[places] = new.logits
-        return Reading(x, told, logits)
+    def of(self, x: Tensor) -> list[Said | None]:
+        """What it says of these vectors."""
+        if torch.equal(self.x, x):
+            return self.said
+        same = (self.x == x).all(-1).tolist()
+        return [said if here else None for said, here in zip(self.said, same, strict=True)]
+
+
+Readings = dict[int, Reading]  # by column
 
 
 class Probes:
-    """One step's readings: column k for block k's input, the last column for the output's vector.
-
-    Masks of rows are tensors [R]. The two that are nearly always met, all rows and none, are known by being `every` and
-    `none` themselves, so that a step of one row makes few of them.
-    """
+    """One step's readings: column k for block k's input, the last column for the output's vector."""
 
     def __init__(
         self,
@@ -155,156 +157,162 @@ class Probes:
         self.log_vocab = math.log(head.matrix.outputs)
         self.copied = savings.cheap and head.copy is not None
         self.best = best and self.copied and (head.copy_pays(head.fires, best=True) or not savings.joint)
+        self.exact: Readings = {}
+        self.cheap: Readings = {}
         self.doubts = 0
-        self.none = self.every = torch.empty(0)
-
-    def _begin(self, rows: int) -> None:
-        """Nothing was read yet of the rows of this step."""
-        self.none, self.every = _masks(rows, self.head.matrix.weight.device)
-        self.exact: list[Reading | None] = [None] * (self.last + 1)
-        self.cheap: list[Reading | None] = [None] * (self.last + 1)
 
     def ask(self, index: int, h: Tensor, x: Tensor, position: Tensor) -> Evidence:
         """What gate `index` may know of its rows: h [R, D] the residual, x what the block reads of it."""
-        gate = self.gates[index]
-        if "gain" in gate.needs:
-            raise AmorError("the oracle gate needs the true next tokens, which a decode step does not know; use another gate")
-        if not gate.needs:
+        if not self.gates[index].needs:
             return Evidence(x, position)
-        if len(self.none) != len(x):
-            self._begin(len(x))
-        known = self._known(self.exact[index], x)
-        if known is not self.every and gate.needs == {"entropy"} and self._cheaply(index, x):
-            return Evidence(x, position, self._entropy(index, h, x, position, known))
-        self._look(self.exact, known, index, h)
-        told = self._told(self.exact, index)
-        return Evidence(x, position, told[0], told[2] if self.wants_margin else None)
+        said, _ = self._said(index, h, x, position.tolist())
+        entropy, margin = torch.tensor([[s.entropy for s in said], [s.margin for s in said]], device=x.device)
+        return Evidence(x, position, entropy, margin if self.wants_margin else None)
 
-    def _cheaply(self, index: int, x: Tensor) -> bool:
-        """Whether the 8-bit head was read for some of these rows, or should be."""
-        if not self.copied or self.best or not self.savings.joint:
-            return self.copied
-        if self._known(self.cheap[index], x) is not self.none:
-            return True
-        began = any(self.exact) or any(self.cheap)  # then some block has fired
-        return self.head.copy_pays(self.head.again if began else self.head.fires)
-
-    def _entropy(self, index: int, h: Tensor, x: Tensor, position: Tensor, exact: Tensor) -> Tensor:
-        """By the 8-bit head, but exact for rows that head was read for, and for those the gate could not decide otherwise."""
-        self._look(self.cheap, self._either(exact, self._known(self.cheap[index], x)), index, h)
-        decided = self._either(exact, self._sure(index, x, position))
-        if not bool(decided.all()):
-            self._refine(self._rest(decided), index)
-            decided = decided | self._sure(index, x, position)
-            self.doubts += int((~decided).sum())
-            self._look(self.exact, decided, index, h)
-            exact = self._either(exact, ~decided)
-        entropy = self._told(self.cheap, index)[0]
-        return entropy if self.exact[index] is None else torch.where(exact, self._told(self.exact, index)[0], entropy)
-
-    def _sure(self, index: int, x: Tensor, position: Tensor) -> Tensor:
-        entropy, off = self._told(self.cheap, index)[:2]
-        ends = torch.stack([entropy - off, entropy + off])
-        return self.gates[index].sure(Evidence(x.expand(2, *x.shape), position.expand(ends.shape), ends))
+    def decide(self, index: int, h: Tensor, x: Tensor, position: Tensor) -> tuple[list[bool], list[float]]:
+        """Which rows fire, and what the gate looked at."""
+        gate = self.gates[index]
+        if gate.needs == {"entropy"}:
+            places = position.tolist()
+            said, fires = self._said(index, h, x, places)
+            fires = fires or self._between(gate, said, places)
+            if fires is not None:
+                return [bool(fire) for fire in fires], [s.entropy for s in said]
+        verdict = gate(self.ask(index, h, x, position))
+        return verdict.fire.tolist(), verdict.score.tolist()
 
     def output(self, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Of the output's vectors [R, D]: logits [R, V], or [R, 0] and the best token [R]; and entropy in nats [R]."""
-        if len(self.none) != len(hidden):
-            self._begin(len(hidden))
-        known = self._known(self.exact[self.last], hidden)
-        if self.best and known is not self.every:
-            tokens, entropy = self._best(hidden, known)
-            return hidden[:, :0], tokens, entropy * self.log_vocab
-        self._read(self.exact, known, [self.last], lambda places: hidden[places])
-        found = self.exact[self.last]
-        assert found is not None and found.logits is not None
-        return found.logits, None, found.told[0] * self.log_vocab
+        said = self._of(self.exact, self.last, hidden)
+        if self.best and not all(said):
+            return hidden[:, :0], *self._best(hidden, said)
+        known = self._fill(self.exact, self.last, said, hidden)
+        logits = self.exact[self.last].logits
+        if logits is None:
+            logits = torch.stack([s.logits for s in known if s.logits is not None])
+        return logits, None, self._nats(known, hidden)
 
-    def _best(self, hidden: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
+    def _best(self, hidden: Tensor, exact: list[Said | None]) -> tuple[Tensor, Tensor]:
         """The best token and the entropy of each row, over the 8-bit head where the exact one was not read anyway."""
-        known = self._either(exact, self._known(self.cheap[self.last], hidden))
-        self._read(self.cheap, known, [self.last], lambda places: hidden[places])
-        found, held = self.cheap[self.last], self.exact[self.last]
-        assert self.head.copy is not None and found is not None and found.logits is not None
-        if held is None or held.logits is None:
-            return best(hidden, self.head.matrix, self.head.copy, found.logits), found.told[0]
-        tokens, rest = held.logits.argmax(-1), _places(~exact)
-        tokens[rest] = best(hidden[rest], self.head.matrix, self.head.copy, found.logits[rest])
-        return tokens, torch.where(exact, held.told[0], found.told[0])
+        cheap = self._of(self.cheap, self.last, hidden)
+        said = self._fill(self.cheap, self.last, [e or c for e, c in zip(exact, cheap, strict=True)], hidden)
+        assert self.head.copy is not None
+        tokens = []
+        for row, (one, known) in enumerate(zip(said, exact, strict=True)):
+            assert one.logits is not None
+            if known is None:
+                tokens.append(best(hidden[row : row + 1], self.head.matrix, self.head.copy, one.logits[None]))
+            else:
+                tokens.append(one.logits.argmax()[None])
+        return torch.cat(tokens), self._nats(said, hidden)
 
-    def _known(self, found: Reading | None, x: Tensor) -> Tensor:
-        """[R] whether a reading is of these vectors."""
-        if found is None:
-            return self.none
-        if torch.equal(found.x, x):
-            return self.every
-        return self.none if len(x) == 1 else (found.x == x).all(-1)
+    def _nats(self, said: Sequence[Said], like: Tensor) -> Tensor:
+        return torch.tensor([s.entropy for s in said], device=like.device) * self.log_vocab
 
-    def _either(self, a: Tensor, b: Tensor) -> Tensor:
-        return b if a is self.none else a if b is self.none else a | b
+    def _said(self, index: int, h: Tensor, x: Tensor, position: list[int]) -> tuple[list[Said], list[bool | None] | None]:
+        """What was said of each row, by which its gate can decide; and its decisions where they are known already."""
+        gate = self.gates[index]
+        if "gain" in gate.needs:
+            raise AmorError("the oracle gate needs the true next tokens, which a decode step does not know; use another gate")
+        exact = self._of(self.exact, index, x)
+        bounded = gate.needs == {"entropy"} and type(gate).between is not Gate.between
+        if not self.copied or not bounded or all(exact):
+            return self._fill(self.exact, index, exact, x, h), None
+        cheap = self._of(self.cheap, index, x)
+        if not any(cheap) and not self._copy_pays():
+            return self._fill(self.exact, index, exact, x, h), None
+        said = self._fill(self.cheap, index, [e or c for e, c in zip(exact, cheap, strict=True)], x, h)
+        for look in (self._refined, self._doubted):
+            fires = self._between(gate, said, position)
+            assert fires is not None
+            unsure = [row for row, fire in enumerate(fires) if fire is None]
+            if not unsure:
+                return said, fires
+            said = look(index, said, unsure, x, h)
+        return said, None
 
-    def _told(self, readings: list[Reading | None], index: int) -> Tensor:
-        found = readings[index]
-        assert found is not None
-        return found.told
+    def _between(self, gate: Gate, said: Sequence[Said], position: Sequence[int]) -> list[bool | None] | None:
+        """Which rows fire, as far as what was said of them decides it."""
+        fires = gate.between([s.entropy - s.off for s in said], [s.entropy + s.off for s in said], position)
+        if fires is None:
+            return None
+        return [fire if math.isfinite(s.off) else None for fire, s in zip(fires, said, strict=True)]
 
-    def _look(self, readings: list[Reading | None], known: Tensor, index: int, h: Tensor) -> None:
-        """Read a head for a column of rows not known yet, and for all columns to come where one pass serves them."""
-        if known is self.every:
-            return
-        columns = self.asked if readings is self.exact or self.best else self.asked[:-1]
-        ahead = [c for c in columns if c >= index]
-        rows = self._count_of(self._rest(known))
-        if not self.savings.joint or rows * len(ahead) > self.most:
-            ahead = [index]
-        self._read(readings, known, ahead, lambda places: self.inputs(h if places is EVERY else h[places], ahead).flatten(0, 1))
+    def _copy_pays(self) -> bool:
+        if self.best or not self.savings.joint:
+            return True
+        fired = self.exact or self.cheap  # what was read has changed since
+        return self.head.copy_pays(self.head.again if fired else self.head.fires)
 
-    def _read(
-        self, readings: list[Reading | None], known: Tensor, columns: list[int], vectors: Callable[[Places], Tensor]
-    ) -> None:
-        """Read a head for some columns of the rows not known yet; vectors: of rows -> [columns * n, D]."""
-        places = self._rest(known)
-        rows = self._count_of(places)
-        if not rows:
-            return
-        x, output = vectors(places), columns[-1] == self.last
-        if readings is self.exact:
-            found = probe(x, self.head.matrix, logits=output, last=rows)
+    def _refined(self, index: int, said: list[Said], rows: list[int], x: Tensor, h: Tensor) -> list[Said]:
+        """The bound of some rows made narrower by the exact logits of their likeliest tokens."""
+        assert self.head.copy is not None
+        said = list(said)
+        for row in rows:
+            logits = said[row].logits
+            assert logits is not None
+            better = refine(x[row : row + 1], self.head.matrix, self.head.copy, logits[None])
+            entropy, off = (better.told[:2, 0] / self.log_vocab).tolist()
+            said[row] = Said(entropy, off, logits=logits)
+        self.cheap[index] = Reading(x, list(said))
+        return said
+
+    def _doubted(self, index: int, said: list[Said], rows: list[int], x: Tensor, h: Tensor) -> list[Said]:
+        """Some rows by the exact head."""
+        self.doubts += len(rows)
+        return self._fill(self.exact, index, [None if row in rows else s for row, s in enumerate(said)], x, h)
+
+    def _of(self, readings: Readings, column: int, x: Tensor) -> list[Said | None]:
+        return readings[column].of(x) if column in readings else [None] * len(x)
+
+    def _fill(self, readings: Readings, column: int, said: list[Said | None], x: Tensor, h: Tensor | None = None) -> list[Said]:
+        """What is known of rows x [R, D], the rest read now; with the residual h also columns to come, where one pass serves."""
+        rows = [row for row, s in enumerate(said) if s is None]
+        if rows:
+            columns = [column]
+            if h is not None and self.savings.joint:
+                wanted = self.asked if readings is self.exact or self.best else self.asked[:-1]
+                ahead = [c for c in wanted if c >= column]
+                columns = ahead if len(rows) * len(ahead) <= self.most else columns
+            whole = len(rows) == len(said)
+            if len(columns) == 1:
+                vectors = (x if whole else x[rows])[None]
+            else:
+                assert h is not None
+                vectors = self.inputs(h if whole else h[rows], columns)
+            self._read(readings, columns, rows, len(said), vectors)
+            new = readings[column].said
+            said = [new[row] if s is None else s for row, s in enumerate(said)]
+        return said  # type: ignore[return-value]
+
+    def _read(self, readings: Readings, columns: list[int], rows: list[int], of: int, vectors: Tensor) -> None:
+        """Read a head for some columns of some rows `of` all; vectors [columns, rows, D]."""
+        n, exact, flat = len(rows), readings is self.exact, vectors.flatten(0, 1)
+        if exact:
+            found = probe(flat, self.head.matrix, logits=columns[-1] == self.last, last=n)
         else:
             assert self.head.copy is not None
-            found = probe(x, self.head.copy, logits=True)
-        self._count(readings is self.exact, len(x))
+            found = probe(flat, self.head.copy, logits=True)
+        self._count(exact, len(flat))
         told = found.told[:2] / self.log_vocab
         if self.wants_margin:
             told = torch.cat([told, found.margin[None]])
-        logits = found.logits if found.logits is None or len(found.logits) == len(x) else None
+        numbers = list(zip(*told.tolist(), strict=True))
+        if exact:  # even if its weights have 8 bits: then that is the head there is
+            numbers = [(entropy, 0.0, *margin) for entropy, _, *margin in numbers]
+        kept = 0 if found.logits is None else len(flat) - len(found.logits)  # the first vector whose logits are kept
         for i, column in enumerate(columns):
-            mine = slice(i * rows, (i + 1) * rows)
-            z = logits[mine] if logits is not None else found.logits if column == self.last else None
-            new, held = Reading(x[mine], told[:, mine], z), readings[column]
-            if isinstance(places, Tensor):
-                if held is None:  # not a number is equal to nothing, so that no vector is taken for one that was read
-                    held = Reading(x.new_full((len(known), x.shape[1]), torch.nan), told.new_zeros(len(told), len(known)), None)
-                new = held.with_rows(places, new)
-            readings[column] = new
-
-    def _rest(self, known: Tensor) -> Places:
-        """The rows that are not known."""
-        if known is self.none:
-            return EVERY
-        rest = _places(~known)
-        return EVERY if len(rest) == len(known) else rest
-
-    def _count_of(self, places: Places) -> int:
-        return len(self.none) if isinstance(places, slice) else len(places)
-
-    def _refine(self, places: Places, index: int) -> None:
-        """Narrow the bound of some rows by the exact logits of their likeliest tokens."""
-        found = self.cheap[index]
-        assert self.head.copy is not None and found is not None and found.logits is not None
-        better = refine(found.x[places], self.head.matrix, self.head.copy, found.logits[places])
-        found.told = found.told.clone()
-        found.told[:2, places] = better.told[:2] / self.log_vocab
+            held = readings.get(column)
+            said: list[Said | None] = [None] * of if held is None else list(held.said)
+            z = None if found.logits is None or i * n < kept else found.logits[i * n - kept : (i + 1) * n - kept]
+            for j, row in enumerate(rows):
+                said[row] = Said(*numbers[i * n + j], logits=None if z is None else z[j])
+            if n == of:
+                x = vectors[i]
+            else:  # not a number is equal to nothing, so that no vector is taken for one that was read
+                x = vectors.new_full((of, vectors.shape[2]), torch.nan) if held is None else held.x.clone()
+                x[rows] = vectors[i]
+            readings[column] = Reading(x, said, z if n == of else None)
 
     def _count(self, exact: bool, rows: int) -> None:
         passes, read = self.head.passes, -(-rows // ROWS)
@@ -312,15 +320,6 @@ class Probes:
             passes.exact, passes.rows = passes.exact + read, passes.rows + rows
         else:
             passes.cheap, passes.cheap_rows = passes.cheap + read, passes.cheap_rows + rows
-
-
-@cache
-def _masks(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.zeros(rows, dtype=torch.bool, device=device), torch.ones(rows, dtype=torch.bool, device=device)
-
-
-def _places(marks: Tensor) -> Tensor:
-    return marks.nonzero()[:, 0]
 
 
 class Stepping:

@@ -17,7 +17,7 @@ from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.layout import Layout
 from amor.models.amor import Amor
-from amor.models.block import Block, Trace
+from amor.models.block import Block
 from amor.ops import native
 from amor.ops.product import Matrix
 from amor.ops.product.pages import settle
@@ -32,7 +32,8 @@ class Seen:
     logits: Tensor  # [R, V], or [R, 0] where only the best token was wanted
     entropy: Tensor  # [R] of the next token, in nats
     state: State
-    gates: tuple[Trace, ...]  # [R, 1] each
+    fire: Tensor  # [R, K] whether each block fired
+    score: Tensor  # [R, K] what its gate looked at
     head_rows: int  # rows the exact head was asked for
     head_passes: int  # times its weights were read
     best: Tensor | None = None  # [R] the best next token, where it was found without the logits
@@ -132,8 +133,8 @@ class _Walk:
         self.packed, self.layout, self.kept, self.blocks = packed, layout, kept, packed.blocks
         self.probes = Probes(packed.head, [b.gate for b in self.blocks], self.inputs, packed.savings, best=best)
         self.before = replace(packed.head.passes)
-        self.traces: list[Trace] = []
-        self.fired: list[list[int]] = []  # the rows that fired, block by block
+        self.fires: list[list[bool]] = []  # block by block, of every row
+        self.scores: list[list[float]] = []
         self.remembered = 0  # blocks whose keys and values are written
         self.move(h, 0)
 
@@ -151,20 +152,20 @@ class _Walk:
 
     def through(self, index: int) -> None:
         """Block `index`: queries, attention and what follows only for rows that fire."""
-        block, x = self.blocks[index], self.ahead[index - self.start]
-        verdict = block.gate(self.probes.ask(index, self.h, x, self.layout.start))
-        self.traces.append(Trace(verdict.score[:, None], verdict.fire[:, None], block.gate.threshold))
-        rows = verdict.fire.nonzero()[:, 0]
-        self.fired.append(rows.tolist())
-        if not len(rows) and self.packed.savings.sparse:
+        x = self.ahead[index - self.start]
+        fires, scores = self.probes.decide(index, self.h, x, self.layout.start)
+        self.fires.append(fires)
+        self.scores.append(scores)
+        if not any(fires) and self.packed.savings.sparse:
             return
         self.remember(index + 1)
-        if len(rows) == len(x):
+        if all(fires):
             moved = self.opened(index, self.h, x, None)
         elif self.packed.savings.sparse:
+            rows = torch.tensor(fires).nonzero()[:, 0]
             moved = self.h.index_put((rows,), self.opened(index, self.h[rows], x[rows], rows))
         else:
-            moved = torch.where(verdict.fire[:, None], self.opened(index, self.h, x, None), self.h)
+            moved = torch.where(torch.tensor(fires)[:, None], self.opened(index, self.h, x, None), self.h)
         self.move(moved, index + 1)
 
     def remember(self, to: int) -> None:
@@ -187,9 +188,11 @@ class _Walk:
         self.remember(len(self.blocks))
         hidden, passes = self.ahead[-1], self.packed.head.passes
         logits, best, entropy = self.probes.output(hidden)
-        self.packed.head.expect(self.fired, len(hidden), self.probes.doubts)
+        self.packed.head.expect(self.fires, len(hidden), self.probes.doubts)
+        shape = len(self.fires), len(hidden)
+        fire, score = torch.tensor(self.fires, dtype=torch.bool).view(shape), torch.tensor(self.scores).view(shape)
         rows, read = passes.rows - self.before.rows, passes.exact - self.before.exact
-        return Seen(hidden, logits, entropy, state, tuple(self.traces), rows, read, best)
+        return Seen(hidden, logits, entropy, state, fire.T, score.T, rows, read, best)
 
 
 def _apart(part: Part) -> Part:

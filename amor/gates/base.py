@@ -5,6 +5,7 @@ neighbour, a pad or a batch, so training, prefill and decode decide alike. Numbe
 `observe`, which the trainer calls once an optimiser step with the scores of the whole global batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,13 +51,12 @@ class Gate(nn.Module):
         """What a score is compared with; not a number where nothing is compared."""
         return torch.tensor(torch.nan)
 
-    def sure(self, ends: Evidence) -> Tensor:
-        """[...] of the evidence at both ends [2, ...] of what is known of the entropy, whether it decides alike.
+    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None] | None:
+        """Of tokens whose entropy lies between two ends, whether it fires; None where the ends differ.
 
-        Firing must not stop as the entropy rises.
+        None instead of a list: it looks at more than the entropy and has to be asked by `forward`.
         """
-        fire = self(ends).fire
-        return fire[0] == fire[1]
+        return None
 
     def observe(self, scores: Tensor) -> None:
         """Take in the scores of one optimiser step: every real token of the global batch."""

@@ -1,5 +1,7 @@
 """The paper's gate: attention runs where the normalised entropy of the next token exceeds mu + kappa sigma."""
 
+from collections.abc import Sequence
+
 from amor.gates.base import Evidence, MedianGate, Verdict
 
 
@@ -10,3 +12,7 @@ class Entropy(MedianGate):
     def forward(self, evidence: Evidence) -> Verdict:
         assert evidence.entropy is not None
         return self.judge(evidence.entropy)
+
+    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        cut = float(self.threshold)
+        return [a > cut if (a > cut) == (b > cut) else None for a, b in zip(low, high, strict=True)]

@@ -69,7 +69,7 @@ struct Floats {
             // for one row of x the processor runs far enough ahead by itself, and was measured to be faster alone
             if constexpr (R > 1) {
 #pragma GCC unroll 8
-                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + 16) * inner + j, 0, 2);  // measured
+                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + 8) * inner + j);  // measured
             }
             advance(j);
             advance(j + LANES);
