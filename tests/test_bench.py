@@ -102,7 +102,7 @@ def test_products_are_counted_whoever_multiplies() -> None:
 
 def test_amor_slower_than_its_backbone_allows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = dict.fromkeys(NAMES, 3.0) | {"amor-mamba2": 3.9, "amor-gated-deltanet": 4.1}
-    monkeypatch.setattr(train, "alternate", lambda sides, rounds: {name: Times(taken[name], 5.0, rounds, 0.0) for name in sides})
+    monkeypatch.setattr(train, "alternate", lambda sides, *_, **__: {name: Times(taken[name], 5.0, 1, 0.0) for name in sides})
     table = Table("train", quick=False)
     row = train.throughput(table, 1, batch=2, micro_batch=2, context=8)
     assert [(bar.what, bar.met) for bar in row.bars] == [

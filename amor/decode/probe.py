@@ -297,16 +297,17 @@ class Probes:
         told = found.told[:2] / self.log_vocab
         if self.wants_margin:
             told = torch.cat([told, found.margin[None]])
-        numbers = list(zip(*told.tolist(), strict=True))
+        numbers = told.tolist()
         if exact:  # even if its weights have 8 bits: then that is the head there is
-            numbers = [(entropy, 0.0, *margin) for entropy, _, *margin in numbers]
+            numbers[1] = [0.0] * len(flat)
         kept = 0 if found.logits is None else len(flat) - len(found.logits)  # the first vector whose logits are kept
         for i, column in enumerate(columns):
             held = readings.get(column)
             said: list[Said | None] = [None] * of if held is None else list(held.said)
             z = None if found.logits is None or i * n < kept else found.logits[i * n - kept : (i + 1) * n - kept]
             for j, row in enumerate(rows):
-                said[row] = Said(*numbers[i * n + j], logits=None if z is None else z[j])
+                entropy, off, *margin = (one[i * n + j] for one in numbers)
+                said[row] = Said(entropy, off, margin[0] if margin else 0.0, None if z is None else z[j])
             if n == of:
                 x = vectors[i]
             else:  # not a number is equal to nothing, so that no vector is taken for one that was read
