@@ -32,7 +32,8 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     assert rounds.engine.tally.fired == [rounds.fired] * 3
     passes = rounds.engine.head.passes
     if savings.joint:
-        assert passes.exact == rounds.tokens + 3 * rounds.fired
+        foreseen = savings.packed and rate == 1  # after the first firing one pass tells that all others fire too
+        assert passes.exact == rounds.tokens + (1 if foreseen else 3) * rounds.fired
     elif savings.cheap:
         assert passes.cheap == 3 * rounds.tokens  # the output's logits are wanted, so its pass is exact
         assert passes.exact == rounds.tokens + round(3 * DOUBTS[1] * rounds.tokens)

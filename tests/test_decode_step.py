@@ -1,14 +1,16 @@
 """Packed steps: a row's bits are its own, whatever the threads and neighbours; what does not fit is refused; large pages."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 from laws import close, small, tokens
 
 import amor
-from amor.bench.simulate import Rounds, filled
+from amor.bench.simulate import Rounds, Scheduled, filled
 from amor.decode.engine import Engine
+from amor.decode.override import gated
 from amor.decode.probe import Head
 from amor.decode.savings import Savings
 from amor.decode.step import Packed
@@ -142,10 +144,10 @@ def test_what_is_expected_follows_what_blocks_did():
     assert head.fires < 1e-3
 
 
-@pytest.mark.parametrize(("again", "passes"), [(0.0, (1, 1)), (1.0, (1, 3))])
-def test_after_a_firing_the_exact_head_is_read_unless_another_is_expected(again, passes):
+@pytest.mark.parametrize(("again", "foresee", "passes"), [(0.0, True, (1, 1)), (1.0, False, (1, 3)), (1.0, True, (1, 1))])
+def test_after_a_firing_the_exact_head_is_read_unless_another_is_expected(again, foresee, passes):
     model = small("amor-mamba2")
-    engine = Engine(model, Savings(cheap=True))
+    engine = Engine(model, Savings(cheap=True, foresee=foresee))
     rounds = Rounds(engine, filled(model, 50, 32), 1.0)
     engine.head.copy_cost, engine.head.fires, engine.head.again, engine.head.doubted = 0.3, 1.0, again, 0.0
     for gate in rounds.gates:
@@ -153,8 +155,34 @@ def test_after_a_firing_the_exact_head_is_read_unless_another_is_expected(again,
         gate.plan = [gate is rounds.gates[0] or again > 0] * len(gate.plan)
     with rounds.gates_set():
         engine.step(torch.tensor([5]), rounds.base)
-    # the first look is cheap; then the rest and the output in one exact pass, or every block cheaply and the output alone
+    # the first look is cheap; then the rest and the output in one exact pass, or every block cheaply and the output alone,
+    # or all that is foreseen in one exact pass
     assert (engine.head.passes.exact, engine.head.passes.cheap) == passes
+
+
+@pytest.mark.parametrize("fires", list(itertools.product([False, True], repeat=3)))
+@pytest.mark.parametrize("savings", [Savings(), Savings(cheap=True)])
+def test_blocks_run_as_if_they_fired_leave_no_trace_where_they_do_not(fires, savings):
+    model = small("amor-mamba2")
+    found = []
+    for foresee in (True, False):
+        engine = Engine(model, dataclasses.replace(savings, foresee=foresee))
+        state, token = read(model, 2)
+        gates = [Scheduled(k, 3, float(fire), 15, 6, together=False) for k, fire in enumerate(fires)]
+        for gate in gates:
+            gate.doubts = gate.deep_doubts = [False] * 15
+        engine.head.copy_cost, engine.head.doubted = 0.1, 0.0
+        for best in (False, True):
+            engine.head.fires = engine.head.again = 1.0
+            with gated(model, gates):
+                state, seen = engine.step(token, state, best)
+            found.append(
+                (seen.best, seen.entropy, seen.fire, *(t for part in state.parts[-3:] for t in (part["kv"].k, part["kv"].v)))
+            )
+    for mine, theirs in zip(found[:2], found[2:], strict=True):
+        assert mine[2].tolist() == [list(fires)] * 2
+        for a, b in zip(mine, theirs, strict=True):
+            close(a.float(), b.float()) if a is mine[1] else torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_a_position_outside_its_slots_is_refused_and_nothing_is_written():

@@ -116,10 +116,12 @@ def _filled(part: Part, context: int, capacity: int) -> Part:
 class Rounds:
     """Rounds of decode steps at a context; every round does the same work.
 
-    best: of the output only the best token is wanted. together: all blocks fire at the same tokens, else at different ones.
+    best: of the output only the best token is wanted. together: all blocks fire at the same tokens, as those of trained models
+    nearly do (aimed at 22 %, some block fires at 22.4 % of tokens and all three at 18.8 %; of a model trained for five minutes
+    at 39 % and 8 %); else at different ones.
     """
 
-    def __init__(self, engine: Engine, state: State, rate: float, best: bool = False, together: bool = False):
+    def __init__(self, engine: Engine, state: State, rate: float, best: bool = False, together: bool = True):
         self.engine, self.base, self.best = engine, state, best
         self.tokens, self.fired = round_of(rate)
         start = int(state.position[0])

@@ -32,6 +32,7 @@ from amor.ops.product.pages import settle
 from amor.ops.product.refine import refine
 
 MEMORY = 0.98  # a token ago counts this much of the present one in what is expected
+SURELY = 0.7  # share of firings that another one has to follow for blocks to be run as if they fired
 CLEARLY = 0.05  # exact passes the 8-bit copy has to save: what goes on around its pass is not in the sum
 
 
@@ -180,6 +181,24 @@ class Probes:
                 return [bool(fire) for fire in fires], [s.entropy for s in said]
         verdict = gate(self.ask(index, h, x, position))
         return verdict.fire.tolist(), verdict.score.tolist()
+
+    def foresees(self, first: int, rows: int) -> bool:
+        """Whether blocks from `first` on are expected to fire with the one before, and one pass serves them and the output."""
+        coming = self.last + 1 - first
+        asked = self.asked[-coming:] == list(range(first, self.last + 1))
+        return (
+            self.savings.foresee
+            and self.savings.joint
+            and asked
+            and 2 <= coming <= self.most // rows
+            and self.head.again > SURELY
+        )
+
+    def foretell(self, first: int, vectors: Tensor) -> None:
+        """Read the head for columns from `first` on, [columns, R, D], as they will be if the blocks before each fire."""
+        rows = vectors.shape[1]
+        readings = self.cheap if self.best else self.exact
+        self._read(readings, list(range(first, self.last + 1)), list(range(rows)), rows, vectors)
 
     def output(self, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Of the output's vectors [R, D]: logits [R, V], or [R, 0] and the best token [R]; and entropy in nats [R]."""

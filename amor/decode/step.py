@@ -136,6 +136,9 @@ class _Walk:
         self.fires: list[list[bool]] = []  # block by block, of every row
         self.scores: list[list[float]] = []
         self.remembered = 0  # blocks whose keys and values are written
+        self.foreseen: dict[
+            int, Tensor
+        ] = {}  # block -> the residual if all rows fire there, as in every block since the last one
         self.move(h, 0)
 
     def move(self, h: Tensor, start: int) -> None:
@@ -156,17 +159,34 @@ class _Walk:
         fires, scores = self.probes.decide(index, self.h, x, self.layout.start)
         self.fires.append(fires)
         self.scores.append(scores)
+        foreseen = self.foreseen.pop(index, None)
+        if foreseen is not None and not all(fires):  # then what blocks to come read is not what was foreseen
+            self.foreseen, self.remembered, foreseen = {}, index + 1, None
         if not any(fires) and self.packed.savings.sparse:
             return
         self.remember(index + 1)
         if all(fires):
-            moved = self.opened(index, self.h, x, None)
+            moved = self.opened(index, self.h, x, None) if foreseen is None else foreseen
         elif self.packed.savings.sparse:
             rows = torch.tensor(fires).nonzero()[:, 0]
             moved = self.h.index_put((rows,), self.opened(index, self.h[rows], x[rows], rows))
         else:
             moved = torch.where(torch.tensor(fires)[:, None], self.opened(index, self.h, x, None), self.h)
         self.move(moved, index + 1)
+        if all(fires) and foreseen is None and self.probes.foresees(index + 1, len(x)):
+            self.foresee()
+
+    def foresee(self) -> None:
+        """Run the blocks to come as if all rows fired, and ask the head once about all of them and the output."""
+        h, start, vectors = self.h, self.start, []
+        for index in range(start, len(self.blocks)):
+            self.remember(index + 1)
+            vectors.append(self.ahead[0])
+            self.foreseen[index] = self.opened(index, self.h, vectors[-1], None)
+            self.move(self.foreseen[index], index + 1)
+        vectors.append(self.ahead[0])
+        self.move(h, start)
+        self.probes.foretell(start, torch.stack(vectors))
 
     def remember(self, to: int) -> None:
         """Keys and values of blocks up to `to`; the residual has not moved since the last ones."""
@@ -177,7 +197,7 @@ class _Walk:
             slots.append(attention.slots(self.ahead[index - self.start], self.kept[index], self.layout))
         if slots:
             kernels.remember(slots)
-        self.remembered = to
+        self.remembered = max(self.remembered, to)
 
     def opened(self, index: int, h: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
         """The residual h of some rows or of all, fired."""
