@@ -32,7 +32,7 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     assert rounds.engine.tally.fired == [rounds.fired] * 3
     passes = rounds.engine.head.passes
     if savings.joint:
-        foreseen = savings.packed and rate == 1  # after the first firing one pass tells that all others fire too
+        foreseen = savings.packed  # after the first firing one pass tells that all others fire too
         assert passes.exact == rounds.tokens + (1 if foreseen else 3) * rounds.fired
     elif savings.cheap:
         assert passes.cheap == 3 * rounds.tokens  # the output's logits are wanted, so its pass is exact
@@ -40,6 +40,10 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     else:
         assert passes.exact == 4 * rounds.tokens
     assert [block.gate for block in model.each_block()] == own
+    rounds.took[3] = 1000.0
+    assert rounds.seconds > 1000 / rounds.tokens, "every token of a round counts"
+    rounds.run()
+    assert rounds.took[3] < 1000, "by its best"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -136,13 +136,13 @@ def fits(name: str, scale: str, context: int, sides: dict[str, Rounds]) -> bool:
     return held + 1.3 * weights + 2 * model.cost(context).state_held < 0.7 * (total_memory() or 2**40)
 
 
-def timed(row: Row, sides: dict[str, Rounds], rounds: int, confirm: bool = False) -> list[dict[str, Any]]:
+def timed(row: Row, sides: dict[str, Rounds], rounds: int) -> list[dict[str, Any]]:
     """Seconds, bytes and FLOPs a token of every side."""
-    taken = alternate({label: side.run for label, side in sides.items()}, rounds, confirm=confirm)
+    taken = alternate({label: side.run for label, side in sides.items()}, rounds)
     found = []
     for label, side in sides.items():
-        row.seconds[label] = taken[label].best / side.tokens
-        row.spread[label] = taken[label].median / taken[label].best
+        row.seconds[label] = side.seconds
+        row.spread[label] = taken[label].median / side.tokens / side.seconds
         found.append(side.spend() | {"seconds": row.seconds[label], "tokens_per_second": 1 / row.seconds[label]})
     print(f"\n{'':34} {'tokens/s':>9} {'ms':>8} {'MB read':>8} {'GFLOP':>7} {'passes':>7} {'8-bit':>6} {'GB/s':>6}")
     for label, one in zip(sides, found, strict=True):
@@ -238,7 +238,7 @@ def savings(plan: Plan) -> dict[str, Any]:
     judged = {"backbone": side("backbone", 0.0), "with every saving": side("with every saving", rate)}
     judged["no firing"] = side("with every saving", 0.0)
     judged["blocks at different tokens"] = side("with every saving", rate, together=False)
-    found = timed(row, judged, 2 * plan.rounds, confirm=True)  # the sides of a bar take turns directly, and longer
+    found = timed(row, judged, 2 * plan.rounds)  # the sides of a bar take turns directly, and longer
     sides = {name: side(name, rate) for name in kinds if name not in judged}
     sides["backbone, best token"] = side("backbone", 0.0, best=True)
     sides["best token"], sides["best token, no firing"] = (side("with every saving", r, best=True) for r in (rate, 0.0))
@@ -246,7 +246,8 @@ def savings(plan: Plan) -> dict[str, Any]:
     row.found["an 8-bit pass for three probes, in exact passes"] = engines["with every saving"].head.copy_cost
     naive = Rounds(Engine(model, Savings.none()), filled(model, context, ROOM), rate)
     with kernels(EAGER):
-        row.seconds["naive"] = alternate({"naive": naive.run}, max(2, plan.rounds // 2))["naive"].best / naive.tokens
+        alternate({"naive": naive.run}, max(2, plan.rounds // 2))
+    row.seconds["naive"] = naive.seconds
     # like for like: the logits of the output on both sides, and below its best token alone on both
     whole, alone = row.seconds["backbone"], row.seconds["backbone, best token"]
     plan.table.bar(row, f"over its backbone at {rate:.0%} firing", whole / row.seconds["with every saving"], at_least=0.75)
