@@ -12,7 +12,7 @@ import torch
 from amor.bench import machine, memory, steps, timing, train, transformers
 from amor.bench.memory import extra_peak
 from amor.bench.table import Table
-from amor.bench.timing import Times, alternate
+from amor.bench.timing import Times, alternate, lap, watch
 from amor.cli import main
 from amor.models.build import build
 from amor.presets import NAMES, preset
@@ -173,19 +173,34 @@ def test_sides_take_turns_and_the_warm_up_is_apart() -> None:
     assert times["a"].warm_up >= 0.05 > times["a"].best
 
 
-@pytest.mark.parametrize(
-    ("took", "rounds"),
-    [([5, 1, 4, 1.01], 4), ([5, 1, 4, 3, 2, 1.01], 6), ([5, 1, 4, 3, *[2] * 8], 12)],  # met twice, later, never
-)
-def test_a_best_that_was_met_once_is_looked_for_again(monkeypatch: pytest.MonkeyPatch, took: list[float], rounds: int) -> None:
-    now, left = [0.0], iter([9.0, *took])  # the warm-up first
+def test_work_with_laps_is_as_fast_as_the_best_of_each_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, left = [0.0], iter([9, 9, 9, *(1, 5, 2), *(4, 2, 2), *(2, 3, 1)])  # the warm-up first, then rounds of three laps
     monkeypatch.setattr(timing, "_clock", lambda: now[0])
 
     def restless() -> None:
-        now[0] += next(left)
+        for number in range(3):
+            now[0] += next(left)
+            if number < 2:
+                lap()
 
-    times = alternate({"it": restless}, rounds=4, confirm=True)
-    assert times["it"].rounds == rounds == len(took) and times["it"].best == 1
+    times = alternate({"it": restless}, rounds=3)
+    assert times["it"].best == 1 + 2 + 1 and times["it"].median == 8
+
+
+def test_a_watched_model_marks_its_layers_on_both_ways_and_computes_what_it_did() -> None:
+    tokens, found = torch.arange(12).view(2, 6), []
+    for watched in (False, True):
+        model = build(preset("amor-mamba2", "tiny"), 0)
+        if watched:
+            watch(model)
+        timing._laps.clear()
+        loss = model(tokens[:, :-1], targets=tokens[:, 1:]).loss
+        forward = len(timing._laps)
+        loss.backward()
+        found.append((loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)))
+        layers = len(model.backbone.layers)
+        assert (forward >= layers and len(timing._laps) - forward >= layers) if watched else not timing._laps
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_a_memory_peak_is_seen_though_it_is_gone_afterwards() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from amor.bench import transformers
 from amor.bench.table import Row, Table
-from amor.bench.timing import alternate
+from amor.bench.timing import alternate, watch
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.presets import NAMES, SCALES, preset
@@ -71,7 +71,9 @@ def training(table: Table, rounds: int, scale: str, rows: int, length: int) -> R
     peers[LLAMA] = transformers.llama(size["width"], size["depth"], size["d_ff"], size["vocab"])
     sides = {name: step(model, partial(our_loss, model, tokens)) for name, model in ours.items()}
     sides |= {name: step(model, partial(their_loss, model, tokens[:, :-1])) for name, model in peers.items()}
-    row.time(alternate(sides, rounds, confirm=True))
+    for model in (*ours.values(), *peers.values()):
+        watch(model)
+    row.time(alternate(sides, rounds))
     for name, model in {**ours, **peers}.items():
         row.found[f"parameters, {name}"] = parameters(model)
     for name, depth in depths.items():

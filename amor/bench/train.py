@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amor.bench import machine, memory, steps, transformers
 from amor.bench.table import Row, Table, common, named
-from amor.bench.timing import alternate
+from amor.bench.timing import alternate, watch
 from amor.errors import AmorError
 from amor.models.build import build
 from amor.ops.backends import kernels
@@ -45,6 +45,7 @@ class Drawn:
 def stepper(recipe: Recipe) -> Callable[[], dict[str, Any]]:
     """A call takes the next step of a recipe, as the trainer does. The first has been taken: gates have met their batch."""
     model = build(recipe.config(), recipe.seed)
+    watch(model)
     optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
     step, number = Stepper(model, optimizer, recipe, Drawn(recipe), Team(torch.device("cpu"))), count()
     step(next(number))
@@ -71,7 +72,7 @@ def throughput(table: Table, rounds: int, **shape: int) -> Row:
     sides = {name: stepper(recipe) for name, recipe in recipes.items()}
     for backbone in dict.fromkeys(map(backbone_of, NAMES)):  # the two sides of a bar take turns directly, and longer
         family = {name: side for name, side in sides.items() if backbone_of(name) == backbone}
-        row.time(alternate(family, rounds * len(family), confirm=len(family) > 1))
+        row.time(alternate(family, rounds * len(family)))
     flops = {}
     for name, side in sides.items():
         flops[name], blocks = counted(side)
