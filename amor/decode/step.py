@@ -136,9 +136,7 @@ class _Walk:
         self.fires: list[list[bool]] = []  # block by block, of every row
         self.scores: list[list[float]] = []
         self.remembered = 0  # blocks whose keys and values are written
-        self.foreseen: dict[
-            int, Tensor
-        ] = {}  # block -> the residual if all rows fire there, as in every block since the last one
+        self.foreseen: dict[int, Tensor] = {}  # the residual after a block if all rows fire there, and in those before it
         self.move(h, 0)
 
     def move(self, h: Tensor, start: int) -> None:
