@@ -10,7 +10,8 @@ from laws import small, tokens
 
 import amor
 from amor.decode.engine import Engine
-from amor.decode.probe import Head, Probes, inputs_of
+from amor.decode.head import Head
+from amor.decode.probe import Probes, inputs_of
 from amor.decode.savings import Savings
 from amor.ops.spent import counting
 from amor.presets import NAMES

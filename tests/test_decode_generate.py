@@ -188,7 +188,7 @@ def test_eight_bit_weights_say_what_they_cost(folder, capsys):
 
 
 def test_a_copy_of_the_head_writes_the_same_text_and_needs_an_exact_head_beside_it(folder, capsys, monkeypatch):
-    monkeypatch.setattr("amor.decode.probe._relative", lambda matrix, copy: 0.0)  # so that it is asked
+    monkeypatch.setattr("amor.decode.head._relative", lambda matrix, copy: 0.0)  # so that it is asked
     words = folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0
     plain, cheap = (run(capsys, *words, *more) for more in ((), ("--cheap",)))
     assert plain[:2] == cheap[:2] and plain[0] == 0

@@ -10,8 +10,8 @@ from laws import close, small, tokens
 import amor
 from amor.bench.simulate import Rounds, Scheduled, filled
 from amor.decode.engine import Engine
+from amor.decode.head import Head
 from amor.decode.override import gated
-from amor.decode.probe import Head
 from amor.decode.savings import Savings
 from amor.decode.step import Packed
 from amor.ops import product

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from amor.decode import kernels
-from amor.decode.probe import Head, Stepping
+from amor.decode.head import Head
+from amor.decode.probe import Stepping
 from amor.decode.savings import Savings
 from amor.decode.step import Packed
 from amor.errors import AmorError

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from amor.decode import kernels
+from amor.decode.head import Head
 from amor.decode.layers import Norm, PackedAttention, PackedLayer, PackedMLP, matrices, stretches
-from amor.decode.probe import Head, Probes
+from amor.decode.probe import Probes
 from amor.decode.savings import Savings
 from amor.errors import AmorError
 from amor.gates.base import Gate
