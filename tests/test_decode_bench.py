@@ -110,14 +110,15 @@ def test_a_file_that_is_not_a_decode_benchmark_is_refused(tmp_path, capsys, text
 
 
 def test_real_firing_rates_come_from_a_trained_folder_and_a_text(tmp_path):
-    from amor.bench.rates import firing_rates
+    from amor.bench.rates import firing_on, firing_rates, opened
     from amor.data.tokenizer import bytes_tokenizer
     from amor.models.folder import save
 
     model = small("amor-mamba2", vocab=257)
     save(model, tmp_path / "model", bytes_tokenizer())
     (tmp_path / "text.txt").write_text("some words to read " * 5)
-    found = firing_rates(str(tmp_path / "model"), str(tmp_path / "text.txt"), lengths=(40, 200))
+    model, ids = opened(str(tmp_path / "model"), str(tmp_path / "text.txt"))
+    found = firing_rates(model, ids, lengths=(40, 200))
     assert [(f["prompt"], f["temperature"], f["repeated"]) for f in found] == [
         (40, 0.0, False),
         (40, 1.0, False),
@@ -125,3 +126,8 @@ def test_real_firing_rates_come_from_a_trained_folder_and_a_text(tmp_path):
         (200, 1.0, True),
     ]
     assert all(0 < f["rate"] < 1 and len(f["rates"]) == 3 for f in found)
+    seen = firing_on(model, ids)
+    some, every, followed = seen["together"].values()
+    assert 0 <= every <= some <= 1 and 0 <= followed <= 1
+    assert len(seen["doubts"]) == 3 and all(refined <= first for first, refined in seen["doubts"])
+    assert all(block.gate.aimed is None for block in model.each_block())

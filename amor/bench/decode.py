@@ -21,7 +21,7 @@ from typing import Any
 from amor.bench import crossing
 from amor.bench.machine import total_memory
 from amor.bench.memory import extra_peak
-from amor.bench.rates import firing_rates
+from amor.bench.rates import firing_on, firing_rates, opened
 from amor.bench.simulate import Rounds, filled, speaking
 from amor.bench.table import Row, Table
 from amor.bench.timing import alternate
@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     table = Table("decode", args.quick or scale == "tiny")
     found: dict[str, Any] = {"scale": scale, "vocab": SCALES[scale]["vocab"], "prefill": "states filled with random keys"}
     if args.model:
-        found["firing"] = firing_rates(args.model, args.text)
+        model, ids = opened(args.model, args.text)
+        found |= firing_on(model, ids)
+        found["firing"] = firing_rates(model, ids)
     else:
         plan = Plan(table, scale, numbers(args.contexts, int), numbers(args.fire_rates, float), args)
         for part in args.parts.split(","):

@@ -1,20 +1,33 @@
-"""How often a trained model fires while it writes: prompts of several lengths, greedy and sampled, as the paper reports it."""
+"""How a trained model fires: how often while it writes, whether its blocks fire together, and where an 8-bit head is in doubt.
+
+Prompts of several lengths are written on greedy and sampled, as the paper reports it. The other two are of the text itself.
+"""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from amor.decode.engine import Engine
 from amor.decode.sample import Sampler, Sampling
 from amor.errors import AmorError
+from amor.gates.base import Gate
+from amor.models.amor import Amor
 from amor.models.folder import load
+from amor.ops.product import Probe, pack, probe
+from amor.ops.product.refine import refine
 
 LENGTHS, TEMPERATURES, NEW = (3072, 8192, 16384), (0.0, 1.0), 64
+AIM = 0.22  # what the paper met
+WINDOWS, WINDOW = 32, 256  # of the text that is read
 
 
-def firing_rates(folder: str, text: str | None, lengths: tuple[int, ...] = LENGTHS) -> list[dict[str, Any]]:
-    """Rates over NEW tokens after the first `length` tokens of a text; a text that is too short is repeated, and that is said."""
+def opened(folder: str, text: str | None) -> tuple[Amor, list[int]]:
+    """A model with gates, and the tokens of a text."""
     model, tokenizer = load(Path(folder) / "latest" if (Path(folder) / "latest").exists() else folder)
     if text is None or tokenizer is None:
         raise AmorError("real firing rates need a text for the prompts (--text FILE) and a model folder with a tokenizer")
@@ -23,6 +36,11 @@ def firing_rates(folder: str, text: str | None, lengths: tuple[int, ...] = LENGT
     ids = tokenizer.encode(Path(text).read_text(errors="replace"), add_special_tokens=False).ids
     if not ids:
         raise AmorError(f"{text} holds no text")
+    return model.eval(), ids
+
+
+def firing_rates(model: Amor, ids: list[int], lengths: tuple[int, ...] = LENGTHS) -> list[dict[str, Any]]:
+    """Rates over NEW tokens after the first `length` tokens of a text; a text that is too short is repeated, and that is said."""
     found = []
     for length in lengths:
         prompt = (ids * (-(-length // len(ids))))[:length]
@@ -44,3 +62,65 @@ def written(engine: Engine, session: Any, prompt: list[int], temperature: float)
         session.step(sampler.choose(session.next.logits))
     counted = engine.tally.tokens - tokens
     return [(now - was) / counted for now, was in zip(engine.tally.fired, before, strict=True)]
+
+
+def firing_on(model: Amor, ids: list[int]) -> dict[str, Any]:
+    """What amor/bench/simulate.py imitates, on the text itself; nothing for gates that look at more than the entropy."""
+    if any(type(block.gate).between is Gate.between for block in model.each_block()):
+        return {}
+    windows = torch.tensor((ids * (-(-WINDOW // len(ids))))[: WINDOWS * WINDOW])
+    windows = windows[: len(windows) // WINDOW * WINDOW].view(-1, WINDOW)
+    found = {"together": together(model, windows), "doubts": doubts(model, windows)}
+    some, every, followed = found["together"].values()
+    print(f"aimed at {AIM:.0%}: some block fires at {some:.1%} of tokens, all at {every:.1%}; {followed:.0%} are followed")
+    for block, (first, refined) in enumerate(found["doubts"]):
+        print(f"block {block}: an 8-bit head is in doubt at {first:.1%} of tokens, refined at {refined:.1%}")
+    return found
+
+
+@torch.no_grad()
+def together(model: Amor, windows: Tensor) -> dict[str, float]:
+    """Shares of tokens at which some block fires and at which all do, and of firings that another block's follows."""
+    gates = [block.gate for block in model.each_block()]
+    try:
+        for gate in gates:
+            gate.aim(AIM)
+        fires = torch.stack([trace.fire.flatten() for trace in model(windows).gates])
+    finally:
+        for gate in gates:
+            gate.aim(None)
+    later = fires.flip(0).cummax(0).values.flip(0)[1:]  # whether some block from the next one on fires
+    followed = (fires[:-1] & later).sum() / fires[:-1].sum().clamp(min=1)
+    shares = {"some": fires.any(0).float().mean(), "all": fires.all(0).float().mean(), "followed": followed}
+    return {name: float(share) for name, share in shares.items()}
+
+
+@torch.no_grad()
+def doubts(model: Amor, windows: Tensor) -> list[tuple[float, float]]:
+    """For each block the share of tokens its gate cannot decide by an 8-bit head, and by one whose likeliest tokens are exact."""
+    exact, copy = pack(model.embed.weight), pack(model.embed.weight, "int8", gain=True)
+    blocks, met = model.each_block(), []
+    hooks = [block.register_forward_pre_hook(lambda _block, args: met.append(args[1])) for block in blocks]
+    try:
+        model(windows)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = []
+    for block, inputs in zip(blocks, met, strict=True):
+        x = inputs.flatten(0, 1)[::5]  # every fifth token tells as much
+        first = probe(x, copy, logits=True)
+        assert first.logits is not None
+        told = first, refine(x, exact, copy, first.logits)
+        before, after = (undecided(block.gate, one, exact.outputs) for one in told)
+        still = [a and b for a, b in zip(before, after, strict=True)]  # the likeliest are looked at where there was a doubt
+        found.append((sum(before) / len(x), sum(still) / len(x)))
+    return found
+
+
+def undecided(gate: Gate, found: Probe, vocab: int) -> list[bool]:
+    """[R] whether a gate decides differently at the two ends of what is known of the entropy."""
+    entropy, off = found.told[:2] / math.log(vocab)
+    fires = gate.between((entropy - off).tolist(), (entropy + off).tolist(), [0] * len(entropy))
+    assert fires is not None
+    return [fire is None for fire in fires]
