@@ -70,12 +70,12 @@ def firing_on(model: Amor, ids: list[int]) -> dict[str, Any]:
         return {}
     windows = torch.tensor((ids * (-(-WINDOW // len(ids))))[: WINDOWS * WINDOW])
     windows = windows[: len(windows) // WINDOW * WINDOW].view(-1, WINDOW)
-    found = {"together": together(model, windows), "doubts": doubts(model, windows)}
-    some, every, followed = found["together"].values()
+    shares, doubted = together(model, windows), doubts(model, windows)
+    some, every, followed = shares.values()
     print(f"aimed at {AIM:.0%}: some block fires at {some:.1%} of tokens, all at {every:.1%}; {followed:.0%} are followed")
-    for block, (first, refined) in enumerate(found["doubts"]):
+    for block, (first, refined) in enumerate(doubted):
         print(f"block {block}: an 8-bit head is in doubt at {first:.1%} of tokens, refined at {refined:.1%}")
-    return found
+    return {"together": shares, "doubts": doubted}
 
 
 @torch.no_grad()
