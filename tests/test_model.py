@@ -5,6 +5,7 @@ import torch
 from laws import Largest, close, small, tokens
 
 import amor
+from amor import registry
 from amor.models.check import check
 from amor.ops import head
 from amor.presets import ABLATION_NAMES, NAMES
@@ -95,6 +96,20 @@ def test_a_fresh_model_has_the_paper_s_first_weights():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
+@torch.no_grad()
+def test_gates_and_the_backbone_s_residual_are_handed_in_as_values():
+    model, text = small("amor-mamba2"), tokens(2, 30)
+    own = model(text)
+    never = [registry.find("gates", "never")(64, None, k) for k in range(3)]
+    closed = model(text, gates=never, residual=own.residual)
+    assert own.gates[0].fire.any() and not any(g.fire.any() for g in closed.gates)
+    assert torch.equal(closed.hidden, model(text, gates=never).hidden)
+    assert torch.equal(model(text, residual=own.residual).hidden, own.hidden)
+    assert torch.equal(model(text).hidden, own.hidden), "the model's own gates are untouched"
+    with pytest.raises(amor.AmorError, match="full_with_mask"):
+        model(text, compute="full_with_maks")
+
+
 @pytest.mark.parametrize("name", AMORS)
 def test_computing_only_fired_queries_equals_computing_all_and_masking(name):
     model, text = small(name), tokens(3, 70)
@@ -102,10 +117,8 @@ def test_computing_only_fired_queries_equals_computing_all_and_masking(name):
 
     def outcome(compute):
         model.zero_grad()
-        for block in model.each_block():
-            block.compute = compute
-        first = model(text[:, :40], valid=valid[:, :40])
-        out = model(text[:, 40:], first.state, valid=valid[:, 40:])
+        first = model(text[:, :40], valid=valid[:, :40], compute=compute)
+        out = model(text[:, 40:], first.state, valid=valid[:, 40:], compute=compute)
         (out.hidden.square().sum() + first.hidden.square().sum()).backward()
         return first, out, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -171,8 +184,7 @@ def test_queries_learn_only_where_the_gate_fires_keys_wherever_a_later_query_loo
 
     for name in ("q_proj", "k_proj", "o_proj"):
         getattr(block.attention, name).register_forward_hook(keep(name))
-    block.compute = "full_with_mask"
-    out = model(text)
+    out = model(text, compute="full_with_mask")
     out.hidden.sum().backward()
     fire = out.gates[0].fire[0]
     assert fire.any() and not fire.all()

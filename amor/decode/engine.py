@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -192,8 +191,9 @@ class Engine:
         plain = Separate(self.model, None, self._read)
         ahead = savings.joint or savings.cheap
         probe = Stepping(self.model, self.head, plain, savings) if ahead else None
-        with self._computing(compute if savings.sparse else "full_with_mask"):
-            out = self.model(tokens, state, valid=valid, keep="last" if savings.last else "all", probe=probe or plain)
+        compute = compute if savings.sparse else "full_with_mask"
+        keep: Any = "last" if savings.last else "all"
+        out = self.model(tokens, state, valid=valid, keep=keep, probe=probe or plain, compute=compute)
         hidden, gates = _last(out, valid)
         if probe is not None:
             logits, _, entropy = probe.probes.output(hidden)
@@ -213,18 +213,6 @@ class Engine:
         self.head.passes.rows += len(x)
         read = head_op.read if self.savings.streamed else all_logits.read
         return read(x, weight, *words, **named)
-
-    @contextmanager
-    def _computing(self, compute: str) -> Iterator[None]:
-        blocks = self.model.each_block()
-        own = [block.compute for block in blocks]
-        for block in blocks:
-            block.compute = compute
-        try:
-            yield
-        finally:
-            for block, was in zip(blocks, own, strict=True):
-                block.compute = was
 
 
 class Session:

@@ -7,6 +7,7 @@ The three uses differ only in how many tokens are handed in and which state come
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from amor.config import Config
 from amor.errors import AmorError
+from amor.gates.base import Gate
 from amor.layout import Layout, align
 from amor.models.backbone import Backbone
 from amor.models.block import Block, Trace, last_real
@@ -31,9 +33,20 @@ class Output:
 
     hidden: Tensor  # [B, T, D] ready for the head; [B, 1, D] with keep="last"
     state: State
+    residual: Tensor  # [B, T, D] what the backbone said, in aligned columns: no gate can change it
     gates: tuple[Trace, ...]  # one a block
     loss: Tensor | None = None  # share-weighted sum of nll, differentiable; with targets
     nll: Tensor | None = None  # [B, T] without gradient; with targets
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How the blocks of one call are to run."""
+
+    probe: Probing
+    gates: Sequence[Gate]
+    compute: str
+    keep: Literal["all", "last"]
 
 
 class Amor(nn.Module):
@@ -63,6 +76,9 @@ class Amor(nn.Module):
         share: Tensor | float | None = None,  # weight of each target in the loss; None: their mean
         keep: Literal["all", "last"] = "all",  # "last": hidden of each row's last token only
         probe: Probing | None = None,  # how gates learn what the head says; None: one reading a block
+        gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
+        compute: str = "auto",  # which queries are computed: block.COMPUTE
+        residual: Tensor | None = None,  # what the backbone said of these very tokens before; its state then stays as it is
     ) -> Output:
         tokens, lengths, reset, targets, order = _aligned(tokens, valid, reset, targets)
         if tokens.shape[1] == 0:
@@ -72,8 +88,12 @@ class Amor(nn.Module):
             raise AmorError(f"{len(tokens)} rows of tokens, but the state holds {state.rows} rows")
         layout = state.layout(tokens.shape[1], lengths, reset)
         depth = len(self.backbone.layers)
-        h, parts = self.backbone(self.embed(tokens), state.parts[:depth], layout)
-        h, parts_of_blocks, gates = self._through_blocks(h, state.parts[depth:], layout, probe or Separate(self, targets), keep)
+        parts = list(state.parts[:depth])
+        if residual is None:
+            residual, parts = self.backbone(self.embed(tokens), parts, layout)
+        chosen = [block.gate for block in self.each_block()] if gates is None else list(gates)
+        ways = Ways(probe or Separate(self, targets), chosen, compute, keep)
+        h, parts_of_blocks, traces = self._through_blocks(residual, state.parts[depth:], layout, ways)
         after = state.advance(layout, parts + parts_of_blocks, tokens)
 
         def home(t: Tensor) -> Tensor:
@@ -83,11 +103,11 @@ class Amor(nn.Module):
         if targets is not None:
             loss, nll = self._loss(h, last_real(targets, layout) if keep == "last" else targets, share)
             nll = home(nll)
-        traces = tuple(Trace(home(g.score), home(g.fire), g.threshold) for g in gates)
-        return Output(home(h), after, traces, loss, nll)
+        found = tuple(Trace(home(g.score), home(g.fire), g.threshold) for g in traces)
+        return Output(home(h), after, residual, found, loss, nll)
 
     def _through_blocks(
-        self, h: Tensor, parts: tuple[Part, ...], layout: Layout, probe: Probing, keep: str
+        self, h: Tensor, parts: tuple[Part, ...], layout: Layout, ways: Ways
     ) -> tuple[Tensor, list[Part], list[Trace]]:
         """The residual through the K blocks and the final norm."""
         blocks = self.each_block()
@@ -95,16 +115,16 @@ class Amor(nn.Module):
         if not prenorm or not blocks:
             h = self.norm_f(h)
         after: list[Part] = []
-        gates: list[Trace] = []
-        for index, (block, part) in enumerate(zip(blocks, parts, strict=True)):
+        traces: list[Trace] = []
+        for index, (block, part, gate) in enumerate(zip(blocks, parts, ways.gates, strict=True)):
             x = self.block_input(index, h)
-            final = index == len(blocks) - 1
-            h, part, trace = block(h, x, part, layout, partial(probe, index), keep if final else "all")
+            keep = ways.keep if index == len(blocks) - 1 else "all"
+            h, part, trace = block(h, x, part, layout, gate, partial(ways.probe, index), ways.compute, keep)
             after.append(part)
-            gates.append(trace)
-        if keep == "last" and not blocks:
+            traces.append(trace)
+        if ways.keep == "last" and not blocks:
             h = last_real(h, layout)
-        return (h if self.final_norm is None else self.final_norm(h)), after, gates
+        return (h if self.final_norm is None else self.final_norm(h)), after, traces
 
     def block_input(self, index: int, h: Tensor) -> Tensor:
         """What block `index` reads of the residual h."""

@@ -50,15 +50,22 @@ class Block(nn.Module):
         self.gate: Gate = registry.find("gates", blocks.gate)(config.width, config.gate_options(), index)
         self.mlp_norm = RMSNorm(config.width, config.norm_eps) if blocks.mlp else None
         self.mlp = SwiGLU(config.width, config.d_ff) if blocks.mlp else None
-        self.compute = "auto"
 
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
         return self.attention.start(batch, device, dtype)
 
     def forward(
-        self, h: Tensor, x: Tensor, state: Part, layout: Layout, probe: Probe, keep: str = "all"
+        self,
+        h: Tensor,
+        x: Tensor,
+        state: Part,
+        layout: Layout,
+        gate: Gate,
+        probe: Probe,
+        compute: str = "auto",
+        keep: str = "all",
     ) -> tuple[Tensor, Part, Trace]:
-        """h [B, T, D] the residual, x its normed copy. keep="last": only each row's last token goes on."""
+        """h [B, T, D] the residual, x its normed copy; `gate` decides. keep="last": only each row's last token goes on."""
         kv = state["kv"]
         assert isinstance(kv, KV)
         k, v, after = self.attention.remember(x, kv, layout)
@@ -70,23 +77,14 @@ class Block(nn.Module):
         def opened() -> Tensor:
             return self.update(h, self.attention.all_queries(x, k, v, layout))
 
-        verdict = self.gate(probe(h, x.detach(), layout, self.gate.needs, lambda: (h, opened())))
+        verdict = gate(probe(h, x.detach(), layout, gate.needs, lambda: (h, opened())))
         fire = verdict.fire if layout.valid is None else verdict.fire & layout.valid
         learns = verdict.weight is not None and torch.is_grad_enabled()
-        if learns or self.dense_pays(fire):
+        if learns or dense_pays(fire, compute):
             out = choose(fire, opened(), h, verdict)
         else:
             out = self.fired_only(h, x, k, v, layout, fire)
-        return out, {"kv": after}, Trace(verdict.score.detach(), fire, self.gate.threshold)
-
-    def dense_pays(self, fire: Tensor) -> bool:
-        if self.compute not in COMPUTE:
-            raise AmorError(f"compute: no {self.compute!r}; {nearest(self.compute, COMPUTE)}")
-        if self.compute == "auto":
-            # on a GPU asking how many fired would hold up the queue of a training step
-            waits = torch.is_grad_enabled() and fire.device.type != "cpu"
-            return waits or float(fire.float().mean()) > DENSE_ABOVE
-        return self.compute == "full_with_mask"
+        return out, {"kv": after}, Trace(verdict.score.detach(), fire, gate.threshold)
 
     def update(self, h: Tensor, a: Tensor) -> Tensor:
         """The residual of tokens that fired, from their attention output."""
@@ -122,6 +120,17 @@ class Block(nn.Module):
             fired = fired + self.mlp.cost() + Cost(weights=self.mlp_norm.weight.numel())
         small = self.alpha.numel() * (2 if self.norm else 1)
         return fired * fire_rate + Cost(flops=2 * always, weights=always + small, state_held=whole.state_held)
+
+
+def dense_pays(fire: Tensor, compute: str) -> bool:
+    """Whether all queries are computed and those that did not fire are masked."""
+    if compute not in COMPUTE:
+        raise AmorError(f"compute: no {compute!r}; {nearest(compute, COMPUTE)}")
+    if compute == "auto":
+        # on a GPU asking how many fired would hold up the queue of a training step
+        waits = torch.is_grad_enabled() and fire.device.type != "cpu"
+        return waits or float(fire.float().mean()) > DENSE_ABOVE
+    return compute == "full_with_mask"
 
 
 def choose(fire: Tensor, opened: Tensor, h: Tensor, verdict: Verdict) -> Tensor:
