@@ -64,10 +64,16 @@ class Linear(nn.Linear):
         return linear(x, self.weight)
 
 
-def plain(layer: nn.Linear) -> bool:
+def touched(module: nn.Module) -> str:
+    """Why a module does more than its class says: a hook watches it, or it was given another forward; "" where it does not."""
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return f"a hook watches {type(module).__name__}"
+    return f"{type(module).__name__} was given another forward" if "forward" in vars(module) else ""
+
+
+def plain(layer: nn.Module) -> bool:
     """Whether a layer is nothing but its weight: not replaced or wrapped (as adapters do), and watched by no hook."""
-    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
-    return type(layer) is Linear and not any(hooks)
+    return type(layer) is Linear and not touched(layer)
 
 
 def together(x: Tensor, *groups: Sequence[nn.Linear]) -> tuple[Tensor, ...]:

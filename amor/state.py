@@ -79,7 +79,7 @@ class KV:
         return self._append_in_place(k, v, layout)
 
     def _append_in_place(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
-        after = self.opened(layout)
+        after = self.with_open_slots(layout)
         for room, new in ((after.buffer.k, k), (after.buffer.v, v)):
             if layout.even:
                 room[:, :, layout.past : after.used] = new
@@ -87,7 +87,7 @@ class KV:
                 room[_rows(layout), :, layout.positions] = new.transpose(1, 2)
         return after
 
-    def opened(self, layout: Layout) -> KV:
+    def with_open_slots(self, layout: Layout) -> KV:
         """The keys and values after a call whose own are yet to be written, to the slots of their positions."""
         self._fresh()
         used = layout.past + layout.columns
@@ -153,6 +153,13 @@ def _with_room(t: Tensor, used: int, exact: bool = False) -> Tensor:
     return room
 
 
+class Lease:
+    """Who may read recurrent tensors that a step writes over: the newest State that holds them, by the number of its turn."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+
 @dataclass(frozen=True)
 class Step:
     """One call that was read, kept so that it can be taken back: what stood before it, and its tokens."""
@@ -172,6 +179,16 @@ class State:
     longest: int = 0
     memory: int = 0  # how many tokens can be taken back
     steps: tuple[Step, ...] = field(default=(), repr=False)
+    lease: Lease = field(default_factory=Lease, repr=False, compare=False)
+    turn: int = field(default=0, repr=False, compare=False)
+
+    def fresh(self) -> None:
+        """Refuse a State whose recurrent tensors a later step has written over."""
+        if self.turn != self.lease.turn:
+            raise AmorError(
+                "this state is gone: a decode session read on from it and wrote over its tensors; "
+                "state.fork() before the step keeps both"
+            )
 
     @property
     def rows(self) -> int:
@@ -187,15 +204,19 @@ class State:
         return own + self.position.nbytes + recurrent
 
     def layout(self, columns: int, lengths: Tensor | None, reset: Tensor | None) -> Layout:
+        self.fresh()
         return Layout(self.position, columns, self.even, self.longest, lengths, reset)
 
-    def advance(self, layout: Layout, parts: Sequence[Part], tokens: Tensor) -> State:
-        """The State after a call."""
+    def advance(self, layout: Layout, parts: Sequence[Part], tokens: Tensor, in_place: bool = False) -> State:
+        """The State after a call; in_place: its recurrent tensors were written over, so that this one is gone."""
         longest, even = layout.past + layout.columns, layout.even
         if layout.reset is not None or layout.lengths is not None:
             longest = int(layout.end.max())
             even = bool((layout.end == longest).all())
         after = State(layout.end, tuple(parts), even, longest, self.memory)
+        if in_place:
+            self.lease.turn += 1
+            after = replace(after, lease=self.lease, turn=self.lease.turn)
         if not self.memory:
             return after
         if layout.reset is not None:
@@ -205,6 +226,7 @@ class State:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
         """A new State of changed tensors (batch first in each)."""
+        self.fresh()
         parts = tuple({k: t.map(change) if isinstance(t, KV) else change(t) for k, t in part.items()} for part in self.parts)
         return State(change(self.position), parts, self.even, self.longest)
 
@@ -229,6 +251,8 @@ class State:
     @staticmethod
     def join(states: Sequence[State]) -> State:
         """The rows of several States as one batch."""
+        for state in states:
+            state.fresh()
         longest = max(s.longest for s in states)
 
         def joined(name: str, layer: int) -> Tensor | KV:
@@ -247,7 +271,7 @@ class State:
         longest = int(self.position.max()) if self.rows else 0
         return replace(self, longest=longest, even=bool((self.position == longest).all()))
 
-    def remember(self, tokens: int) -> State:
+    def keep_history(self, tokens: int) -> State:
         """From here on, the last `tokens` tokens can be taken back by `rollback`."""
         return replace(self, memory=tokens, steps=())
 
@@ -257,12 +281,13 @@ class State:
         Keys and values are cut; recurrent states cannot run backwards, so the nearest remembered State is taken and
         `replay(tokens, state, lengths)` (the model's own forward) reads again what lies between.
         """
+        self.fresh()
         back = torch.as_tensor(count, device=self.position.device).expand(self.rows)
         available = sum((_lengths(s) for s in self.steps), torch.zeros_like(self.position))
         if bool((back < 0).any()) or bool((back > available).any()):
             raise AmorError(
                 f"rollback of {back.tolist()} tokens, but {available.tolist()} are remembered; "
-                "call state.remember(n) before reading what may be taken back"
+                "call state.keep_history(n) before reading what may be taken back"
             )
         if not bool(back.any()):
             return self
@@ -300,6 +325,7 @@ class State:
         """Write it as one safetensors file; what `rollback` would need is not kept."""
         from safetensors.torch import save_file
 
+        self.fresh()
         tensors = {"position": self.position}
         for layer, part in enumerate(self.parts):
             for name, held in part.items():

@@ -1,4 +1,5 @@
-"""Packed steps: a row's bits are its own, whatever the threads and neighbours; what does not fit is refused; large pages."""
+"""Compiled steps: the forward of one token, a row's bits its own; adapters, hooks and changed weights are honoured; what does
+not fit is refused; large pages."""
 
 import dataclasses
 import itertools
@@ -8,18 +9,20 @@ import torch
 from laws import close, small, tokens
 
 import amor
-from amor.bench.simulate import Rounds, Scheduled, filled
+from amor.bench.simulate import Scheduled
 from amor.decode.engine import Engine
-from amor.decode.head import Head
-from amor.decode.override import gated
+from amor.decode.policy import Fixed
 from amor.decode.savings import Savings
-from amor.decode.step import Packed
+from amor.decode.step import CompiledModel
+from amor.mixers.mamba2 import Mamba2
 from amor.ops import product
 from amor.ops.backends import BACKENDS, missing, module
-from amor.ops.product import pages
+from amor.ops.product import FORMATS, pages
 from amor.ops.product.refine import refine
+from amor.parts import Linear
+from amor.presets import ABLATION_NAMES, NAMES
 
-RECURRENT = ["mamba2", "gated-deltanet", "mamba2-fused", "amor-mamba2-mlp"]
+SOME = ["mamba2", "gated-deltanet", "mamba2-fused", "transformer", "amor-mamba2-mlp"]
 
 
 @torch.no_grad()
@@ -28,60 +31,192 @@ def read(model, rows):
     return model(tokens(rows, 6)).state, tokens(rows, 1, seed=1)[:, 0]
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8"])
-@pytest.mark.parametrize("name", RECURRENT)
+def tensors(state):
+    """Every tensor of a state, keys and values as far as they are used."""
+    for part in state.parts:
+        for name, held in part.items():
+            yield from [(name, held)] if isinstance(held, torch.Tensor) else [("k", held.k), ("v", held.v)]
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
+@pytest.mark.parametrize("name", SOME)
 def test_a_row_s_step_has_the_same_bits_beside_others_and_with_more_threads(name, kind):
     model = small(name)
-    packed = Packed(model, kind)
+    engine = Engine(model, weights=kind)
     state, token = read(model, 11)
-    apart = [packed.step(token[r : r + 1], state.select([r])) for r in range(11)]
+    apart = [engine.step(token[r : r + 1], state.select([r])) for r in range(11)]
     for threads in (1, 3):
         torch.set_num_threads(threads)
-        together = packed.step(token, state.fork())
+        after, together = engine.step(token, state.fork())
         torch.set_num_threads(1)
-        for row, alone in enumerate(apart):
+        for row, (own, alone) in enumerate(apart):
             assert torch.equal(together.logits[row], alone.logits[0]), f"row {row}, {threads} threads"
-            for mine, theirs in zip(together.state.parts, alone.state.parts, strict=True):
-                for part, held in mine.items():
-                    if isinstance(held, torch.Tensor):
-                        assert torch.equal(held[row], theirs[part][0]), part
+            for (part, mine), (_, theirs) in zip(tensors(after), tensors(own), strict=True):
+                assert torch.equal(mine[row], theirs[0]), part
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_a_packed_step_is_the_forward_of_one_token(name):
+@pytest.mark.parametrize("name", NAMES + ABLATION_NAMES)
+def test_a_compiled_step_is_the_forward_of_one_token(name):
     model = small(name)
     state, token = read(model, 3)
     with torch.no_grad():
         out = model(token[:, None], state.fork())
-    seen = Packed(model).step(token, state)
-    close(seen.hidden, out.hidden[:, 0])
-    for mine, theirs in zip(seen.state.parts, out.state.parts, strict=True):
-        for part, held in mine.items():
-            if isinstance(held, torch.Tensor):
-                close(held, theirs[part], part)
+        logits = model.logits(out.hidden[:, 0])
+    engine = Engine(model)
+    assert engine.path == "compiled steps"
+    after, found = engine.step(token, state)
+    close(found.logits, logits, "logits")
+    for block, gate in enumerate(out.gates):
+        close(found.score[:, block], gate.score[:, 0].float(), "scores")
+        assert torch.equal(found.fire[:, block], gate.fire[:, 0])
+    for (part, mine), (_, theirs) in zip(tensors(after), tensors(out.state), strict=True):
+        close(mine, theirs, part)
+
+
+def test_a_state_that_a_session_read_on_from_is_refused_and_not_misread():
+    model = small("amor-mamba2")
+    session = Engine(model).prefill([[1, 2, 3]])
+    old, fork = session.state, session.state.fork()
+    want = model(torch.tensor([[5]]), fork).hidden
+    session.step([4])
+    for use in (
+        lambda: model(torch.tensor([[5]]), old),
+        old.fork,
+        lambda: old.select([0]),
+        lambda: Engine(model).resume(old),
+        lambda: old.save("nowhere"),
+    ):
+        with pytest.raises(amor.AmorError, match="fork"):
+            use()
+    assert torch.equal(model(torch.tensor([[5]]), fork).hidden, want), "a fork taken before goes on"
+    model(torch.tensor([[5]]), session.state)  # and so does the newest
+
+
+class Doubled(Mamba2):
+    """A mixer whose author changed the forward and forgot the program."""
+
+    kind = "doubled"
+
+    def forward(self, x, state, layout):
+        y, after = super().forward(x, state, layout)
+        return 2 * y, after
+
+
+class Adapter(torch.nn.Module):
+    """As adapters do: a layer wrapped, a low-rank product added."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.up = layer, torch.nn.Parameter(torch.randn(layer.weight.shape[0], 1) * 0.1)
+        self.weight = layer.weight
+
+    def forward(self, x):
+        return self.layer(x) + x.sum(-1, keepdim=True) @ self.up.T
+
+
+def adapted(model, where):
+    *parents, name = where.split(".")
+    parent = model.get_submodule(".".join(parents))
+    setattr(parent, name, Adapter(getattr(parent, name)))
+
+
+def hooked(model, where):
+    model.get_submodule(where).register_forward_hook(lambda module, args, out: out * 1.5)
+
+
+PLACES = [
+    "backbone.layers.1.mixer.out_proj",
+    "backbone.layers.0.mlp.up_proj",
+    "blocks.1.attention.q_proj",
+    "blocks.0.mlp.down_proj",
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("change", [adapted, hooked])
+@pytest.mark.parametrize("late", [True, False])
+@torch.no_grad()
+def test_an_adapter_or_a_hook_on_any_layer_is_heard_in_decode(place, change, late):
+    model = small("amor-mamba2-mlp", **{"blocks.gate": "always"})
+    before = Engine(model).resume(model.start(2)).step([3, 4]).logits
+    engine = Engine(model) if late else None
+    change(model, place)
+    engine = engine or Engine(model)
+    session = engine.resume(model.start(2))
+    for column in tokens(2, 3).T:
+        found = session.step(column)
+    want = model(tokens(2, 3))
+    close(found.logits, model.logits(want.hidden[:, -1]))
+    assert not torch.allclose(Engine(model).resume(model.start(2)).step([3, 4]).logits, before)
+    assert "by" in engine.path and ("hook" in engine.path or "Adapter" in engine.path), engine.path
+    with pytest.raises(amor.AmorError, match="int8"):
+        Engine(model, weights="int8")
+
+
+@torch.no_grad()
+def test_a_mixer_that_inherits_a_program_of_another_forward_runs_its_own():
+    model = small("mamba2")
+    layer = model.backbone.layers[1]
+    other = Doubled(64, layer.mixer.options, 1e-5)
+    other.load_state_dict(layer.mixer.state_dict())
+    layer.mixer = other
+    engine = Engine(model)
+    assert (
+        engine.path == "compiled steps, layer 1 by its own forward (Doubled has a forward of its own, and only Mamba2's program)"
+    )
+    session = engine.prefill([[1, 2], [3]])
+    close(session.step([5, 6]).logits[0], model.logits(model(torch.tensor([[1, 2, 5]])).hidden[0, -1]))
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
+@torch.no_grad()
+def test_weights_that_changed_after_packing_are_packed_again(kind):
+    model = small("amor-mamba2")
+    engine = Engine(model, weights=kind)
+    session = engine.prefill([[1, 2, 3]])
+    session.step([4])
+    for weight in (p for n, p in model.named_parameters() if "in_proj" in n or "A_log" in n or "alpha" in n or "conv" in n):
+        weight.mul_(0.5)
+    fork = session.fork()
+    want = Engine(model, weights=kind).resume(fork.state).step([5]).logits
+    assert torch.equal(session.step([5]).logits, want)
+    model.backbone.layers[0].mixer.out_proj.weight = torch.nn.Parameter(
+        torch.zeros_like(model.backbone.layers[0].mixer.out_proj.weight)
+    )
+    want = Engine(model, weights=kind).resume(session.fork().state).step([6]).logits
+    assert torch.equal(session.step([6]).logits, want)
 
 
 def test_a_state_that_does_not_fit_is_refused_before_memory_is_touched():
-    packed, other = Packed(small("mamba2")), small("mamba2", width=128)
+    engine, other = Engine(small("mamba2")), small("mamba2", width=128)
     state, token = read(other, 2)
     with pytest.raises(amor.AmorError, match="another model"):
-        packed.step(token, state)
+        engine.step(token, state)
     state, token = read(small("mamba2"), 2)
     one_row = dataclasses.replace(state, parts=state.select([0]).parts)
     with pytest.raises(amor.AmorError, match="shape"):
-        packed.step(token, one_row)
+        engine.step(token, one_row)
+    for name in ("transformer", "amor-mamba2"):
+        engine = Engine(small(name))
+        for broken in (lambda t: t[:1], lambda t: t[:, :1], lambda t: t.double(), lambda t: t[..., :8]):
+            state, token = read(small(name), 2)
+            parts = tuple({n: h if isinstance(h, torch.Tensor) else h.map(broken) for n, h in p.items()} for p in state.parts)
+            with pytest.raises(amor.AmorError, match="keys"):
+                engine.step(token, dataclasses.replace(state, parts=parts))
 
 
 def test_every_matrix_is_counted_once():
     model = small("amor-mamba2-mlp")
-    own = sum(p.nbytes for p in model.parameters() if p.ndim == 2)
-    assert Packed(model).nbytes == own
+    own = sum(p.nbytes for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n)
+    assert CompiledModel(model).nbytes == own
+    assert Engine(model).nbytes == sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+    assert Engine(model, weights="float16").nbytes > Engine(model).nbytes + own // 2
 
 
 def test_weights_gathered_into_large_pages_keep_their_place_and_numbers():
     weight = torch.randn(3 * pages.PAGE)
     place, before = weight.data_ptr(), weight.clone()
-    assert pages.settle([weight]) in (0, 11 * pages.PAGE, 12 * pages.PAGE)
+    assert pages.use_huge_pages([weight]) in (0, 11 * pages.PAGE, 12 * pages.PAGE)
     assert weight.data_ptr() == place and torch.equal(weight, before)
 
 
@@ -92,7 +227,7 @@ def test_neighbours_in_memory_are_gathered_as_one_and_only_pages_that_are_all_th
     start = room.data_ptr()
     assert pages.spans([far, second, first]) == [(start, start + page), (start + 3 * page, start + 4 * page)]
     assert pages.whole_pages([(page - 1, 3 * page + 1), (5 * page + 1, 6 * page + 5)]) == [(page, 3 * page)]
-    assert pages.settle([torch.empty(10)]) == 0
+    assert pages.use_huge_pages([torch.empty(10)]) == 0
 
 
 @pytest.mark.parametrize("guest", [b.name for b in BACKENDS["product"] if missing("product", b, "cpu") is None])
@@ -100,18 +235,17 @@ def test_neighbours_in_memory_are_gathered_as_one_and_only_pages_that_are_all_th
 def test_refined_entropies_are_those_of_logits_with_the_likeliest_made_exact(guest, likely):
     torch.manual_seed(0)
     weight, x = torch.randn(5200, 65) * 0.3, torch.randn(3, 65)
-    exact, copy = product.pack(weight), product.pack(weight, "int8")
+    exact, copy = product.pack(weight), product.pack(weight, "int8", bounded=True)
     logits = product.probe(x, copy, logits=True).logits
     before = logits.clone()
     found, looked_at = module("product", guest).refined(x, exact, copy, logits, likely)
     assert torch.equal(logits, before)
     assert 3 * likely <= looked_at <= 3.6 * likely
     if likely == 40:  # some weights are exact: less was lost, and not nothing
-        assert (found.residual > 0).all() and (found.residual < product.probe(x, copy).residual).all()
+        assert (found.bound > 0).all() and (found.bound < product.probe(x, copy).bound).all()
         return
     logp = ((x @ weight.T) if likely else logits).double().log_softmax(1)
     close(found.entropy, -(logp.exp() * logp).sum(1).float(), "entropy")
-    assert (found.residual == 0).all() == (likely == 5200)
 
 
 def test_logits_of_another_head_are_refused():
@@ -120,84 +254,48 @@ def test_logits_of_another_head_are_refused():
         refine(torch.randn(2, 16), product.pack(weight), product.pack(weight, "int8"), torch.randn(2, 49))
 
 
-def test_the_cheap_head_is_asked_while_firing_costs_more_than_asking():
-    head = Head(torch.randn(100, 16), "float32", True)
-    head.copy_cost, head.doubted = 0.3, 0.1
-    assert [head.copy_pays(fires) for fires in (0.0, 0.3, 0.5, 1.0)] == [False, False, True, True]
-    head.doubted = 1.0
-    assert not head.copy_pays(0.9)
-    assert not Head(torch.randn(100, 16), "float32", False).copy_pays(1.0)
-    head.doubted = 0.0  # the output's own pass is over the copy where the best token is all that is wanted
-    assert head.copy_pays(0.0, best=True) and not head.copy_pays(0.0)
-    head.doubted = 0.7
-    assert not head.copy_pays(0.0, best=True)
-
-
-def test_what_is_expected_follows_what_blocks_did():
-    head = Head(torch.randn(100, 16), "float32", True)
-    for _ in range(500):  # row 0 fires at blocks 0 and 2, row 1 at block 1, rows 2 and 3 never
-        head.expect([[True, False, False, False], [False, True, False, False], [True, False, False, False]], rows=4, doubts=1)
-    assert head.fires == pytest.approx(0.5, abs=1e-3) and head.doubted == pytest.approx(0.25, abs=1e-3)
-    assert 0.4 < head.again < 0.6  # one of two firings before the last block is followed by another
-    for _ in range(500):
-        head.expect([], rows=4, doubts=0)
-    assert head.fires < 1e-3
-
-
-@pytest.mark.parametrize(("again", "foresee", "passes"), [(0.0, True, (1, 1)), (1.0, False, (1, 3)), (1.0, True, (1, 1))])
-def test_after_a_firing_the_exact_head_is_read_unless_another_is_expected(again, foresee, passes):
-    model = small("amor-mamba2")
-    engine = Engine(model, Savings(cheap=True, foresee=foresee))
-    rounds = Rounds(engine, filled(model, 50, 32), 1.0)
-    engine.head.copy_cost, engine.head.fires, engine.head.again, engine.head.doubted = 0.3, 1.0, again, 0.0
-    for gate in rounds.gates:
-        gate.doubts = gate.deep_doubts = [False] * len(gate.plan)
-        gate.plan = [gate is rounds.gates[0] or again > 0] * len(gate.plan)
-    with rounds.gates_set():
-        engine.step(torch.tensor([5]), rounds.base)
-    # the first look is cheap; then the rest and the output in one exact pass, or every block cheaply and the output alone,
-    # or all that is foreseen in one exact pass
-    assert (engine.head.passes.exact, engine.head.passes.cheap) == passes
-
-
 @pytest.mark.parametrize("fires", list(itertools.product([False, True], repeat=3)))
-@pytest.mark.parametrize("savings", [Savings(), Savings(cheap=True)])
-def test_blocks_run_as_if_they_fired_leave_no_trace_where_they_do_not(fires, savings):
+@pytest.mark.parametrize("best", [False, True])
+def test_blocks_run_as_if_they_fired_leave_no_trace_where_they_do_not(fires, best):
     model = small("amor-mamba2")
     found = []
     for foresee in (True, False):
-        engine = Engine(model, dataclasses.replace(savings, foresee=foresee))
+        gates = [Scheduled(float(fire), 15, 6) for fire in fires]
+        engine = Engine(model, Savings(cheap=best), policy=Fixed(foresee), gates=gates)
         state, token = read(model, 2)
-        gates = [Scheduled(k, 3, float(fire), 15, 6, together=False) for k, fire in enumerate(fires)]
-        for gate in gates:
-            gate.doubts = gate.deep_doubts = [False] * 15
-        engine.head.copy_cost, engine.head.doubted = 0.1, 0.0
-        for best in (False, True):
-            engine.head.fires = engine.head.again = 1.0
-            with gated(model, gates):
-                state, seen = engine.step(token, state, best)
-            found.append(
-                (seen.best, seen.entropy, seen.fire, *(t for part in state.parts[-3:] for t in (part["kv"].k, part["kv"].v)))
-            )
-    for mine, theirs in zip(found[:2], found[2:], strict=True):
-        assert mine[2].tolist() == [list(fires)] * 2
-        for a, b in zip(mine, theirs, strict=True):
-            close(a.float(), b.float()) if a is mine[1] else torch.testing.assert_close(a, b, rtol=0, atol=0)
+        for _ in range(2):
+            state, seen = engine.step(token, state, best)
+        known = seen.best, seen.fire, *(t for part in state.parts[-3:] for t in (part["kv"].k, part["kv"].v))
+        found.append((known, seen.entropy, engine.passes))
+    assert found[0][0][1].tolist() == [list(fires)] * 2
+    for mine, theirs in zip(found[0][0], found[1][0], strict=True):
+        assert torch.equal(mine, theirs)
+    close(found[0][1], found[1][1], "entropy")
+
+
+@pytest.mark.parametrize(("foresee", "best", "exact", "cheap"), [(False, False, 4, 0), (True, False, 2, 0), (True, True, 0, 2)])
+def test_where_all_blocks_fire_foresight_reads_the_head_twice_and_greedy_text_its_copy(foresee, best, exact, cheap):
+    model = small("amor-mamba2")
+    gates = [Scheduled(1.0, 15, 6) for _ in range(3)]
+    engine = Engine(model, Savings(cheap=best), policy=Fixed(foresee), gates=gates)
+    state, token = read(model, 1)
+    engine.step(token, state, best)
+    assert (engine.passes.exact, engine.passes.cheap) == (exact, cheap)
 
 
 def test_a_position_outside_its_slots_is_refused_and_nothing_is_written():
-    model = small("amor-mamba2")
-    packed = Packed(model)
+    model = small("transformer")
+    engine = Engine(model)
     state, token = read(model, 2)
     for wrong in (-1, 10_000):
         broken = dataclasses.replace(state.fork(), position=torch.tensor([6, wrong]), even=False)
         with pytest.raises(amor.AmorError, match="slots"):
-            packed.step(token, broken)
+            engine.step(token, broken)
 
 
-def test_kernels_that_were_asked_for_are_not_passed_over_by_packed_steps(monkeypatch):
+def test_kernels_that_were_asked_for_are_not_passed_over_by_compiled_steps(monkeypatch):
     model = small("mamba2")
-    assert Engine(model).path == "packed steps"
+    assert Engine(model).path == "compiled steps"
     monkeypatch.setenv("AMOR_KERNELS", "scan=reference")
     assert "scan=reference" in Engine(model).path
     with pytest.raises(amor.AmorError, match="scan=reference"):

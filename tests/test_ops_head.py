@@ -33,10 +33,10 @@ def made(tokens: int, vocab: int, spread: float = 1.0, seed: int = 0) -> tuple[T
 @pytest.mark.parametrize(("tokens", "vocab"), SHAPES)
 def test_every_backend_reads_what_the_reference_reads(guest: str, tokens: int, vocab: int) -> None:
     x, weight, targets, _ = made(tokens, vocab)
-    chosen, k = torch.randint(0, vocab, (tokens, 3)), min(5, vocab)
-    asked = dict(targets=targets, entropy=True, margin=True, topk=k, chosen=chosen)
+    k = min(5, vocab)
+    asked = dict(targets=targets, entropy=True, margin=True, topk=k)
     want, got = (module("head", name).read(x, weight, **asked) for name in ("reference", guest))
-    for name in ("nll", "entropy", "margin", "logsumexp", "chosen"):
+    for name in ("nll", "entropy", "margin", "logsumexp"):
         close(getattr(got, name), getattr(want, name), name)
     close(got.topk[0], want.topk[0], "best logits")
     assert torch.equal(got.topk[1], want.topk[1])
@@ -46,7 +46,7 @@ def test_every_backend_reads_what_the_reference_reads(guest: str, tokens: int, v
 def test_what_was_not_asked_for_is_none(guest: str) -> None:
     x, weight, _, _ = made(3, 20)
     got = module("head", guest).read(x, weight, entropy=True)
-    assert (got.nll, got.margin, got.topk, got.chosen) == (None,) * 4 and got.entropy is not None
+    assert (got.nll, got.margin, got.topk) == (None,) * 3 and got.entropy is not None
 
 
 @pytest.mark.parametrize("guest", GUESTS)
@@ -81,7 +81,7 @@ def test_the_loss_does_not_depend_on_its_tiles(finish: chunked.Finish) -> None:
 @pytest.mark.parametrize("sums", [module("head", guest).Sums for guest in GUESTS], ids=GUESTS)
 def test_a_reading_does_not_depend_on_its_tiles(sums: type[chunked.Sums]) -> None:
     x, weight, targets, _ = made(29, 301)
-    one, other = (chunked.read(x, weight, targets, True, True, 4, None, sums, tile) for tile in ((100, 301), (3, 7)))
+    one, other = (chunked.read(x, weight, targets, True, True, 4, sums, tile) for tile in ((100, 301), (3, 7)))
     for name in ("nll", "entropy", "margin", "logsumexp"):
         close(getattr(one, name), getattr(other, name), name)
     assert torch.equal(one.topk[1], other.topk[1])

@@ -62,7 +62,7 @@ def test_rows_selected_and_joined_read_on_as_if_alone(name):
 @torch.no_grad()
 def test_tokens_can_be_taken_back_at_any_place_inside_what_is_remembered(name, count):
     model, text = small(name), tokens(2, 40)
-    state = model(text[:, :20]).state.remember(10)
+    state = model(text[:, :20]).state.keep_history(10)
     for a, b in ((20, 25), (25, 26), (26, 27), (27, 30)):
         state = model(text[:, a:b], state).state
     back = state.rollback(count, model.replay)
@@ -73,7 +73,7 @@ def test_tokens_can_be_taken_back_at_any_place_inside_what_is_remembered(name, c
 @torch.no_grad()
 def test_each_row_can_be_taken_back_its_own_number_of_tokens():
     model, text = small("amor-mamba2"), tokens(3, 40)
-    state = model(text[:, :30], model.start(3).remember(16)).state
+    state = model(text[:, :30], model.start(3).keep_history(16)).state
     for a in range(30, 36):
         state = model(text[:, a : a + 1], state).state
     back = state.rollback(torch.tensor([0, 2, 9]), model.replay)
@@ -86,7 +86,7 @@ def test_each_row_can_be_taken_back_its_own_number_of_tokens():
 @torch.no_grad()
 def test_a_state_that_was_rolled_back_is_refused_not_misread():
     model, text = small("amor-mamba2"), tokens(1, 40)
-    state = model(text[:, :20], model.start(1).remember(8)).state
+    state = model(text[:, :20], model.start(1).keep_history(8)).state
     later = model(text[:, 20:24], state).state
     back = later.rollback(4, model.replay)
     model(text[:, 24:28], back)
@@ -98,7 +98,7 @@ def test_a_state_that_was_rolled_back_is_refused_not_misread():
 def test_more_than_is_remembered_cannot_be_taken_back():
     model = small("mamba2")
     state = model(tokens(1, 20)).state
-    with pytest.raises(amor.AmorError, match=r"state.remember\(n\)"):
+    with pytest.raises(amor.AmorError, match=r"state.keep_history\(n\)"):
         state.rollback(1, model.replay)
 
 

@@ -14,7 +14,7 @@ from amor.decode.step import Packed
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.ops.product import native
-from amor.ops.product.pages import settle
+from amor.ops.product.pages import use_huge_pages
 from amor.presets import preset
 
 PROMPT, NEW = 8, 16
@@ -35,7 +35,7 @@ def decode(table: Table, rounds: int, width: int, layers: int, vocab: int) -> Ro
     for kind, one in packed.items():
         sides[f"amor {kind}"] = partial(one.step, token, model(prompt).state)
     data = torch.ones(machine.READ_BYTES // 4) if not table.quick else torch.ones(2**20)
-    settle([data])  # as the weights lie
+    use_huge_pages([data])  # as the weights lie
     # bandwidth in turn with the steps it is compared with: on a shared machine it comes and goes
     sides["reading memory"] = partial(native.stream, data)
     peer = transformers.mamba2(width, layers, vocab).eval()

@@ -62,10 +62,10 @@ def gemm_rate(rounds: int = 7) -> float:
 def bandwidth(rounds: int = 7) -> float:
     """GB/s read from main memory by all threads, the best of several ways and rounds."""
     from amor.ops.product import native
-    from amor.ops.product.pages import settle
+    from amor.ops.product.pages import use_huge_pages
 
     data = torch.ones(READ_BYTES // 4)
-    settle([data])  # as the weights of a packed model lie
+    use_huge_pages([data])  # as the weights of a packed model lie
     ways: list[Callable[[], Any]] = [data.sum, data.amax]
     if native.missing() is None:
         ways.append(lambda: native.stream(data))

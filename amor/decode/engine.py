@@ -1,8 +1,8 @@
 """The engine: prompts are read in chunks, then one token a row and step; rows join and leave without touching others.
 
-A Session is what is being written: the State of its rows, which it owns, and what is known of each row's next token.
-Steps run from packed weights (amor/decode/step.py) where there is native code for this machine, otherwise by the model's
-own forward; `engine.path` says which and why. No saving changes a decision (amor/decode/savings.py).
+A Session is what is being written: the State of its rows, which it owns, and what is known of each row's next token. Steps run
+by compiled programs (amor/decode/step.py) where there is native code for this machine and the layers state their programs,
+otherwise by the model's own forward; `engine.path` says which and why. No saving changes a decision (amor/decode/savings.py).
 """
 
 from __future__ import annotations
@@ -10,59 +10,79 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amor.decode import kernels
-from amor.decode.head import Head
-from amor.decode.probe import Stepping
+from amor.decode.head import Head, Passes
+from amor.decode.policy import Fixed, Follow, Policy
+from amor.decode.reader import HeadReader, ReadAhead
 from amor.decode.savings import Savings
-from amor.decode.step import Packed
+from amor.decode.seal import Seal
+from amor.decode.step import BlockPass, CompiledModel, uncompiled
 from amor.errors import AmorError
+from amor.gates.base import Gate
 from amor.models.amor import Amor, Output
 from amor.models.block import Trace
 from amor.models.probe import Separate
 from amor.ops import head as head_op
-from amor.ops import native
 from amor.ops.backends import wishes
 from amor.ops.head import reference as all_logits
-from amor.state import State
+from amor.ops.product import entropies
+from amor.state import KV, State
 
 log = logging.getLogger("amor")
-INSIDE = ("product", "scan", "delta", "conv", "gated_norm", "rowwise", "linear")  # operators whose place a packed step takes
+INSIDE = (
+    "product",
+    "scan",
+    "delta",
+    "conv",
+    "gated_norm",
+    "rowwise",
+    "linear",
+    "head",
+    "attend",
+)  # operators a step takes the place of
 CHUNK = 512  # tokens of a prompt read at a time
 
 
-@dataclass(frozen=True)
+@dataclass
 class Next:
     """What is known of each row's next token, and what the gates decided at the last one."""
 
-    logits: Tensor  # [B, V], or [B, 0] where only the best token was wanted
-    entropy: Tensor  # [B] in nats; of a cheap probe, within its bound
     fire: Tensor  # [B, K] whether each block fired
-    score: Tensor  # [B, K] what its gate compared with the threshold; of a cheap probe, within its bound
+    score: Tensor  # [B, K] what its gate compared with the threshold; of an 8-bit copy, within its bound
+    logits: Tensor  # [B, V], or [B, 0] where only the best token was wanted
     found: Tensor  # [B, 1] the best token where it was found without the logits, else [B, 0]
+    nats: Tensor | None = None  # [B] the entropy where it is known; `entropy` finds it where it is not
 
     @property
     def best(self) -> Tensor:
         """[B] the token of the largest logit."""
         return self.found[:, 0] if self.found.shape[1] else self.logits.argmax(-1)
 
-    def map(self, change: Any) -> Next:
-        return Next(*(change(t) for t in self.fields()))
+    @property
+    def entropy(self) -> Tensor:
+        """[B] in nats; of an 8-bit copy, within its bound."""
+        if self.nats is None:
+            self.nats = entropies(self.logits)
+        return self.nats
 
-    def fields(self) -> tuple[Tensor, ...]:
-        return self.logits, self.entropy, self.fire, self.score, self.found
+    def map(self, change: Callable[[Tensor], Tensor]) -> Next:
+        nats = None if self.nats is None else change(self.nats)
+        return Next(change(self.fire), change(self.score), change(self.logits), change(self.found), nats)
 
     @staticmethod
     def join(every: Sequence[Next]) -> Next:
-        if len({n.logits.shape[1] for n in every}) > 1:  # what one does not know, all forget
-            every = [replace(n, logits=n.logits[:, :0], found=n.best[:, None]) for n in every]
-        return Next(*(torch.cat(f) for f in zip(*(n.fields() for n in every), strict=True)))
+        """Rows of several. Logits are kept only where all have them: else each keeps its best token alone."""
+        if len({n.logits.shape[1] for n in every}) > 1:
+            every = [replace(n, nats=n.entropy, logits=n.logits[:, :0], found=n.best[:, None]) for n in every]
+        rows = ((n.fire, n.score, n.logits, n.found) for n in every)
+        nats = None if all(n.nats is None for n in every) else torch.cat([n.entropy for n in every])
+        return Next(*(torch.cat(column) for column in zip(*rows, strict=True)), nats)
 
 
 @dataclass
@@ -100,39 +120,58 @@ class Tally:
 
 
 class Engine:
-    def __init__(self, model: Amor, savings: Savings | None = None, weights: str = "float32"):
+    def __init__(
+        self,
+        model: Amor,
+        savings: Savings | None = None,
+        weights: str = "float32",  # of amor.ops.product.FORMATS
+        policy: Policy | None = None,  # when to run blocks ahead; None: while firings are followed by others
+        gates: Sequence[Gate] | None = None,  # one a block; None: the model's own
+    ):
         self.model, self.savings, self.weights = model.eval(), savings or Savings(), weights
-        why = self._unpacked()
-        if why is not None and weights != "float32":
-            raise AmorError(f"weights {weights!r} need packed steps, which cannot run: {why}; use weights='float32'")
-        self.packed = Packed(model, weights, self.savings) if why is None else None
-        self.path = "packed steps" if why is None else f"the model's forward ({why})"
-        log.info("decode by %s", self.path)
-        self.head = self.packed.head if self.packed else Head(model.embed.weight, weights, self.savings.cheap)
+        self.policy: Policy = policy or (Follow() if self.savings.foresee else Fixed(False))
+        self._gates = None if gates is None else list(gates)
         self.tally = Tally(len(model.each_block()))
+        self.passes = Passes()
+        self.repack()
 
-    def _unpacked(self) -> str | None:
-        """Why steps cannot run from packed weights, or None."""
-        weight = self.model.embed.weight
-        if not self.savings.packed:
-            return "packed steps are switched off"
-        if weight.device.type != "cpu" or weight.dtype != torch.float32:
-            return f"packed steps are for float32 on cpu, the model is {weight.dtype} on {weight.device.type}"
+    @property
+    def gates(self) -> list[Gate]:
+        return [block.gate for block in self.model.each_block()] if self._gates is None else self._gates
+
+    def repack(self) -> None:
+        """Compile anew: the model changed since."""
+        why = self._uncompiled()
+        if why and self.weights != "float32":
+            raise AmorError(f"weights {self.weights!r} need compiled steps, which cannot run: {why}; use weights='float32'")
+        self.compiled = None if why else CompiledModel(self.model, self.weights)
+        if self.compiled is not None and self.weights != "float32" and not self.compiled.whole:
+            raise AmorError(f"weights {self.weights!r} cannot serve the whole model: {self.compiled.path}; use weights='float32'")
+        self.path = f"the model's forward ({why})" if self.compiled is None else self.compiled.path
+        self.head = Head(self.model.embed.weight, self.weights, self.savings.cheap)
+        self.head.passes = self.passes
+        self.seal = Seal(self.model)
+        log.info("decode by %s", self.path)
+
+    def _uncompiled(self) -> str:
+        """Why no step can be compiled, or nothing."""
+        if not self.savings.compiled:
+            return "compiled steps are switched off"
         wanted = {
             op: name for op, name in wishes(os.environ.get("AMOR_KERNELS", "")).items() if op in INSIDE and name != "native"
         }
         if wanted:
-            return (
-                f"AMOR_KERNELS asks for {', '.join(f'{op}={name}' for op, name in wanted.items())}, and packed steps are native"
-            )
-        return native.missing(kernels.SOURCE)
+            asked = ", ".join(f"{op}={name}" for op, name in wanted.items())
+            return f"AMOR_KERNELS asks for {asked}, and compiled steps are native"
+        return uncompiled(self.model)
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights held: the model's own and what was packed besides."""
-        own = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
-        copies = 0 if self.head.copy is None else self.head.copy.nbytes
-        return own + copies + (self.packed.nbytes if self.packed is not None and self.weights != "float32" else 0)
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        own = {t.data_ptr() for t in tensors}
+        packed = [*self.head.matrices(), *(self.compiled.matrices() if self.compiled is not None else [])]
+        return sum(t.nbytes for t in tensors) + sum(m.nbytes for m in packed if m.weight.data_ptr() not in own)
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]], chunk: int = CHUNK, room: int = 0, memory: int = 0) -> Session:
@@ -150,7 +189,7 @@ class Engine:
         session = live.finish().select(back) if len(prompts) > 1 else live.finish()
         self.tally.prompt_tokens += sum(len(p) for p in prompts)
         longest = max(len(p) for p in prompts)
-        session.state = session.state.reserve(longest + room).remember(memory)
+        session.state = session.state.reserve(longest + room).keep_history(memory)
         self.tally.prompt_seconds += time.perf_counter() - began
         return session
 
@@ -161,17 +200,37 @@ class Engine:
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, best: bool = False) -> tuple[State, Next]:
         """One token a row, [B]; the State is written over. best: the logits of the next one may be left out."""
-        before = replace(self.head.passes)
-        if self.packed is not None:
-            seen = self.packed.step(tokens, state, best)
-            after, found = seen.state, _next(seen.logits, seen.entropy, seen.fire, seen.score, seen.best)
-        else:
+        changed = self.seal.broken()
+        if changed:
+            log.info("the model changed (%s): steps are compiled anew", changed)
+            self.repack()
+        before = replace(self.passes)
+        if self.compiled is None:
             after, found = self._forward(tokens[:, None], state, "true_sparse")
+        else:
+            after, found = self._compiled_step(self.compiled, tokens, state, best)
         self._count(before, state, found)
         return after, found
 
-    def _count(self, before: Any, state: State, found: Next) -> None:
-        tally, passes = self.tally, self.head.passes
+    def _compiled_step(self, compiled: CompiledModel, tokens: Tensor, state: State, best: bool) -> tuple[State, Next]:
+        layout = state.layout(1, None, None)
+        h, parts = compiled.through_layers(tokens, state, layout)
+        if compiled.blocks is None:
+            mixed = replace(state, parts=(*parts, *state.parts[len(parts) :]))
+            return self._forward(tokens[:, None], mixed, "true_sparse", residual=h[:, None])
+        if compiled.blocks.norm_f is not None:
+            compiled.blocks.norm_f([h])
+        kept = [{"kv": _keys(part).with_open_slots(layout)} for part in state.parts[len(parts) :]]
+        reader = HeadReader(self.head, self.gates, lambda h, columns: walk.some_inputs(h, columns), self.savings.joint, best)
+        walk = BlockPass(compiled.blocks, compiled.normed, h, layout, kept, reader)  # type: ignore[arg-type]
+        hidden = walk.run(self.savings.sparse, self.policy)
+        after = state.advance(layout, [*parts, *kept], tokens[:, None], compiled.overwrites and not state.memory)
+        shape = len(walk.fires), len(hidden)
+        fire = torch.tensor(walk.fires, dtype=torch.bool).view(shape).T
+        return after, _next(*reader.output(hidden), fire, torch.tensor(walk.scores).view(shape).T)
+
+    def _count(self, before: Passes, state: State, found: Next) -> None:
+        tally, passes = self.tally, self.passes
         tally.steps += 1
         tally.tokens += state.rows
         tally.head_passes += passes.exact - before.exact
@@ -185,32 +244,40 @@ class Engine:
         tally.keys_seen += counted[-2]
         tally.keys_skipped += counted[-1] * tally.blocks - counted[-2]
 
-    def _forward(self, tokens: Tensor, state: State, compute: str, valid: Tensor | None = None) -> tuple[State, Next]:
+    def _forward(
+        self, tokens: Tensor, state: State, compute: str, valid: Tensor | None = None, residual: Tensor | None = None
+    ) -> tuple[State, Next]:
         """The model's own forward with the savings switched on, and what it says of each row's next token."""
-        savings = self.savings
+        savings, gates = self.savings, self.gates
         plain = Separate(self.model, None, self._read)
-        ahead = savings.joint or savings.cheap
-        probe = Stepping(self.model, self.head, plain, savings) if ahead else None
-        compute = compute if savings.sparse else "full_with_mask"
-        keep: Any = "last" if savings.last else "all"
-        out = self.model(tokens, state, valid=valid, keep=keep, probe=probe or plain, compute=compute)
-        hidden, gates = _last(out, valid)
-        if probe is not None:
-            logits, _, entropy = probe.probes.output(hidden)
-            self.head.expect([g.fire[:, 0].tolist() for g in gates], len(hidden), probe.probes.doubts)
+        reader = None
+        if savings.joint and tokens.shape[1] == 1:
+            reader = HeadReader(self.head, gates, _inputs_of(self.model))
+        out = self.model(
+            tokens,
+            state,
+            valid=valid,
+            keep="last" if savings.last else "all",
+            probe=plain if reader is None else ReadAhead(reader, plain),
+            gates=gates,
+            compute=compute if savings.sparse else "full_with_mask",
+            residual=residual,
+        )
+        hidden, traces = _last(out, valid)
+        told = (None, None, None)
+        if reader is not None and valid is None:
+            told = reader.output(hidden)
         else:
-            self.head.passes.exact += 1
-            self.head.passes.rows += len(hidden)
-            logits = self.model.logits(hidden).float()
-            logp = logits.log_softmax(-1)
-            entropy = -(logp.exp() * logp).sum(-1)
+            self.passes.exact += 1
+            self.passes.rows += len(hidden)
+            told = self.model.logits(hidden).float(), None, None
         nothing = torch.zeros(len(hidden), 0, device=hidden.device)
-        fire, score = (torch.cat([getattr(g, name) for g in gates], 1) if gates else nothing for name in ("fire", "score"))
-        return out.state, _next(logits, entropy, fire.bool(), score)
+        fire, score = (torch.cat([getattr(g, name) for g in traces], 1) if traces else nothing for name in ("fire", "score"))
+        return out.state, _next(*told, fire.bool(), score)
 
-    def _read(self, x: Tensor, weight: Tensor, *words: Any, **named: Any) -> head_op.Reading:
-        self.head.passes.exact += 1
-        self.head.passes.rows += len(x)
+    def _read(self, x: Tensor, weight: Tensor, *words: Any, **named: Any) -> head_op.HeadStats:
+        self.passes.exact += 1
+        self.passes.rows += len(x)
         read = head_op.read if self.savings.streamed else all_logits.read
         return read(x, weight, *words, **named)
 
@@ -277,9 +344,9 @@ class _Live:
         columns = len(parts[0])
         tokens = torch.tensor([p + [0] * (columns - len(p)) for p in parts], device=device)
         valid = None if int(lengths.min()) == columns else torch.arange(columns, device=device) < lengths[:, None]
-        before = engine.head.passes.rows
+        before = engine.passes.rows
         after, found = engine._forward(tokens, self.session.state, "auto", valid)
-        engine.tally.prompt_head_rows += engine.head.passes.rows - before
+        engine.tally.prompt_head_rows += engine.passes.rows - before
         self.session = Session(engine, after, found)
         self._leave(start + chunk)
 
@@ -294,9 +361,26 @@ class _Live:
         return self.session.join(*self.done) if self.done else self.session
 
 
-def _next(logits: Tensor, entropy: Tensor, fire: Tensor, score: Tensor, best: Tensor | None = None) -> Next:
+def _next(logits: Tensor | None, best: Tensor | None, nats: Tensor | None, fire: Tensor, score: Tensor) -> Next:
     found = fire.new_empty(len(fire), 0, dtype=torch.long) if best is None else best[:, None]
-    return Next(logits, entropy, fire, score, found)
+    return Next(fire, score, score.new_empty(len(fire), 0) if logits is None else logits, found, nats)
+
+
+def _keys(part: dict[str, Tensor | KV]) -> KV:
+    held = part.get("kv")
+    if not isinstance(held, KV):
+        raise AmorError("the state holds no keys and values where a gated block wants them; is it of another model?")
+    return held
+
+
+def _inputs_of(model: Amor) -> Callable[[Tensor, list[int]], Tensor]:
+    """What the head is asked of a residual if no more block fires: blocks' inputs, and in the last column the output's vector."""
+
+    def inputs(h: Tensor, columns: list[int]) -> Tensor:
+        last = h if model.final_norm is None else model.final_norm(h)
+        return torch.stack([last if c == len(model.blocks) else model.block_input(c, h) for c in columns])
+
+    return inputs
 
 
 def _last(out: Output, valid: Tensor | None) -> tuple[Tensor, list[Trace]]:

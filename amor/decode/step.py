@@ -1,218 +1,309 @@
-"""One decode step from packed weights: the same numbers as the model's forward with T = 1, at the speed of memory.
+"""One decode step by compiled programs: the same numbers as the model's forward with T = 1, at the speed of memory.
 
-What the head says comes from amor/decode/probe.py. Because a product gives a row the same bits whatever its neighbours
-are, reading it for several blocks at once changes no decision.
+Layers that follow each other and state their programs are one call of native code (a stretch); a layer that cannot be compiled
+runs its own forward between two stretches. So do the blocks, all together, where one of them cannot.
 """
 
-from dataclasses import dataclass, replace
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from amor.decode import kernels
-from amor.decode.head import Head
-from amor.decode.layers import Norm, PackedAttention, PackedLayer, PackedMLP, matrices, stretches
-from amor.decode.probe import Probes
-from amor.decode.savings import Savings
+from amor.decode.compile import SOURCE, Compiled
+from amor.decode.policy import Policy
+from amor.decode.reader import HeadReader
 from amor.errors import AmorError
-from amor.gates.base import Gate
 from amor.layout import Layout
 from amor.models.amor import Amor
-from amor.models.block import Block
+from amor.models.backbone import Layer
 from amor.ops import native
-from amor.ops.product import Matrix
-from amor.ops.product.pages import settle
+from amor.ops.product import Matrix, pack
+from amor.ops.product.pages import use_huge_pages
+from amor.parts import touched
+from amor.program import Program, Unsaid, plainly
 from amor.state import KV, Part, State
 
 
+def uncompiled(model: Amor) -> str:
+    """Why no step of a model can be compiled here, or nothing."""
+    weight = model.embed.weight
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return f"compiled steps are for float32 on cpu, the model is {weight.dtype} on {weight.device.type}"
+    return native.missing(SOURCE) or ""
+
+
 @dataclass(frozen=True)
-class Seen:
-    """What one step found."""
+class Stretch:
+    """Layers that run as one: compiled, or one layer by its own forward, and why."""
 
-    hidden: Tensor  # [R, D] ready for the head
-    logits: Tensor  # [R, V], or [R, 0] where only the best token was wanted
-    entropy: Tensor  # [R] of the next token, in nats
-    state: State
-    fire: Tensor  # [R, K] whether each block fired
-    score: Tensor  # [R, K] what its gate looked at
-    head_rows: int  # rows the exact head was asked for
-    head_passes: int  # times its weights were read
-    best: Tensor | None = None  # [R] the best next token, where it was found without the logits
+    first: int
+    layers: list[Layer]
+    compiled: Compiled | None = None
+    why: str = ""
+
+    def __call__(self, h: Tensor, parts: list[Part], layout: Layout) -> Tensor:
+        """h [R, D] through the layers; `parts`, of all layers, become what they are after the token."""
+        if self.compiled is not None:
+            self.compiled([h], parts, layout)
+            return h
+        (layer,) = self.layers
+        moved, parts[self.first] = layer(h[:, None], parts[self.first], layout)
+        return moved[:, 0].contiguous()
 
 
-class PackedBlock:
-    def __init__(self, block: Block, kind: str):
-        self.own = block
-        self.norm = None if block.norm is None else Norm(block.norm)
-        self.attention = PackedAttention(block.attention, kind)
-        self.alpha = block.alpha.detach().float().sigmoid()
-        self.mlp = None
-        if block.mlp is not None and block.mlp_norm is not None:
-            self.mlp = Norm(block.mlp_norm), PackedMLP(block.mlp, kind)
+@dataclass(frozen=True)
+class Blocks:
+    """The K blocks and the norms around them, compiled."""
+
+    norm_f: Compiled | None  # of the residual, in place; None where it is block 0's pre-norm
+    inputs: list[Compiled]  # by first column: what blocks from there on and the output read of the residual
+    keys: list[Compiled]
+    fired: list[Compiled]
+
+    def each(self) -> list[Compiled]:
+        return [*([self.norm_f] if self.norm_f else []), *self.inputs, *self.keys, *self.fired]
+
+
+class CompiledModel:
+    """A model whose steps are compiled as far as its layers allow."""
+
+    def __init__(self, model: Amor, weights: str = "float32"):
+        why = uncompiled(model)
+        if why:
+            raise AmorError(f"steps cannot be compiled: {why}; the model's own forward decodes without that")
+        self.model, self.weights = model, weights
+        self.pack = partial(pack, name=weights)
+        self.stretches = self._stretches()
+        self.blocks, self.blocks_why = self._blocks()
+        use_huge_pages(t for m in self.matrices() for t in (m.weight, m.scales) if t is not None)
+
+    def _stretches(self) -> list[Stretch]:
+        said: list[tuple[int, Layer, str]] = []
+        for index, layer in enumerate(self.model.backbone.layers):
+            assert isinstance(layer, Layer)
+            said.append((index, layer, self._unsaid(layer, index)))
+        found: list[Stretch] = []
+        waiting: list[Layer] = []
+        for index, layer, why in said:
+            if not why:
+                waiting.append(layer)
+            if waiting and (why or index == len(said) - 1):
+                found.append(self._compile(index + (not why) - len(waiting), waiting))
+                waiting = []
+            if why:
+                found.append(Stretch(index, [layer], None, why))
+        return found
+
+    def _unsaid(self, layer: Layer, index: int) -> str:
+        if touched(layer) or touched(self.model.backbone):
+            return touched(layer) or touched(self.model.backbone)
+        try:
+            layer.program(Program(self.model.config.width), Program(self.model.config.width).given[0])
+        except Unsaid as why:
+            return str(why)
+        return ""
+
+    def _compile(self, first: int, layers: list[Layer]) -> Stretch:
+        program = Program(self.model.config.width)
+        for index, layer in enumerate(layers):
+            program.layer(first + index)
+            layer.program(program, program.given[0])
+        return Stretch(first, list(layers), Compiled(program, self.pack))
+
+    def _blocks(self) -> tuple[Blocks | None, str]:
+        model, width = self.model, self.model.config.width
+        blocks = model.each_block()
+        prenorm = model.config.blocks.first == "prenorm" and bool(blocks)
+        try:
+            for block in blocks:
+                for part in block.modules():
+                    if touched(part) and part is not block.gate:
+                        raise Unsaid(touched(part))
+            norm_f = None
+            plainly(model.norm_f)
+            if not prenorm:
+                p = Program(width)
+                p.norm(p.given[0], model.norm_f, out=p.given[0])
+                norm_f = Compiled(p, self.pack)
+            norms = [*(block.norm or (model.norm_f if prenorm else None) for block in blocks), model.final_norm]
+            inputs = []
+            for first in range(len(norms)):
+                p = Program(width, *([width] * (len(norms) - first)))
+                for norm, out in zip(norms[first:], p.given[1:], strict=True):
+                    if norm is not None:
+                        p.norm(p.given[0], norm, out=out)
+                inputs.append(Compiled(p, self.pack))
+            self.normed = [norm is not None for norm in norms]
+            keys, fired = [], []
+            for block in blocks:
+                p = Program(width)
+                block.keys_program(p, p.given[0])
+                keys.append(Compiled(p, self.pack))
+                p = Program(width, width)
+                block.program(p, *p.given)
+                fired.append(Compiled(p, self.pack))
+        except Unsaid as why:
+            return None, str(why)
+        return Blocks(norm_f, inputs, keys, fired), ""
 
     @property
-    def gate(self) -> Gate:
-        """The gate the model's block has now: it may be aimed or exchanged between steps."""
-        return self.own.gate
+    def path(self) -> str:
+        """Which parts are compiled, and why others are not."""
+        apart = [f"layer {s.first} by its own forward ({s.why})" for s in self.stretches if s.compiled is None]
+        if self.blocks is None:
+            apart.append(f"what follows the layers by the model's forward ({self.blocks_why})")
+        return ", ".join(["compiled steps", *apart])
 
-    def update(self, h: Tensor, a: Tensor) -> Tensor:
-        h = h + self.alpha * a
-        if self.mlp is not None:
-            norm, mlp = self.mlp
-            mlp.add(norm(h), h)
-        return h
-
-
-class Packed:
-    """A model whose matrices are packed once, in float32 (shared with the model) or 8 bits."""
-
-    def __init__(self, model: Amor, weights: str = "float32", savings: Savings | None = None):
-        why = native.missing(kernels.SOURCE)
-        if why is not None:
-            raise AmorError(f"packed decode needs native code: {why}; the model's own forward decodes without it")
-        if model.embed.weight.device.type != "cpu":
-            raise AmorError(f"packed decode runs on cpu, the model is on {model.embed.weight.device.type}; use its own forward")
-        self.config, self.embed, self.kind = model.config, model.embed.weight.detach(), weights
-        self.savings = savings or Savings()
-        self.head = Head(model.embed.weight, weights, self.savings.cheap)
-        self.layers = [PackedLayer(layer, weights) for layer in model.backbone.layers]  # type: ignore[arg-type]
-        self.stretches = stretches(self.layers)
-        self.norm_f = Norm(model.norm_f)
-        self.blocks = [PackedBlock(block, weights) for block in model.blocks]  # type: ignore[arg-type]
-        self.final_norm = None if model.final_norm is None else Norm(model.final_norm)
-        self.prenorm = model.config.blocks.first == "prenorm"
-        first = self.norm_f if self.prenorm else None
-        self.norms = [*(block.norm or first for block in self.blocks), self.final_norm]  # of a block's input, and the output's
-        settle(t for m in self.matrices() for t in (m.weight, m.scales) if t is not None)
+    @property
+    def whole(self) -> bool:
+        return self.blocks is not None and all(s.compiled is not None for s in self.stretches)
 
     def matrices(self) -> list[Matrix]:
         """Every matrix of layers and blocks."""
-        return [m for part in (*self.layers, *self.blocks) for m in matrices(part)]
+        compiled = [s.compiled for s in self.stretches if s.compiled is not None]
+        return [m for one in (*compiled, *(self.blocks.each() if self.blocks else [])) for m in one.matrices]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of matrices one step reads, the head once; every block as if it fired."""
-        return self.head.matrix.nbytes + sum(m.nbytes for m in self.matrices())
+        """Bytes of matrices one step reads without the head; every block as if it fired."""
+        return sum(m.nbytes for m in self.matrices())
 
-    @torch.no_grad()
-    def step(self, tokens: Tensor, state: State, best: bool = False) -> Seen:
-        """Read one token a row, [R]. The state handed in is written over, unless it remembers tokens for rollback.
+    def through_layers(self, tokens: Tensor, state: State, layout: Layout) -> tuple[Tensor, list[Part]]:
+        """The residual [R, D] behind the layers, and their parts of the state after the token.
 
-        best: the next token's logits are not wanted, only which is the largest.
+        Recurrent tensors of the state are written over, unless it remembers tokens for rollback.
         """
-        layout = state.layout(1, None, None)
-        parts = [_apart(part) for part in state.parts] if state.memory else list(state.parts)
-        h = self.embed[tokens].float()
-        after: list[Part] = []
+        depth = len(self.model.backbone.layers)
+        parts = [
+            {name: self._mine(held, layout, bool(state.memory)) for name, held in part.items()} if self._writes(layer) else part
+            for layer, part in enumerate(state.parts[:depth])
+        ]
+        h = self.model.embed(tokens).contiguous()
         for stretch in self.stretches:
-            h, held = stretch(h, parts[len(after) : len(after) + len(stretch.layers)], layout)
-            after += held
-        if not self.prenorm or not self.blocks:
-            h = self.norm_f(h)
-        kept = [b.attention.opened(part, layout) for b, part in zip(self.blocks, parts[len(self.layers) :], strict=True)]
-        walk = _Walk(self, h, layout, kept, best)
-        for index in range(len(self.blocks)):
-            walk.through(index)
-        for kv in kept:
-            after.append({"kv": kv})
-        return walk.seen(state.advance(layout, after, tokens[:, None]))
+            h = stretch(h, parts, layout)
+        return h, parts
 
-    def inputs(self, h: Tensor, columns: list[int]) -> Tensor:
-        """What the head is asked of h [n, D] if no more block fires: blocks' inputs, in the last column the output's vector."""
-        norms = (self.norms[column] for column in columns)
-        return kernels.norms(h, [None if norm is None else (norm.weight, norm.eps) for norm in norms])
+    def _writes(self, layer: int) -> bool:
+        """Whether compiled code writes a layer's part of the state; a layer's own forward gives a new one."""
+        return any(s.compiled is not None and s.first <= layer < s.first + len(s.layers) for s in self.stretches)
+
+    def _mine(self, held: Tensor | KV, layout: Layout, keep: bool) -> Tensor | KV:
+        """What compiled code may write to: keys and values with a free slot, a recurrent tensor or (keep) a copy of it."""
+        if isinstance(held, KV):
+            return held.with_open_slots(layout)
+        dense = held.float().contiguous()
+        return dense.clone() if keep and dense is held else dense
+
+    @property
+    def overwrites(self) -> bool:
+        return any(not held.theta for s in self.stretches if s.compiled is not None for held in s.compiled.held)
 
 
-class _Walk:
-    """The way of one step through the blocks.
+class BlockPass:
+    """The way of one token through the blocks.
 
     What blocks read is known ahead as long as none fires. So keys and values, which no gate decides on, wait until one fires or
-    all are passed, and are then computed for several blocks in one call.
+    all are passed.
+
+    Foresight: blocks of trained models fire together. After all rows fired at one block, and where the policy expects it, the
+    blocks to come are run as if all rows fired there too: keys are written and the residual moves on, block after block; then
+    one pass over the head reads the inputs of all of them and the output's vector. The gates then decide from these readings,
+    one after the other. While they fire, what was run ahead stands. At the first that does not, the residual goes back to the
+    one before it, and what was run ahead is forgotten: keys of later blocks are written again, into the same slots (a slot is a
+    position), and no query can have met them in between, so no trace is left.
     """
 
-    def __init__(self, packed: Packed, h: Tensor, layout: Layout, kept: list[KV], best: bool):
-        self.packed, self.layout, self.kept, self.blocks = packed, layout, kept, packed.blocks
-        self.probes = Probes(packed.head, [b.gate for b in self.blocks], self.inputs, packed.savings, best=best)
-        self.before = replace(packed.head.passes)
+    def __init__(self, blocks: Blocks, normed: list[bool], h: Tensor, layout: Layout, parts: list[Part], reader: HeadReader):
+        self.blocks, self.normed, self.layout, self.parts, self.reader = blocks, normed, layout, parts, reader
+        self.count = len(parts)
         self.fires: list[list[bool]] = []  # block by block, of every row
         self.scores: list[list[float]] = []
-        self.remembered = 0  # blocks whose keys and values are written
-        self.foreseen: dict[int, Tensor] = {}  # the residual after a block if all rows fire there, and in those before it
+        self.written = 0  # blocks whose keys and values are written
+        self.ahead: dict[int, Tensor] = {}  # the residual after a block if all rows fire there, and at those run ahead before it
         self.move(h, 0)
 
     def move(self, h: Tensor, start: int) -> None:
         """From here on the residual is h [R, D], and what blocks from `start` on and the output read is known with it."""
-        self.h, self.start = h, start
-        self.ahead = self.packed.inputs(h, list(range(start, len(self.blocks) + 1)))
+        self.h, self.start, self.inputs = h, start, self.read_of(h, start)
 
-    def inputs(self, h: Tensor, columns: list[int]) -> Tensor:
-        """What the head is asked of h, the residual of this walk or some of its rows."""
-        if h is not self.h:
-            return self.packed.inputs(h, columns)
-        from_, to = columns[0] - self.start, columns[-1] + 1 - self.start
-        return self.ahead[from_:to] if to - from_ == len(columns) else self.ahead[[c - self.start for c in columns]]
+    def read_of(self, h: Tensor, start: int) -> Tensor:
+        """[columns, R, D] what is read of a residual by columns from `start` on, if no more block fires."""
+        out = torch.empty(self.count + 1 - start, *h.shape)
+        if not self.normed[start]:
+            out[0] = h
+        self.blocks.inputs[start]([h, *out])
+        return out
 
-    def through(self, index: int) -> None:
+    def some_inputs(self, h: Tensor, columns: list[int]) -> Tensor:
+        """What the head is asked of h, the present residual or some of its rows."""
+        first = self.start if h is self.h else columns[0]
+        ahead = self.inputs if h is self.h else self.read_of(h, first)
+        places = [c - first for c in columns]
+        return ahead[places[0] : places[-1] + 1] if places[-1] + 1 - places[0] == len(places) else ahead[places]
+
+    def run(self, sparse: bool, policy: Policy) -> Tensor:
+        """Through all blocks; the output's vectors [R, D]."""
+        for index in range(self.count):
+            self.through(index, sparse, policy)
+        self.write_keys(self.count)
+        policy.observe(self.fires)
+        return self.inputs[-1]
+
+    def through(self, index: int, sparse: bool, policy: Policy) -> None:
         """Block `index`: queries, attention and what follows only for rows that fire."""
-        x = self.ahead[index - self.start]
-        fires, scores = self.probes.decide(index, self.h, x, self.layout.start)
+        x = self.inputs[index - self.start]
+        fires, scores = self.reader.decide(index, self.h, x, self.layout.start)
         self.fires.append(fires)
         self.scores.append(scores)
-        foreseen = self.foreseen.pop(index, None)
-        if foreseen is not None and not all(fires):  # then what blocks to come read is not what was foreseen
-            self.foreseen, self.remembered, foreseen = {}, index + 1, None
-        if not any(fires) and self.packed.savings.sparse:
+        foreseen = self.ahead.pop(index, None)
+        if foreseen is not None and not all(fires):  # then what later blocks read is not what was run ahead
+            self.ahead, self.written, foreseen = {}, index + 1, None
+        if not any(fires) and sparse:
             return
-        self.remember(index + 1)
+        self.write_keys(index + 1)
+        if foreseen is not None:
+            self.move(foreseen, index + 1)
+            return
         if all(fires):
-            moved = self.opened(index, self.h, x, None) if foreseen is None else foreseen
-        elif self.packed.savings.sparse:
+            moved = self.fire(index, self.h, x)
+        elif sparse:
             rows = torch.tensor(fires).nonzero()[:, 0]
-            moved = self.h.index_put((rows,), self.opened(index, self.h[rows], x[rows], rows))
+            moved = self.h.index_put((rows,), self.fire(index, self.h[rows], x[rows], rows))
         else:
-            moved = torch.where(torch.tensor(fires)[:, None], self.opened(index, self.h, x, None), self.h)
+            moved = torch.where(torch.tensor(fires)[:, None], self.fire(index, self.h, x), self.h)
         self.move(moved, index + 1)
-        if all(fires) and foreseen is None and self.probes.foresees(index + 1, len(x)):
+        if all(fires) and self.worth_foreseeing(index + 1) and policy.foresees():
             self.foresee()
+
+    def worth_foreseeing(self, first: int) -> bool:
+        """Whether one pass over the head can serve all columns from `first` on, and more than the output's."""
+        coming = self.count + 1 - first
+        every = self.reader.asked[-coming:] == list(range(first, self.count + 1))
+        return self.reader.joint and every and coming >= 2 and coming * len(self.h) <= self.reader.most
 
     def foresee(self) -> None:
         """Run the blocks to come as if all rows fired, and ask the head once about all of them and the output."""
         h, start, vectors = self.h, self.start, []
-        for index in range(start, len(self.blocks)):
-            self.remember(index + 1)
-            vectors.append(self.ahead[0])
-            self.foreseen[index] = self.opened(index, self.h, vectors[-1], None)
-            self.move(self.foreseen[index], index + 1)
-        vectors.append(self.ahead[0])
+        for index in range(start, self.count):
+            self.write_keys(index + 1)
+            vectors.append(self.inputs[0])
+            self.ahead[index] = self.fire(index, self.h, vectors[-1])
+            self.move(self.ahead[index], index + 1)
+        vectors.append(self.inputs[0])
         self.move(h, start)
-        self.probes.foretell(start, torch.stack(vectors))
+        self.reader.foretell(start, torch.stack(vectors))
 
-    def remember(self, to: int) -> None:
+    def write_keys(self, to: int) -> None:
         """Keys and values of blocks up to `to`; the residual has not moved since the last ones."""
-        slots = []
-        for index in range(self.remembered, to):
-            attention = self.blocks[index].attention
-            attention.spend(len(self.h))
-            slots.append(attention.slots(self.ahead[index - self.start], self.kept[index], self.layout))
-        if slots:
-            kernels.remember(slots)
-        self.remembered = max(self.remembered, to)
+        for index in range(self.written, to):
+            self.blocks.keys[index]([self.inputs[index - self.start]], [self.parts[index]], self.layout)
+        self.written = max(self.written, to)
 
-    def opened(self, index: int, h: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
+    def fire(self, index: int, h: Tensor, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """The residual h of some rows or of all, fired."""
-        block = self.blocks[index]
-        return block.update(h, block.attention.ask(x, self.kept[index], self.layout, rows))
-
-    def seen(self, state: State) -> Seen:
-        self.remember(len(self.blocks))
-        hidden, passes = self.ahead[-1], self.packed.head.passes
-        logits, best, entropy = self.probes.output(hidden)
-        self.packed.head.expect(self.fires, len(hidden), self.probes.doubts)
-        shape = len(self.fires), len(hidden)
-        fire, score = torch.tensor(self.fires, dtype=torch.bool).view(shape), torch.tensor(self.scores).view(shape)
-        rows, read = passes.rows - self.before.rows, passes.exact - self.before.exact
-        return Seen(hidden, logits, entropy, state, fire.T, score.T, rows, read, best)
-
-
-def _apart(part: Part) -> Part:
-    return {name: held.clone() if isinstance(held, Tensor) else held for name, held in part.items()}
+        moved = h.clone()
+        self.blocks.fired[index]([moved, x.contiguous()], [self.parts[index]], self.layout, rows)
+        return moved

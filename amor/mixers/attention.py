@@ -11,6 +11,7 @@ from amor.mixers.base import Mixer
 from amor.ops import attend
 from amor.ops.rowwise import rotate
 from amor.parts import Cost, Linear, fan_heads, product, together
+from amor.program import Program, Vector
 from amor.state import KV, Part
 
 
@@ -43,7 +44,7 @@ class Attention(Mixer):
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
         return {"kv": KV.empty(batch, self.heads, self.head_size, device, dtype)}
 
-    def remember(self, x: Tensor, kv: KV, layout: Layout) -> tuple[Tensor, Tensor, KV]:
+    def append_keys(self, x: Tensor, kv: KV, layout: Layout) -> tuple[Tensor, Tensor, KV]:
         """Keys and values that queries of this call may look at, [B, H, L, d], and the state after it."""
         k, v = (fan_heads(t, self.head_size) for t in together(x, [self.k_proj], [self.v_proj]))
         k, v = rotate(k, *layout.rotary(self.head_size, self.theta)).transpose(1, 2), v.transpose(1, 2)
@@ -59,7 +60,7 @@ class Attention(Mixer):
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
         kv = state["kv"]
         assert isinstance(kv, KV)
-        k, v, after = self.remember(x, kv, layout)
+        k, v, after = self.append_keys(x, kv, layout)
         return self.all_queries(x, k, v, layout), {"kv": after}
 
     def all_queries(self, x: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
@@ -67,6 +68,21 @@ class Attention(Mixer):
         mask = None if layout.causal else layout.mask
         a = attend.dense(q, k, v, mask=mask, causal=layout.causal)
         return self.o_proj(a.transpose(1, 2).flatten(2))
+
+    def program(self, p: Program, x: Vector) -> Vector:
+        inner = self.heads * self.head_size
+        q, k, v = p.linear(x, self.q_proj, self.k_proj, self.v_proj).split(inner, inner, inner)
+        p.keys(k, v, self.head_size, self.theta, "kv")
+        return p.linear(p.attend(q, self.head_size, self.theta, "kv"), self.o_proj)
+
+    def keys_program(self, p: Program, x: Vector) -> None:
+        """The part of the program that every token needs, whether its queries run or not."""
+        inner = self.heads * self.head_size
+        p.keys(*p.linear(x, self.k_proj, self.v_proj).split(inner, inner), self.head_size, self.theta, "kv")
+
+    def queries_program(self, p: Program, x: Vector) -> Vector:
+        """The part that only a token which attends needs; its keys are there."""
+        return p.linear(p.attend(p.linear(x, self.q_proj), self.head_size, self.theta, "kv"), self.o_proj)
 
     def cost(self, context: int) -> Cost:
         inner, seen = self.heads * self.head_size, context + 1

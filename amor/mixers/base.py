@@ -3,6 +3,9 @@
 A mixer reads T >= 1 tokens from a part of the state and gives the part after them; T = 1 is not special. It holds
 parameters only: what it remembers is handed in and out. Rows come aligned (real tokens first); pads must leave no trace
 in the state. Options say what shape it has, and refuse what cannot be built.
+
+A mixer may also state its one-token program, `program(self, p: Program, x: Vector) -> Vector` (amor/program.py), the same
+numbers in the same order as its forward with T = 1: decode then runs it in native code. One that does not runs its forward.
 """
 
 from typing import ClassVar

@@ -10,6 +10,7 @@ from amor.layout import Layout
 from amor.mixers import attention, mamba2
 from amor.mixers.base import Mixer
 from amor.parts import Cost, RMSNorm
+from amor.program import Program, Vector
 from amor.state import Part
 
 
@@ -60,6 +61,11 @@ class Fused(Mixer):
         m = self.mamba2_norm(m) * self.mamba2_scale.to(m.dtype)
         a = self.attention_norm(a) * self.attention_scale.to(a.dtype)
         return (m + a) / 2, after_m | after_a
+
+    def program(self, p: Program, x: Vector) -> Vector:
+        m, a = self.mamba2.program(p, x), self.attention.program(p, x)
+        m = p.norm(m, self.mamba2_norm, self.mamba2_scale.detach().float() / 2)
+        return p.add(m, p.norm(a, self.attention_norm, self.attention_scale.detach().float() / 2))
 
     def cost(self, context: int) -> Cost:
         width = self.mamba2_scale.numel()

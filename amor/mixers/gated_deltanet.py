@@ -15,7 +15,10 @@ from amor.ops.delta import delta
 from amor.ops.gated_norm import norm_gate
 from amor.ops.rowwise import norm
 from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, product, together
+from amor.program import Program, Vector
 from amor.state import Part
+
+UNIT_EPS = 1e-6  # of fla and transformers
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,15 @@ class GatedDeltaNet(Mixer):
         o = norm_gate(o, fan_heads(gate, self.value_size), self.o_norm.weight, self.o_norm.eps)
         return self.o_proj(o.flatten(2)), {"conv": window, "delta": s}
 
+    def program(self, p: Program, x: Vector) -> Vector:
+        size, sizes = self.options.head_size, (self.keys, self.keys, self.values)
+        projected = p.linear(x, self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj)
+        qkv, gate, a, b = projected.split(sum(sizes), self.values, self.heads, self.heads)
+        q, k, v = p.conv(qkv, self.conv1d, "conv").split(*sizes)
+        q, k = p.unit_norm(q, size, size**-0.5, UNIT_EPS / size), p.unit_norm(k, size, 1.0, UNIT_EPS / size)
+        o = p.delta(q, k, v, a, b, -self.A_log.detach().float().exp(), self.dt_bias, "delta")
+        return p.linear(p.gated_norm(o, gate, self.o_norm, gate_first=False), self.o_proj)
+
     def cost(self, context: int) -> Cost:
         numbers = self.keys * self.value_size
         held = 4 * (numbers + (2 * self.keys + self.values) * (self.options.conv - 1))
@@ -98,6 +110,6 @@ class GatedDeltaNet(Mixer):
 
 
 def unit(x: Tensor, length: float = 1.0) -> Tensor:
-    """x scaled to a length, with the 1e-6 of fla and transformers inside the root of the sum of squares."""
+    """x scaled to a length, with UNIT_EPS inside the root of the sum of squares."""
     size = x.shape[-1]
-    return norm(x, x.new_full((size,), length * size**-0.5), 1e-6 / size)
+    return norm(x, x.new_full((size,), length * size**-0.5), UNIT_EPS / size)

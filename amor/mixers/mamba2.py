@@ -13,6 +13,7 @@ from amor.mixers.base import Mixer
 from amor.ops.gated_norm import gate_norm
 from amor.ops.scan import scan
 from amor.parts import Cost, Linear, RMSNorm, ShortConv, apart, product
+from amor.program import Program, Vector
 from amor.state import Part
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -76,6 +77,13 @@ class Mamba2(Mixer):
         y, s = scan(u, dt, -self.A_log.float().exp(), B, C, s, layout.reset, self.D)
         y = gate_norm(y.flatten(2), z, self.norm.weight, self.norm.eps)
         return self.out_proj(y), {"conv": window, "scan": s}
+
+    def program(self, p: Program, x: Vector) -> Vector:
+        z, xBC, dt = p.linear(x, self.in_proj).split(self.inner, self.mixed, self.heads)
+        states = self.options.groups * self.options.state_size
+        u, B, C = p.conv(xBC, self.conv1d, "conv").split(self.inner, states, states)
+        y = p.scan(u, dt, B, C, -self.A_log.detach().float().exp(), self.D, self.dt_bias, self.options.groups, "scan")
+        return p.linear(p.gated_norm(y, z, self.norm, gate_first=True), self.out_proj)
 
     def cost(self, context: int) -> Cost:
         numbers = self.inner * self.options.state_size

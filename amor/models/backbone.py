@@ -11,6 +11,7 @@ from amor.config import Config
 from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.parts import Cost, RMSNorm, SwiGLU
+from amor.program import Program, Vector, says_itself
 from amor.state import Part
 
 
@@ -30,6 +31,13 @@ class Layer(nn.Module):
         if self.mlp is None or self.mlp_norm is None:
             return h, after
         return h + self.mlp(self.mlp_norm(h)), after
+
+    def program(self, p: Program, h: Vector) -> None:
+        """h, the residual of one token a row, is updated in place."""
+        says_itself(self.mixer)
+        p.accumulate(h, self.mixer.program(p, p.norm(h, self.mixer_norm)))  # type: ignore[operator]
+        if self.mlp is not None and self.mlp_norm is not None:
+            p.accumulate(h, p.swiglu(p.norm(h, self.mlp_norm), self.mlp))
 
     def cost(self, context: int) -> Cost:
         norm = Cost(weights=self.mixer_norm.weight.numel())

@@ -20,6 +20,7 @@ from amor.layout import Layout
 from amor.mixers.attention import Attention, AttentionOptions
 from amor.ops import attend
 from amor.parts import Cost, RMSNorm, SwiGLU
+from amor.program import Program, Vector
 from amor.state import KV, Part
 
 DENSE_ABOVE = 0.8  # firing rate above which computing all queries is faster: docs/benchmarks.md has the measurement
@@ -68,7 +69,7 @@ class Block(nn.Module):
         """h [B, T, D] the residual, x its normed copy; `gate` decides. keep="last": only each row's last token goes on."""
         kv = state["kv"]
         assert isinstance(kv, KV)
-        k, v, after = self.attention.remember(x, kv, layout)
+        k, v, after = self.attention.append_keys(x, kv, layout)
         if keep == "last":
             h, x = last_real(h, layout), last_real(x, layout)
             layout = layout.last()
@@ -109,6 +110,16 @@ class Block(nn.Module):
         if self.mlp is None:  # added in place: what flows back through the residual stays as it is
             return tokens.index_add(0, flat, (self.alpha.sigmoid().to(a.dtype) * a).to(h.dtype)).view_as(h)
         return tokens.index_copy(0, flat, self.update(tokens.index_select(0, flat), a)).view_as(h)
+
+    def keys_program(self, p: Program, x: Vector) -> None:
+        """What every token needs: its key and value."""
+        self.attention.keys_program(p, x)
+
+    def program(self, p: Program, h: Vector, x: Vector) -> None:
+        """What a token that fires needs besides; h, its residual, is updated in place."""
+        p.accumulate(h, self.attention.queries_program(p, x), self.alpha.detach().float().sigmoid())
+        if self.mlp is not None and self.mlp_norm is not None:
+            p.accumulate(h, p.swiglu(p.norm(h, self.mlp_norm), self.mlp))
 
     def cost(self, context: int, fire_rate: float) -> Cost:
         """One more token: keys and values always, the rest on a share of tokens."""

@@ -171,7 +171,7 @@ def rolled_back(feeder: Feeder) -> list[Seen]:
     found = []
     for row in feeder.rows():
         cut = row.shape[1] // 2
-        first = feeder.feed(row[:, :cut], feeder.model.start(1).remember(16))
+        first = feeder.feed(row[:, :cut], feeder.model.start(1).keep_history(16))
         wrong = (row[:, cut : cut + 5] + 1) % feeder.model.config.vocab
         back = min(cut - 1, 3)
         state = feeder.feed(wrong, first.state).state.rollback(wrong.shape[1] + back, feeder.replay)

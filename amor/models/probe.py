@@ -39,7 +39,7 @@ class Probing(Protocol):
 class Separate:
     """One reading of the head a block, of every token of the call."""
 
-    def __init__(self, model: Amor, targets: Tensor | None = None, read: Callable[..., head.Reading] = head.read):
+    def __init__(self, model: Amor, targets: Tensor | None = None, read: Callable[..., head.HeadStats] = head.read):
         self.model, self.targets, self.read = model, targets, read
 
     @torch.no_grad()

@@ -7,9 +7,9 @@ seven times as long as the dense loss (docs/benchmarks.md), so it is not one of 
 from torch import Tensor
 
 from amor.ops.backends import backend
-from amor.ops.head.reference import IGNORE, Reading
+from amor.ops.head.reference import IGNORE, HeadStats
 
-__all__ = ["IGNORE", "Reading", "loss", "read"]
+__all__ = ["IGNORE", "HeadStats", "loss", "read"]
 
 
 def read(
@@ -19,10 +19,9 @@ def read(
     entropy: bool = False,
     margin: bool = False,
     topk: int = 0,
-    chosen: Tensor | None = None,
-) -> Reading:
-    return backend("head", x).read(x, weight, targets, entropy, margin, topk, chosen)
+) -> HeadStats:
+    return backend("head", x).read(x, weight, targets, entropy, margin, topk)
 
 
-def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:
+def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, HeadStats]:
     return backend("head", x).loss(x, weight, targets, share)

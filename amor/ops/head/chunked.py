@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from amor.errors import AmorError
-from amor.ops.head.reference import IGNORE, Reading
+from amor.ops.head.reference import IGNORE, HeadStats
 
 READ_TOKENS, READ_SLICE = 512, 4096  # a tile of 8 MB: torch's passes over it stay in the cache
 LOSS_TOKENS = 1024  # of a tile of the loss: more only leave the cache
@@ -73,12 +73,11 @@ def read(
     entropy: bool = False,
     margin: bool = False,
     topk: int = 0,
-    chosen: Tensor | None = None,
     sums: type[Sums] = Sums,
     tile: tuple[int, int] = (READ_TOKENS, READ_SLICE),
-) -> Reading:
-    wanted = [ids for ids in (None if targets is None else targets.clamp(min=0)[:, None], chosen) if ids is not None]
-    picked = torch.cat(wanted, 1) if wanted else torch.zeros(len(x), 0, dtype=torch.long, device=x.device)
+) -> HeadStats:
+    nothing = torch.zeros(len(x), 0, dtype=torch.long, device=x.device)
+    picked = nothing if targets is None else targets.clamp(min=0)[:, None]
     best = max(topk, 2 if margin else 0)
     parts = [
         _read_rows(x[i : i + tile[0]], weight, picked[i : i + tile[0]], sums, best, tile[1])
@@ -88,13 +87,12 @@ def read(
     nll = None
     if targets is not None:
         nll = (log_sum - logits[:, 0]).masked_fill(targets == IGNORE, 0.0)
-        logits = logits[:, 1:]
     M = None
     if margin:
         p = (values[:, :2] - log_sum[:, None]).exp()
         M = p[:, 0] - p[:, 1]
     top = (values[:, :topk], ids[:, :topk]) if topk else None
-    return Reading(nll, H if entropy else None, M, log_sum, top, None if chosen is None else logits)
+    return HeadStats(nll, H if entropy else None, M, log_sum, top)
 
 
 def _read_rows(x: Tensor, weight: Tensor, picked: Tensor, sums: type[Sums], best: int, width: int) -> tuple[Tensor, ...]:
@@ -175,7 +173,7 @@ def loss(
     finish: Finish = finish,
     logits: int = LOSS_LOGITS,
     multiply: Multiply = multiply,
-) -> tuple[Tensor, Reading]:
+) -> tuple[Tensor, HeadStats]:
     """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
     total, nll, entropy, log_sum = _Loss.apply(x, weight, targets, share, finish, logits, multiply)
-    return total, Reading(nll, entropy, logsumexp=log_sum)
+    return total, HeadStats(nll, entropy, logsumexp=log_sum)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from amor.ops import native
 from amor.ops.head import chunked
-from amor.ops.head.reference import Reading
+from amor.ops.head.reference import HeadStats
 from amor.ops.linear import native as products
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -54,26 +54,25 @@ def read(
     entropy: bool = False,
     margin: bool = False,
     topk: int = 0,
-    chosen: Tensor | None = None,
-) -> Reading:
-    only_sums = targets is None and chosen is None and not margin and not topk
+) -> HeadStats:
+    only_sums = targets is None and not margin and not topk
     if only_sums and x.dtype == weight.dtype == torch.float32 and x.shape[0] >= FEW:
         return sums_only(x, weight, entropy)
-    return chunked.read(x, weight, targets, entropy, margin, topk, chosen, Sums, READ_TILE)
+    return chunked.read(x, weight, targets, entropy, margin, topk, Sums, READ_TILE)
 
 
 @torch.no_grad()
-def sums_only(x: Tensor, weight: Tensor, entropy: bool) -> Reading:
+def sums_only(x: Tensor, weight: Tensor, entropy: bool) -> HeadStats:
     """Entropy and logsumexp by products of our own: no logit is ever written to memory."""
     x, weight = x if x.stride(1) == 1 else x.contiguous(), weight.contiguous()
     log_sum, found = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
     sizes = [ctypes.c_long(n) for n in (x.shape[0], x.stride(0))], [ctypes.c_long(n) for n in weight.shape]
     memory = native.pointer(log_sum), native.pointer(found), native.threads()
     native.library(SOURCE).read(native.pointer(x), *sizes[0], native.pointer(weight), *sizes[1], *memory)
-    return Reading(None, found if entropy else None, None, log_sum, None, None)
+    return HeadStats(entropy=found if entropy else None, logsumexp=log_sum)
 
 
-def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:
+def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, HeadStats]:
     if x.dtype != torch.float32 or weight.dtype != torch.float32:  # what `finish` leaves in z may be as large as the vocabulary
         return chunked.loss(x, weight, targets, share)
     return chunked.loss(x if x.stride(1) == 1 else x.contiguous(), weight, targets, share, finish, LOSS_LOGITS, products.multiply)

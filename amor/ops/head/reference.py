@@ -10,15 +10,16 @@ IGNORE = -100  # a target that is not scored
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One row of numbers a hidden vector, float32; None where it was not asked for."""
+class HeadStats:
+    """What a head says of hidden vectors, float32, one row a vector; None where it was not asked for."""
 
     nll: Tensor | None = None  # [N] negative log-likelihood of the target; 0 where it is IGNORE. The only one with a gradient
     entropy: Tensor | None = None  # [N] in nats
     margin: Tensor | None = None  # [N] probability of the best token minus that of the second
-    logsumexp: Tensor | None = None  # [N] of the logits; always there
+    logsumexp: Tensor | None = None  # [N] of the logits
     topk: tuple[Tensor, Tensor] | None = None  # [N, k] the largest logits, falling, and their tokens
-    chosen: Tensor | None = None  # [N, C] logits of the tokens asked for
+    logits: Tensor | None = None  # [N, V], or of the last so many vectors
+    bound: Tensor | None = None  # [N] nats by which the exact entropy may differ; None: it is the exact one
 
 
 def read(
@@ -28,8 +29,7 @@ def read(
     entropy: bool = False,
     margin: bool = False,
     topk: int = 0,
-    chosen: Tensor | None = None,  # [N, C] tokens whose logits are wanted
-) -> Reading:
+) -> HeadStats:
     logits = (x @ weight.to(x.dtype).T).float()
     nll = None
     if targets is not None:
@@ -42,12 +42,11 @@ def read(
             best = logp.topk(2, dim=-1).values.exp()
             M = best[:, 0] - best[:, 1]
         values, ids = logits.topk(topk, dim=-1)
-        picked = None if chosen is None else logits.gather(1, chosen)
-        return Reading(nll, H, M, logits.logsumexp(-1), (values, ids) if topk else None, picked)
+        return HeadStats(nll, H, M, logits.logsumexp(-1), (values, ids) if topk else None)
 
 
-def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, Reading]:
+def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, HeadStats]:
     """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
     reading = read(x, weight, targets, entropy=True)
     assert reading.nll is not None
-    return (reading.nll * share).sum(), Reading(reading.nll.detach(), reading.entropy, logsumexp=reading.logsumexp)
+    return (reading.nll * share).sum(), HeadStats(reading.nll.detach(), reading.entropy, logsumexp=reading.logsumexp)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from amor.ops.head import chunked
-from amor.ops.head.reference import IGNORE, Reading
+from amor.ops.head.reference import IGNORE, HeadStats
 
 TOKENS, WORDS, WIDTH = 64, 128, 32  # of a tile; no autotuning: a choice by stopwatch could change the numbers
 SPLITS = 16  # of the vocabulary, so that few tokens still fill a GPU
@@ -32,10 +32,9 @@ def read(
     entropy: bool = False,
     margin: bool = False,
     topk: int = 0,
-    chosen: Tensor | None = None,
-) -> Reading:
-    if margin or topk or chosen is not None or not len(x):
-        return chunked.read(x, weight, targets, entropy, margin, topk, chosen)
+) -> HeadStats:
+    if margin or topk or not len(x):
+        return chunked.read(x, weight, targets, entropy, margin, topk)
     goal = torch.full((len(x),), -1, device=x.device) if targets is None else targets
     m, total, weighted, hit = _partial(x.contiguous(), weight.contiguous(), goal).unbind(1)  # [splits, N]
     most = m.amax(0)
@@ -46,7 +45,7 @@ def read(
     nll = None
     if targets is not None:
         nll = (log_sum - hit.sum(0)).masked_fill(targets == IGNORE, 0.0)
-    return Reading(nll, total.log() - weighted / total if entropy else None, logsumexp=log_sum)
+    return HeadStats(nll, total.log() - weighted / total if entropy else None, logsumexp=log_sum)
 
 
 def _partial(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def library(source: Path) -> ctypes.CDLL:
     if loaded is None:
         raise AmorError(f"native code {source.name}: {why}")
     return loaded
+
+
+def agree(layout: "ctypes._NamedFuncPointer", believed: Sequence[int], source: Path) -> None:
+    """Refuse a library whose structs or numbers are not those that Python will hand it: `layout` writes what C++ has."""
+    found = (ctypes.c_long * len(believed))()
+    layout(found)
+    if list(found) != list(believed):
+        raise AmorError(f"native code {source.name} and its Python disagree: sizes {list(found)} there, {list(believed)} here")
 
 
 def threads() -> ctypes.c_int:

@@ -1,14 +1,17 @@
-"""product: y = x W^T for the few rows of a decode step, weights in float32 or 8 bits, at the speed of reading them once."""
+"""product: y = x W^T for the rows of a decode step, weights in any format of formats.py, at the speed of reading them once."""
 
 from torch import Tensor
 
+from amor.errors import AmorError
 from amor.ops.backends import backend
-from amor.ops.product.matrix import KINDS, Matrix, Probe, pack
+from amor.ops.head.reference import HeadStats
+from amor.ops.product.formats import FORMATS
+from amor.ops.product.matrix import Matrix, pack
 from amor.ops.spent import spend
 
-ROWS = 8  # rows one pass over a matrix serves
+ROWS = 8  # rows that one pass over a matrix serves at little more than the price of one: it waits for memory
 
-__all__ = ["KINDS", "ROWS", "Matrix", "Probe", "pack", "probe", "product", "spend_product"]
+__all__ = ["FORMATS", "ROWS", "Matrix", "entropies", "pack", "probe", "product", "spend_product"]
 
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
@@ -17,14 +20,24 @@ def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = Fa
     return backend("product", x).product(x, matrix, out, add)
 
 
-def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> Probe:
-    """One pass over the head [V, K] for all rows of x [R, K]: entropy, logsumexp, the two best; logits where wanted.
+def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> HeadStats:
+    """One pass over the head [V, K] for all rows of x [R, K]: entropy, logsumexp, the two best logits and the best token.
 
-    last: of so many last rows only.
+    logits: they too, of so many `last` rows only where given. A head whose losses are known gives a bound on the entropy's error.
     """
     spend_product("head", x.shape[0], matrix)
     return backend("product", x).probe(x, matrix, logits, last)
 
 
+def entropies(logits: Tensor) -> Tensor:
+    """[R] in nats, of logits [R, V] that are there already."""
+    return backend("product", logits).entropies(logits)
+
+
 def spend_product(what: str, rows: int, matrix: Matrix) -> None:
-    spend(what, 2 * rows * matrix.outputs * matrix.inner, matrix.nbytes * -(-rows // ROWS))
+    spend(what, 2 * rows * matrix.outputs * matrix.inner, matrix.nbytes)
+
+
+def check_logits(x: Tensor, head: Matrix, logits: Tensor) -> None:
+    if logits.shape != (len(x), head.outputs) or x.shape[1] != head.inner:
+        raise AmorError(f"logits {list(logits.shape)} are not of x {list(x.shape)} and a head [{head.outputs}, {head.inner}]")

@@ -7,7 +7,8 @@ lower end: z8_v + e_v >= max_u (z8_u - e_u). Their exact logits decide. They are
 from torch import Tensor
 
 from amor.ops.backends import backend
-from amor.ops.product.matrix import Matrix, check_logits
+from amor.ops.product import check_logits
+from amor.ops.product.matrix import Matrix
 from amor.ops.spent import spend
 
 

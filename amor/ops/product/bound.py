@@ -33,18 +33,17 @@ from torch import Tensor
 from amor.errors import AmorError
 from amor.ops.product.matrix import Matrix
 
-HALF_STEP = 0.5 / 32767  # rounding x to 16 bits moves a number by at most this share of the row's largest
 ROUNDING = 2.0**-24
 EVALUATION = 1e-5  # of exp, and of entropies in float32, relative to 1 + spread + entropy: an order above what is met
 
 
 def errors(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
-    """Length and slack [R] of x [R, K]: an 8-bit logit is off by at most length * r_v + slack."""
+    """Length and slack [R] of x [R, K]: a product with a rounded row is off by at most length * r_v + slack."""
+    assert matrix.lost is not None
     x = x.double()
-    length = x.square().sum(1).sqrt()
-    moved = x.abs().amax(1) * HALF_STEP * matrix.inner**0.5
+    length, moved = x.square().sum(1).sqrt(), matrix.format.moved(x)
     # a float32 sum of K products in any order errs by at most K roundings of sum |w_k x_k| <= |w| |x|; both heads sum
-    return length + moved, matrix.longest * (moved + 2 * (matrix.inner + 16) * ROUNDING * length)
+    return length + moved, matrix.lost.longest * (moved + 2 * (matrix.inner + 16) * ROUNDING * length)
 
 
 def bound(x: Tensor, matrix: Matrix, z: Tensor, residuals: Tensor | None = None) -> Tensor:
@@ -52,22 +51,23 @@ def bound(x: Tensor, matrix: Matrix, z: Tensor, residuals: Tensor | None = None)
 
     residuals [R, V]: r_v of each row's tokens, where some of its logits are exact.
     """
-    if matrix.residuals is None:
-        raise AmorError("a bound needs 8-bit weights; float32 weights are exact")
-    r = (matrix.residuals if residuals is None else residuals).double()
+    lost = matrix.lost
+    if lost is None:
+        raise AmorError("a bound needs what rounding took from the weights: pack(weight, 'int8', bounded=True)")
+    r = (lost.residuals if residuals is None else residuals).double()
     logp = z.double().log_softmax(1)
     p = logp.exp()
     entropy = -(p * logp).sum(1)
     centred = logp + entropy[:, None]
     spread = (p * centred.square()).sum(1).sqrt()
     length, slack = errors(x, matrix)
-    most = matrix.worst * length + slack
+    most = lost.worst * length + slack
     growth = torch.where(most > 1e-6, torch.expm1(2 * most) / (2 * most), 1 + 2 * most)
     top = torch.exp(2 * most)
     mean = (p * r.square()).sum(1).sqrt() * length + slack  # root mean square of a sum <= sum of root mean squares
     each = mean * spread * growth + mean.square() * top / 2
     q, q0 = ((p * r * t).square().sum(1).sqrt() for t in (centred, torch.ones_like(p)))
-    together = matrix.gain * length * (growth * (q + mean * spread * growth * q0) + most * top * q0)
+    together = lost.gain * length * (growth * (q + mean * spread * growth * q0) + most * top * q0)
     together = together + slack * (spread * growth + mean * top / 2)
     evaluation = EVALUATION * (1 + spread + entropy)
     return (torch.minimum(each, together.nan_to_num(torch.inf)) + evaluation).float()

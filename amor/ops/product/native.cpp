@@ -7,10 +7,8 @@
 
 #define INLINE __attribute__((always_inline))  // a call a vector would cost more than its work
 
-struct Matrix {  // as in matrix.py: float32 where there are no scales
-    const void* weight;
-    const float *scales, *residuals;
-    long outputs, inner;
+struct Lost {  // as in matrix.py: what rounding took from the rows of a head
+    const float* residuals;
     double longest, worst, gain;
 };
 
@@ -20,25 +18,12 @@ using namespace skinny;
 
 constexpr long SLAB = 512;  // rows of W a task takes: fixed, so that sums over slabs do not depend on the thread count
 
-// work(weights, first, rows) for as many rows of x at a time as one pass over the matrix serves
-template <class Work>
-void passes(const Matrix& m, const float* x, long rows, Work work) {
-    for (long first = 0; first < rows; first += MOST) {
-        const int here = (int)(rows - first < MOST ? rows - first : MOST);
-        const float* mine = x + first * m.inner;
-        if (m.scales) {
-            Rounded r;
-            r.take(mine, here, m.inner);
-            work(r.against(m.weight, m.scales), first, here);
-        } else {
-            work(Floats{(const float*)m.weight, mine, m.inner}, first, here);
-        }
-    }
-}
+struct Facts {  // of some logits: the largest m, and sums over them with e = exp(z - m)
+    double m, total, first, second, residual;  // total: e; first, second: e (z - m) and e (z - m)^2; residual: e |residual|^2
+    double best, next, place;                  // the two largest logits, and where the largest is
+};
 
-constexpr int FACTS = 8;  // m, sum e, sum e z', sum e z'^2, sum e |residual|^2, best, second, place of the best
-
-void digest(const float* z, long count, long first, const float* residuals, double* facts) {
+Facts digest(const float* z, long count, long first, const float* residuals) {
     const vec least = all(-__builtin_inff());
     vec best = least, next = least;  // of each lane
     ivec place{};
@@ -69,50 +54,51 @@ void digest(const float* z, long count, long first, const float* residuals, doub
         const vec e = exp(shifted), ez = e * shifted;
         sums[0] += e, sums[1] += ez, sums[2] += ez * shifted, sums[3] += e * rest * rest;
     });
-    facts[0] = m;
-    for (int i = 0; i < 4; i++) facts[1 + i] = sum(sums[i]);
-    facts[5] = m, facts[6] = second, facts[7] = (double)(first + place[lane] + lane);
+    return {m, sum(sums[0]), sum(sums[1]), sum(sums[2]), sum(sums[3]), m, second, (double)(first + place[lane] + lane)};
 }
 
-void merge(double* a, const double* b) {  // a comes before b
-    const double m = a[0] > b[0] ? a[0] : b[0];
-    double moved[2][5];
-    const double* both[2] = {a, b};
-    for (int i = 0; i < 2; i++) {
-        const double d = both[i][0] - m, shrink = std::exp(d), *f = both[i];
-        moved[i][1] = shrink * f[1];
-        moved[i][2] = shrink * (f[2] + d * f[1]);
-        moved[i][3] = shrink * (f[3] + 2 * d * f[2] + d * d * f[1]);
-        moved[i][4] = shrink * f[4];
-    }
-    for (int i = 1; i < 5; i++) a[i] = moved[0][i] + moved[1][i];
-    a[0] = m;
-    if (b[5] > a[5]) a[6] = a[5] > b[6] ? a[5] : b[6], a[5] = b[5], a[7] = b[7];
-    else if (b[5] > a[6]) a[6] = b[5];
+// The same sums about another m.
+Facts about(const Facts& f, double m) {
+    const double d = f.m - m, shrink = std::exp(d);
+    return {m, shrink * f.total, shrink * (f.first + d * f.total), shrink * (f.second + 2 * d * f.first + d * d * f.total),
+            shrink * f.residual, f.best, f.next, f.place};
 }
 
-void merge_all(const double* room, long slabs, double* facts) {
-    std::memcpy(facts, room, FACTS * sizeof(double));
-    for (long slab = 1; slab < slabs; slab++) merge(facts, room + slab * FACTS);
+Facts merged(const Facts& one, const Facts& later) {  // the tokens of `one` come first
+    const double m = one.m > later.m ? one.m : later.m;
+    const Facts a = about(one, m), b = about(later, m);
+    Facts both{m, a.total + b.total, a.first + b.first, a.second + b.second, a.residual + b.residual, a.best, a.next, a.place};
+    if (b.best > a.best) both.best = b.best, both.place = b.place, both.next = a.best > b.next ? a.best : b.next;
+    else if (b.best > a.next) both.next = b.best;
+    return both;
 }
 
-// One pass over W for up to MOST rows: facts [rows, FACTS] of their logits, and into y the logits themselves of rows from `first` on.
-template <class Weights>
-void probe_few(const Weights& weights, long outputs, int rows, float* y, long first, const float* residuals, double* facts,
-               int threads) {
+Facts merged(const Facts* slabs, long count) {
+    Facts all = slabs[0];
+    for (long i = 1; i < count; i++) all = merged(all, slabs[i]);
+    return all;
+}
+
+// One pass over W: facts [rows] of the logits, and into y the logits themselves of rows from `first` on.
+template <class Kind>
+void probe_rows(const Kind& kind, long outputs, long rows, float* y, long first, const float* residuals, Facts* facts, int threads) {
     const long slabs = (outputs + SLAB - 1) / SLAB;
-    std::vector<double> room(rows * slabs * FACTS);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long slab = 0; slab < slabs; slab++) {
-        const long from = slab * SLAB, count = from + SLAB < outputs ? SLAB : outputs - from;
-        float z[MOST * SLAB];
-        panel(weights, from, count, rows, z, SLAB);
-        for (int r = 0; r < rows; r++) {
-            digest(z + r * SLAB, count, from, residuals, room.data() + (r * slabs + slab) * FACTS);
-            if (r >= first) std::memcpy(y + (r - first) * outputs + from, z + r * SLAB, count * sizeof(float));
+    std::vector<Facts> room(rows * slabs);
+#pragma omp parallel num_threads(threads)
+    {
+        std::vector<float> z(rows * SLAB);
+#pragma omp for schedule(static)
+        for (long slab = 0; slab < slabs; slab++) {
+            const long from = slab * SLAB, count = from + SLAB < outputs ? SLAB : outputs - from;
+            for (long n = 0; n < count; n += CACHED)
+                panel(kind, from + n, n + CACHED < count ? CACHED : count - n, rows, z.data() + n, SLAB);
+            for (long r = 0; r < rows; r++) {
+                room[r * slabs + slab] = digest(z.data() + r * SLAB, count, from, residuals);
+                if (r >= first) std::memcpy(y + (r - first) * outputs + from, z.data() + r * SLAB, count * sizeof(float));
+            }
         }
     }
-    for (int r = 0; r < rows; r++) merge_all(room.data() + r * slabs * FACTS, slabs, facts + r * FACTS);
+    for (long r = 0; r < rows; r++) facts[r] = merged(room.data() + r * slabs, slabs);
 }
 
 // The tokens of the largest logits: of the `likely` runs of neighbours with the largest ones, all that are as large as the
@@ -138,11 +124,10 @@ std::vector<long> likeliest(const float* z, long outputs, long likely) {
 
 // How far the entropy of 8-bit logits can be from the exact one: bound.py has the derivation, and the same names.
 struct Errors {
-    const Matrix& copy;
+    const Lost& lost;
     double length, slack;  // a logit is off by at most length * r_v + slack
 
-    Errors(const Matrix& copy, const float* x) : copy(copy) {
-        const long inner = copy.inner;
+    Errors(const Lost& lost, long inner, const float* x) : lost(lost) {
         constexpr double HALF_STEP = 0.5 / 32767, ROUNDING = 1. / (1 << 24);
         double squares = 0, highest = 0;
         for (long j = 0; j < inner; j++) {
@@ -151,18 +136,18 @@ struct Errors {
             if (!(std::fabs(v) <= highest)) highest = std::fabs(v);
         }
         const double moved = highest * HALF_STEP * std::sqrt((double)inner), plain = std::sqrt(squares);
-        length = plain + moved, slack = copy.longest * (moved + 2 * (inner + 16) * ROUNDING * plain);
+        length = plain + moved, slack = lost.longest * (moved + 2 * (inner + 16) * ROUNDING * plain);
     }
 
     double bound(double entropy, double spread, double residual, const double* weighed) const {
         constexpr double EVALUATION = 1e-5;
-        const double most = copy.worst * length + slack;
+        const double most = lost.worst * length + slack;
         const double growth = most > 1e-6 ? std::expm1(2 * most) / (2 * most) : 1 + 2 * most, top = std::exp(2 * most);
         const double mean = residual * length + slack;
         double found = mean * spread * growth + mean * mean * top / 2;
         if (weighed) {
             const double q = std::sqrt(weighed[0]), q0 = std::sqrt(weighed[1]);
-            const double together = copy.gain * length * (growth * (q + mean * spread * growth * q0) + most * top * q0) +
+            const double together = lost.gain * length * (growth * (q + mean * spread * growth * q0) + most * top * q0) +
                                     slack * (spread * growth + mean * top / 2);
             if (together < found) found = together;
         }
@@ -180,60 +165,85 @@ void weigh(const float* z, const float* residuals, long count, float log_sum, fl
     sums[0] = sum(q), sums[1] = sum(q0);
 }
 
-// What one row's facts come to: told[i * step] entropy, how far it can be off, logsumexp, the two best logits, spread, residual;
-// and the best token. weighed: where some logits of an 8-bit head are exact.
-void conclude(const double* f, const Matrix& head, const float* x, const double* weighed, float* told, long step, int64_t* token) {
-    const double mean = f[2] / f[1], log_total = std::log(f[1]), variance = f[3] / f[1] - mean * mean;
-    const double spread = std::sqrt(variance < 0 ? 0 : variance), entropy = log_total - mean, residual = std::sqrt(f[4] / f[1]);
-    const double off = head.residuals ? Errors(head, x).bound(entropy, spread, residual, weighed) : 0;
-    const double found[7] = {entropy, off, f[0] + log_total, f[5], f[6], spread, residual};
-    for (int i = 0; i < 7; i++) told[i * step] = (float)found[i];
-    *token = (int64_t)f[7];
+// What one row's facts come to: told[i * step] entropy, its bound (0: exact), logsumexp and the two best logits; and the best
+// token. weighed: where some logits of an 8-bit head are exact.
+void conclude(const Facts& f, const Lost* lost, long inner, const float* x, const double* weighed, float* told, long step,
+              int64_t* token) {
+    const double mean = f.first / f.total, log_total = std::log(f.total), variance = f.second / f.total - mean * mean;
+    const double spread = std::sqrt(variance < 0 ? 0 : variance), entropy = log_total - mean, residual = std::sqrt(f.residual / f.total);
+    const double bound = lost ? Errors(*lost, inner, x).bound(entropy, spread, residual, weighed) : 0;
+    const double found[5] = {entropy, bound, f.m + log_total, f.best, f.next};
+    for (int i = 0; i < 5; i++) told[i * step] = (float)found[i];
+    *token = (int64_t)f.place;
 }
 
 }  // namespace
 
-extern "C" void round_rows(const float* x, long rows, long inner, long padded, int16_t* whole, float* units) {
-    skinny::round_rows(x, rows, inner, padded, whole, units);
+// x rounded as a format rounds it: whole [rows, padded] (int16 or int8), units [rows or rows * groups]. Gives how many units.
+extern "C" long rounded(const Weights* m, const float* x, long rows, void* whole, float* units) {
+    Ready ready;
+    ready.take(*m, x, m->inner, rows);
+    const long group = m->format == INT8 ? Bytes::GROUP : Nibbles::GROUP, bytes = m->format == INT8 ? 2 : 1;
+    std::memcpy(whole, ready.whole, rows * ready.groups * group * bytes);
+    std::memcpy(units, ready.units.data(), ready.units.size() * sizeof(float));
+    return (long)ready.units.size();
 }
 
 // y [rows, outputs], its rows `step` apart; add: y += ...
-extern "C" void product(const Matrix* m, const float* x, long rows, float* y, long step, int add, int threads) {
-    passes(*m, x, rows, [&](const auto& weights, long first, int here) {
+extern "C" void product(const Weights* m, const float* x, long rows, float* y, long step, int add, int threads) {
+    Ready ready;
+    ready.take(*m, x, m->inner, rows);
+    ready.against(*m, [&](const auto& kind) {
 #pragma omp parallel num_threads(threads)
         {
             const Share share(m->outputs, omp_get_thread_num(), omp_get_num_threads());
-            part(weights, share.from, share.to, here, y + first * step, step, add);
+            part(kind, share.from, share.to, rows, y, step, add);
         }
     });
 }
 
-// What the head says of x [rows, inner]: told [7, rows] and tokens as `conclude` has them, and into y the logits of rows from
-// `skipped` on.
-extern "C" void probe(const Matrix* head, const float* x, long rows, float* y, long skipped, float* told, int64_t* tokens,
-                      int threads) {
-    passes(*head, x, rows, [&](const auto& weights, long first, int here) {
-        double facts[MOST * FACTS];
-        const long left = skipped > first ? skipped - first : 0;
-        probe_few(weights, head->outputs, here, y + (first + left - skipped) * head->outputs, left, head->residuals, facts, threads);
-        for (int r = 0; r < here; r++)
-            conclude(facts + r * FACTS, *head, x + (first + r) * head->inner, nullptr, told + first + r, rows, tokens + first + r);
+// What the head says of x [rows, inner]: told [5, rows] and tokens as `conclude` has them, and into y the logits of rows from
+// `skipped` on. lost: null where no bound is wanted.
+extern "C" void probe(const Weights* head, const Lost* lost, const float* x, long rows, float* y, long skipped, float* told,
+                      int64_t* tokens, int threads) {
+    Ready ready;
+    ready.take(*head, x, head->inner, rows);
+    std::vector<Facts> facts(rows);
+    ready.against(*head, [&](const auto& kind) {
+        probe_rows(kind, head->outputs, rows, y, skipped, lost ? lost->residuals : nullptr, facts.data(), threads);
     });
+    for (long r = 0; r < rows; r++) conclude(facts[r], lost, head->inner, x + r * head->inner, nullptr, told + r, rows, tokens + r);
+}
+
+// The entropy, in nats, of rows of logits [rows, outputs].
+extern "C" void entropies(const float* z, long rows, long outputs, float* entropy, int threads) {
+    const long slabs = (outputs + SLAB - 1) / SLAB;
+    std::vector<Facts> room(rows * slabs);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (long i = 0; i < rows * slabs; i++) {
+        const long from = i % slabs * SLAB, count = from + SLAB < outputs ? SLAB : outputs - from;
+        room[i] = digest(z + i / slabs * outputs + from, count, from, nullptr);
+    }
+    for (long r = 0; r < rows; r++) {
+        const Facts f = merged(room.data() + r * slabs, slabs);
+        entropy[r] = (float)(std::log(f.total) - f.first / f.total);
+    }
 }
 
 // As `probe` for one row from its 8-bit logits, those of the likeliest tokens made exact and their residuals 0. How many were
 // looked at.
-extern "C" long refine_row(const Matrix* exact, const Matrix* copy, const float* x, long likely, const float* logits, float* told,
+extern "C" long refine_row(const Weights* exact, const Lost* lost, const float* x, long likely, const float* logits, float* told,
                            long step, int64_t* token, int threads) {
     const long outputs = exact->outputs, slabs = (outputs + SLAB - 1) / SLAB;
     static thread_local std::vector<float> held;  // memory that is asked for anew comes page by page, which takes longer than all else
     held.resize(2 * outputs);
     float *z = held.data(), *residuals = z + outputs;
     std::memcpy(z, logits, outputs * sizeof(float));
-    std::memcpy(residuals, copy->residuals, outputs * sizeof(float));
+    std::memcpy(residuals, lost->residuals, outputs * sizeof(float));
     const std::vector<long> known = likeliest(z, outputs, likely);
-    const Floats weights{(const float*)exact->weight, x, exact->inner};
-    std::vector<double> room(slabs * FACTS);
+    const Floats weights{(const float*)exact->weight, x, exact->inner, exact->inner};
+    std::vector<Facts> room(slabs);
+    std::vector<double> sums(2 * slabs);
     const auto each = [&](auto work) {
 #pragma omp parallel for num_threads(threads) schedule(static)
         for (long slab = 0; slab < slabs; slab++)
@@ -241,24 +251,24 @@ extern "C" long refine_row(const Matrix* exact, const Matrix* copy, const float*
     };
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < (long)known.size(); i++) {
-        weights.dots<1, 1>(known[i], 0, z + known[i], 1);
+        weights.dots<1, 1, true>(known[i], 0, z + known[i], 1);
         residuals[known[i]] = 0;
     }
-    each([&](long slab, long from, long count) { digest(z + from, count, from, residuals, room.data() + slab * FACTS); });
-    double facts[FACTS], weighed[2] = {};
-    merge_all(room.data(), slabs, facts);
-    const float mean = (float)(facts[0] + facts[2] / facts[1]), log_sum = (float)(facts[0] + std::log(facts[1]));
-    each([&](long slab, long from, long count) { weigh(z + from, residuals + from, count, log_sum, mean, room.data() + 2 * slab); });
-    for (long slab = 0; slab < slabs; slab++) weighed[0] += room[2 * slab], weighed[1] += room[2 * slab + 1];
-    conclude(facts, *copy, x, weighed, told, step, token);
+    each([&](long slab, long from, long count) { room[slab] = digest(z + from, count, from, residuals); });
+    const Facts facts = merged(room.data(), slabs);
+    const float mean = (float)(facts.m + facts.first / facts.total), log_sum = (float)(facts.m + std::log(facts.total));
+    each([&](long slab, long from, long count) { weigh(z + from, residuals + from, count, log_sum, mean, &sums[2 * slab]); });
+    double weighed[2] = {};
+    for (long slab = 0; slab < slabs; slab++) weighed[0] += sums[2 * slab], weighed[1] += sums[2 * slab + 1];
+    conclude(facts, lost, exact->inner, x, weighed, told, step, token);
     return (long)known.size();
 }
 
 // The token of the largest exact logit of x [inner], where z [outputs] are 8-bit ones; of equal ones the first, and not a number
 // counts as largest. How many exact logits it took.
-extern "C" long best_row(const Matrix* exact, const Matrix* copy, const float* x, const float* z, int64_t* token, int threads) {
-    const Errors errors(*copy, x);
-    const float length = (float)errors.length, slack = (float)errors.slack, *residuals = copy->residuals;
+extern "C" long best_row(const Weights* exact, const Lost* lost, const float* x, const float* z, int64_t* token, int threads) {
+    const Errors errors(*lost, exact->inner, x);
+    const float length = (float)errors.length, slack = (float)errors.slack, *residuals = lost->residuals;
     const long outputs = exact->outputs;
     vec most = all(-__builtin_inff());
     over(outputs, [&](long v, int n) INLINE {
@@ -283,14 +293,19 @@ extern "C" long best_row(const Matrix* exact, const Matrix* copy, const float* x
             if (!(z[v] + (residuals[v] * length + slack) < least)) among.push_back(v);
     }
     std::vector<float> found(among.size());
-    const Floats weights{(const float*)exact->weight, x, exact->inner};
+    const Floats weights{(const float*)exact->weight, x, exact->inner, exact->inner};
 #pragma omp parallel for num_threads(threads) schedule(static) if (among.size() > 64)
-    for (long i = 0; i < (long)among.size(); i++) weights.dots<1, 1>(among[i], 0, &found[i], 1);
+    for (long i = 0; i < (long)among.size(); i++) weights.dots<1, 1, true>(among[i], 0, &found[i], 1);
     long place = 0;
     for (long i = 1; i < (long)among.size(); i++)
         if (found[i] > found[place] || (found[i] != found[i] && found[place] == found[place])) place = i;
     *token = among[place];
     return (long)among.size();
+}
+
+extern "C" void layout(long* out) {  // what native.py believes of the structs and numbers above
+    const long facts[] = {sizeof(Weights), sizeof(Lost), TILE, Bytes::GROUP, Nibbles::GROUP};
+    std::memcpy(out, facts, sizeof facts);
 }
 
 // The sum of a large array, for measuring how fast memory is read.

@@ -1,4 +1,4 @@
-"""Skinny products in C++: one pass over the weights for up to 8 rows, a row's bits the same whatever its neighbours are."""
+"""Skinny products in C++: one pass over the weights for all rows, a row's bits the same whatever its neighbours are."""
 
 import ctypes
 from ctypes import c_double, c_int, c_long, c_void_p
@@ -8,94 +8,123 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from amor.errors import AmorError
 from amor.ops import native
-from amor.ops.product.matrix import GROUP, TILE, TOLD, Matrix, Probe
+from amor.ops.head.reference import HeadStats
+from amor.ops.product.formats import FORMATS, TILE
+from amor.ops.product.matrix import Matrix
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+TOLD = 5  # numbers a probe tells of a row: entropy, its bound, logsumexp, the two best logits
 
 
 def missing() -> str | None:
     return native.missing(SOURCE)
 
 
-class Described(ctypes.Structure):
-    """A Matrix for C++, as native.cpp has it."""
+class Weights(ctypes.Structure):
+    """A Matrix for C++, as skinny.h has it."""
 
-    _fields_ = [
-        *((name, c_void_p) for name in ("weight", "scales", "residuals")),
-        *((name, c_long) for name in ("outputs", "inner")),
-        *((name, c_double) for name in ("longest", "worst", "gain")),
-    ]
+    _fields_ = [("weight", c_void_p), ("scales", c_void_p), ("outputs", c_long), ("inner", c_long), ("format", c_long)]
 
     @classmethod
-    def of(cls, m: Matrix) -> "Described":
-        memory = (None if t is None else t.data_ptr() for t in (m.weight, m.scales, m.residuals))
-        return cls(*memory, m.outputs, m.inner, m.longest, m.worst, m.gain)
+    def of(cls, m: Matrix) -> "Weights":
+        scales = None if m.scales is None else m.scales.data_ptr()
+        return cls(m.weight.data_ptr(), scales, m.outputs, m.inner, m.format.tag)
+
+
+class LostStruct(ctypes.Structure):
+    _fields_ = [("residuals", c_void_p), *((name, c_double) for name in ("longest", "worst", "gain"))]
+
+
+def _lost(m: Matrix) -> LostStruct | None:
+    if m.lost is None:
+        return None
+    return LostStruct(m.lost.residuals.data_ptr(), m.lost.longest, m.lost.worst, m.lost.gain)
 
 
 @cache
 def _functions() -> ctypes.CDLL:
     """The library with the types of its arguments, so that plain numbers can be handed in."""
     library = native.library(SOURCE)
-    p, n, i, matrix = c_void_p, c_long, c_int, ctypes.POINTER(Described)
-    library.round_rows.argtypes = [p, n, n, n, p, p]
+    p, n, i, matrix, lost = c_void_p, c_long, c_int, ctypes.POINTER(Weights), ctypes.POINTER(LostStruct)
+    library.rounded.argtypes, library.rounded.restype = [matrix, p, n, p, p], n
     library.product.argtypes = [matrix, p, n, p, n, i, i]
-    library.probe.argtypes = [matrix, p, n, p, n, p, p, i]
-    library.refine_row.argtypes, library.refine_row.restype = [matrix, matrix, p, n, p, p, n, p, i], n
-    library.best_row.argtypes, library.best_row.restype = [matrix, matrix, p, p, p, i], n
+    library.probe.argtypes = [matrix, lost, p, n, p, n, p, p, i]
+    library.entropies.argtypes = [p, n, n, p, i]
+    library.refine_row.argtypes, library.refine_row.restype = [matrix, lost, p, n, p, p, n, p, i], n
+    library.best_row.argtypes, library.best_row.restype = [matrix, lost, p, p, p, i], n
     library.stream.argtypes, library.stream.restype = [p, n, i], ctypes.c_float
+    believed = [ctypes.sizeof(Weights), ctypes.sizeof(LostStruct), TILE, FORMATS["int8"].group, FORMATS["int4"].group]
+    native.agree(library.layout, believed, SOURCE)
     return library
 
 
-def rounded(x: Tensor, matrix: Matrix) -> tuple[Tensor, Tensor]:
-    """x [R, K] as whole numbers of 16 bits, and what one of them stands for in each row."""
-    padded = 2 * matrix.weight.shape[1]
-    whole, units = torch.empty(len(x), padded, dtype=torch.int16), torch.empty(len(x))
-    _functions().round_rows(x.data_ptr(), *x.shape, padded, whole.data_ptr(), units.data_ptr())
-    return whole, units
+def rounded(x: Tensor, matrix: Matrix) -> Tensor:
+    """What x [R, K] is rounded to by a format that rounds it, in float64."""
+    form, rows = matrix.format, len(x)
+    padded = -(-matrix.inner // form.group) * form.group
+    whole = torch.empty(rows, padded, dtype=torch.int16 if form.levels > 127 else torch.int8)
+    units = torch.empty(rows * (padded // form.steps if form.steps else 1))
+    x = x.float().contiguous()
+    if _functions().rounded(Weights.of(matrix), x.data_ptr(), rows, whole.data_ptr(), units.data_ptr()) != len(units):
+        raise AmorError("native code and formats.py disagree about how many steps x is rounded by")
+    return (whole.double().unflatten(1, (-1, form.steps or padded)) * units.double().view(rows, -1, 1)).flatten(1)[
+        :, : matrix.inner
+    ]
 
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
     x = x.float().contiguous()
     y = torch.empty(x.shape[0], matrix.outputs) if out is None else out
     memory = x.data_ptr(), x.shape[0], y.data_ptr(), y.stride(0)
-    _functions().product(Described.of(matrix), *memory, add, torch.get_num_threads())
+    _functions().product(Weights.of(matrix), *memory, add, torch.get_num_threads())
     return y
 
 
-def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> Probe:
+def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> HeadStats:
     x = x.float().contiguous()
     rows = x.shape[0]
     kept = 0 if not logits else rows if last is None else last
     y = torch.empty(kept, matrix.outputs) if logits else None
-    told, tokens = torch.empty(len(TOLD), rows), torch.empty(rows, dtype=torch.long)
+    told, tokens = torch.empty(TOLD, rows), torch.empty(rows, dtype=torch.long)
     memory = x.data_ptr(), rows, None if y is None else y.data_ptr(), rows - kept, told.data_ptr(), tokens.data_ptr()
-    _functions().probe(Described.of(matrix), *memory, torch.get_num_threads())
-    return Probe(told, tokens, y)
+    _functions().probe(Weights.of(matrix), _lost(matrix), *memory, torch.get_num_threads())
+    return _stats(told, tokens, matrix, y)
 
 
-def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int) -> tuple[Probe, int]:
+def _stats(told: Tensor, tokens: Tensor, matrix: Matrix, logits: Tensor | None = None) -> HeadStats:
+    bound = None if matrix.lost is None else told[1]
+    return HeadStats(entropy=told[0], bound=bound, logsumexp=told[2], topk=(told[3:].T, tokens[:, None]), logits=logits)
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """[R] in nats, of logits [R, V]."""
+    logits = logits.float().contiguous()
+    found = torch.empty(len(logits))
+    _functions().entropies(logits.data_ptr(), *logits.shape, found.data_ptr(), torch.get_num_threads())
+    return found
+
+
+def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int) -> tuple[HeadStats, int]:
     """As in reference.py, but of the likeliest it may look at a few more, and of nearly equal ones leave out some."""
     x, logits, rows, looked_at = x.float().contiguous(), logits.contiguous(), x.shape[0], 0
-    told, tokens = torch.empty(len(TOLD), rows), torch.empty(rows, dtype=torch.long)
+    told, tokens = torch.empty(TOLD, rows), torch.empty(rows, dtype=torch.long)
     for row in range(rows):
         to = told[0, row:].data_ptr(), rows, tokens[row:].data_ptr()
-        mine = Described.of(exact), Described.of(copy), x[row].data_ptr(), likely, logits[row].data_ptr()
+        mine = Weights.of(exact), _lost(copy), x[row].data_ptr(), likely, logits[row].data_ptr()
         looked_at += _functions().refine_row(*mine, *to, torch.get_num_threads())
-    return Probe(told, tokens), looked_at
+    return _stats(told, tokens, copy), looked_at
 
 
 def best(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor) -> tuple[Tensor, int]:
     x, logits, tokens, looked_at = x.float().contiguous(), logits.contiguous(), torch.empty(len(x), dtype=torch.long), 0
     for row in range(len(x)):
         memory = x[row].data_ptr(), logits[row].data_ptr(), tokens[row:].data_ptr()
-        looked_at += _functions().best_row(Described.of(exact), Described.of(copy), *memory, torch.get_num_threads())
+        looked_at += _functions().best_row(Weights.of(exact), _lost(copy), *memory, torch.get_num_threads())
     return tokens, looked_at
 
 
 def stream(data: Tensor) -> float:
     """The sum of a float32 tensor, read as fast as memory gives it."""
     return float(_functions().stream(data.data_ptr(), data.numel(), torch.get_num_threads()))
-
-
-assert (GROUP, TILE) == (64, 16), "skinny.h has these numbers built in"

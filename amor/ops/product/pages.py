@@ -18,7 +18,7 @@ GAP = 2**16  # what an allocator may leave between two weights
 HUGEPAGE, COLLAPSE = 14, 25  # advice of madvise(2): may be large, make it large now
 
 
-def settle(tensors: Iterable[Tensor]) -> int:
+def use_huge_pages(tensors: Iterable[Tensor]) -> int:
     """Gather the memory of CPU tensors into large pages; gives the bytes the system was asked to gather and did."""
     runs = whole_pages(spans(t for t in tensors if t.device.type == "cpu"))
     if not runs or not sys.platform.startswith("linux"):

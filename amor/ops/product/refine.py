@@ -8,13 +8,15 @@ of little probability each, which cannot all err alike: a thousand rows of W ins
 from torch import Tensor
 
 from amor.ops.backends import backend
-from amor.ops.product.matrix import Matrix, Probe, check_logits
+from amor.ops.head.reference import HeadStats
+from amor.ops.product import check_logits
+from amor.ops.product.matrix import Matrix
 from amor.ops.spent import spend
 
 SHARE, LEAST = 256, 32  # of the vocabulary one token in so many is looked at exactly, and no fewer than so many
 
 
-def refine(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor) -> Probe:
+def refine(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor) -> HeadStats:
     """What is known of x [R, K] with the 8-bit logits [R, V] when the likeliest tokens are looked at again."""
     check_logits(x, exact, logits)
     found, looked_at = backend("product", x).refined(x, exact, copy, logits, max(LEAST, exact.outputs // SHARE))

@@ -1,0 +1,225 @@
+"""What the head says in one step: read once for every probe to come, and again only for rows that fired.
+
+Block k's input and the output's vector are known in advance as long as no block fires. In decode the head is limited by the
+memory it is read from, so one pass serves all of them (`joint`). A reading belongs to the vector it was made of: it stands
+while that vector's bits stand, so a row that fires is read again and no other. Column k is block k's input, the last column the
+output's vector.
+
+Greedy text needs no logits, only the best token. Then an 8-bit copy of the head serves (`greedy`): it gives entropies with a
+bound on their error, and a gate that decides alike at both ends has decided. Where it does not, the exact logits of the
+likeliest tokens narrow the bound (ops/product/refine.py); where that is not enough, the exact head is read for that row. The
+best token is among the few that the copy cannot rule out, and their exact logits decide (ops/product/best.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from amor.decode.head import Head
+from amor.errors import AmorError
+from amor.gates.base import Evidence, Gate
+from amor.layout import Layout
+from amor.models.probe import Residuals, Separate
+from amor.ops.head.reference import HeadStats
+from amor.ops.product import ROWS
+
+T = TypeVar("T")
+Inputs = Callable[[Tensor, list[int]], Tensor]  # residual [n, D], columns -> [columns, n, D] if no more block fires
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """What a head said of one vector."""
+
+    entropy: float  # over log(vocab)
+    bound: float = 0.0  # how far it may be from the exact one
+    margin: float = 0.0
+    logits: Tensor | None = None  # [V] where they were wanted
+    exact: bool = True  # of the exact head
+
+
+@dataclass
+class Column:
+    x: Tensor  # [R, D] the vectors that were read
+    rows: list[RowStats | None]  # None for rows that were not
+    logits: Tensor | None = None  # [R, V] where the exact head was read for all rows at once
+
+    def stale(self, x: Tensor) -> list[int]:
+        """The rows of which nothing is known, for these vectors."""
+        if torch.equal(self.x, x):
+            return [row for row, said in enumerate(self.rows) if said is None]
+        same = (self.x == x).all(-1).tolist()
+        return [row for row, said in enumerate(self.rows) if said is None or not same[row]]
+
+
+@dataclass
+class HeadReader:
+    """The readings of one step."""
+
+    head: Head
+    gates: Sequence[Gate]
+    inputs: Inputs
+    joint: bool = True
+    greedy: bool = False  # of the output only the best token is wanted, and the copy finds it
+    most: int = ROWS  # vectors that one pass serves at little more than the price of one
+    columns: dict[int, Column] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.last = len(self.gates)
+        self.asked = [index for index, gate in enumerate(self.gates) if gate.needs] + [self.last]
+        self.margins = any("margin" in gate.needs for gate in self.gates)
+        self.log_vocab = math.log(self.head.matrix.outputs)
+        for gate in self.gates:
+            if "gain" in gate.needs:
+                raise AmorError("the oracle gate needs the true next tokens, which a step does not know; use another gate")
+        bounded = all(gate.needs <= {"entropy"} and (not gate.needs or _decides_by_ends(gate)) for gate in self.gates)
+        self.greedy = self.greedy and self.head.copy is not None and bounded
+
+    def decide(self, index: int, h: Tensor, x: Tensor, positions: Tensor) -> tuple[list[bool], list[float]]:
+        """Which rows fire at block `index`, and what its gate looked at; h [R, D] the residual, x what the block reads of it."""
+        gate = self.gates[index]
+        if gate.needs == {"entropy"} and _decides_by_ends(gate):
+            return self._by_ends(index, h, x, positions.tolist())
+        verdict = gate(self.evidence(index, h, x, positions))
+        return verdict.fire.tolist(), verdict.score.tolist()
+
+    def evidence(self, index: int, h: Tensor, x: Tensor, positions: Tensor) -> Evidence:
+        """What gate `index` may know of its rows, from the exact head."""
+        if not self.gates[index].needs:
+            return Evidence(x, positions)
+        self._know(index, x, h)
+        said = self._rows(index)
+        entropy, margin = torch.tensor([[s.entropy for s in said], [s.margin for s in said]], device=x.device)
+        return Evidence(x, positions, entropy, margin if self.margins else None)
+
+    def _by_ends(self, index: int, h: Tensor, x: Tensor, positions: list[int]) -> tuple[list[bool], list[float]]:
+        gate = self.gates[index]
+        self._know(index, x, h)
+        for narrower in (self._refine, self._reread, None):
+            said = self._rows(index)
+            fires = gate.between([s.entropy - s.bound for s in said], [s.entropy + s.bound for s in said], positions)
+            assert fires is not None
+            unsure = [row for row, fire in enumerate(fires) if fire is None or not math.isfinite(said[row].bound)]
+            if not unsure or narrower is None:
+                return [bool(fire) for fire in fires], [s.entropy for s in said]
+            narrower(index, unsure, x)
+        raise AssertionError
+
+    def foretell(self, first: int, vectors: Tensor) -> None:
+        """Read the head once for columns from `first` on, [columns, R, D], as they will be if the blocks before each fire."""
+        rows = vectors.shape[1]
+        self._read(list(range(first, self.last + 1)), list(range(rows)), rows, vectors)
+
+    def output(self, hidden: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Of the output's vectors [R, D]: logits [R, V] or None, the best token [R] or None, entropy in nats [R] if known."""
+        if self.last == 0 and not self.greedy:
+            return self.head.logits(hidden), None, None
+        self._know(self.last, hidden, None)
+        said = self._rows(self.last)
+        entropy = torch.tensor([s.entropy for s in said], device=hidden.device) * self.log_vocab
+        if all(s.exact for s in said):
+            whole = self.columns[self.last].logits
+            return torch.stack([_there(s.logits) for s in said]) if whole is None else whole, None, entropy
+        rows = (_there(s.logits)[None] for s in said)
+        best = [
+            z.argmax(1) if s.exact else self.head.best(hidden[r : r + 1], z)
+            for r, (s, z) in enumerate(zip(said, rows, strict=True))
+        ]
+        return None, torch.cat(best), entropy
+
+    def _know(self, column: int, x: Tensor, h: Tensor | None) -> None:
+        """Read what is not known of rows x [R, D] of a column; with the residual h also columns to come, where one pass serves."""
+        stale = self.columns[column].stale(x) if column in self.columns else list(range(len(x)))
+        if not stale:
+            return
+        wanted = [c for c in self.asked if c >= column]
+        every = len(stale) == len(x)
+        if h is not None and self.joint and len(stale) * len(wanted) <= self.most:
+            vectors = self.inputs(h if every else h[stale], wanted)
+        else:
+            wanted, vectors = [column], (x if every else x[stale])[None]
+        self._read(wanted, stale, len(x), vectors)
+
+    def _read(self, columns: list[int], rows: list[int], of: int, vectors: Tensor) -> None:
+        """One pass for some columns of some rows `of` all; vectors [columns, rows, D]."""
+        flat, n = vectors.flatten(0, 1), len(rows)
+        if self.greedy:
+            self._keep(columns, rows, of, vectors, self.head.glance(flat), exact=False)
+        else:
+            self._keep(columns, rows, of, vectors, self.head.read(flat, n if columns[-1] == self.last else 0), exact=True)
+
+    def _refine(self, index: int, rows: list[int], x: Tensor) -> None:
+        held = self.columns[index].rows
+        for row in rows:
+            logits = _there(_there(held[row]).logits)
+            narrow = self.head.refine(x[row : row + 1], logits[None])
+            entropy, bound = (torch.cat([_there(narrow.entropy), _there(narrow.bound)]) / self.log_vocab).tolist()
+            held[row] = RowStats(entropy, bound, logits=logits, exact=False)
+
+    def _reread(self, index: int, rows: list[int], x: Tensor) -> None:
+        """Some rows of one column by the exact head."""
+        self._keep([index], rows, len(x), x[rows][None], self.head.read(x[rows], len(rows)), exact=True)
+
+    def _keep(self, columns: list[int], rows: list[int], of: int, vectors: Tensor, found: HeadStats, exact: bool) -> None:
+        """Take in one pass: found holds [columns * rows] numbers, and logits of the last of them."""
+        n, count = len(rows), vectors.shape[0] * len(rows)
+        zero = torch.zeros(count, device=vectors.device)
+        told = torch.stack([_there(found.entropy), zero if exact or found.bound is None else found.bound]) / self.log_vocab
+        (entropy, bound), margin = told.tolist(), self._margins(found) if self.margins else [0.0] * count
+        first = count if found.logits is None else count - len(found.logits)  # the first vector whose logits are kept
+        for i, column in enumerate(columns):
+            here = self.columns.get(column)
+            said: list[RowStats | None] = [None] * of if here is None else here.rows
+            z = None if i * n < first else _there(found.logits)[i * n - first : (i + 1) * n - first]
+            for j, row in enumerate(rows):
+                at = i * n + j
+                said[row] = RowStats(entropy[at], bound[at], margin[at], None if z is None else z[j], exact)
+            if n == of:
+                self.columns[column] = Column(vectors[i], said, z if exact else None)
+            else:
+                x = unread(vectors, of) if here is None else here.x.clone()
+                x[rows] = vectors[i]
+                self.columns[column] = Column(x, said)
+
+    def _margins(self, found: HeadStats) -> list[float]:
+        best, _ = _there(found.topk)
+        p = (best - _there(found.logsumexp)[:, None]).exp()
+        return (p[:, 0] - p[:, 1]).tolist()
+
+    def _rows(self, column: int) -> list[RowStats]:
+        return [_there(said) for said in self.columns[column].rows]
+
+
+class ReadAhead:
+    """A reader as a strategy for the model's own forward: one token a row is read ahead, longer calls a block at a time."""
+
+    def __init__(self, reader: HeadReader, plain: Separate):
+        self.reader, self.plain = reader, plain
+
+    @torch.no_grad()
+    def __call__(self, index: int, h: Tensor, x: Tensor, layout: Layout, needs: frozenset[str], opened: Residuals) -> Evidence:
+        if x.shape[1] > 1 or layout.valid is not None:
+            return self.plain(index, h, x, layout, needs, opened)
+        seen = self.reader.evidence(index, h[:, 0], x[:, 0], layout.positions[:, 0])
+        entropy, margin = (None if t is None else t[:, None] for t in (seen.entropy, seen.margin))
+        return Evidence(x, layout.positions, entropy, margin)
+
+
+def unread(like: Tensor, rows: int) -> Tensor:
+    """Vectors [rows, D] that no vector is equal to: not a number is not even equal to itself."""
+    return like.new_full((rows, like.shape[-1]), torch.nan)
+
+
+def _decides_by_ends(gate: Gate) -> bool:
+    return type(gate).between is not Gate.between
+
+
+def _there(value: T | None) -> T:
+    assert value is not None
+    return value
