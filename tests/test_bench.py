@@ -12,7 +12,7 @@ import torch
 from amor.bench import machine, memory, steps, timing, train, transformers
 from amor.bench.memory import extra_peak
 from amor.bench.table import Table
-from amor.bench.timing import Times, alternate, lap, watch
+from amor.bench.timing import alternate, lap, of_rounds, watch
 from amor.cli import main
 from amor.models.build import build
 from amor.presets import NAMES, preset
@@ -77,7 +77,7 @@ def test_a_peer_has_our_parameters_between_two_whole_depths(name: str) -> None:
 
 def test_the_time_of_a_peer_is_read_off_between_two_depths() -> None:
     row = Table("peers", quick=True).row("training step")
-    row.time({f"{steps.MAMBA2} x {n}": Times(seconds, seconds, 1, 0.0) for n, seconds in ((5, 1.0), (6, 1.4))})
+    row.time({f"{steps.MAMBA2} x {n}": of_rounds([seconds]) for n, seconds in ((5, 1.0), (6, 1.4))})
     assert steps.between(row, 5.25) == pytest.approx(1.1) and steps.between(row, 6.0) == pytest.approx(1.4)
 
 
@@ -102,7 +102,7 @@ def test_products_are_counted_whoever_multiplies() -> None:
 
 def test_amor_slower_than_its_backbone_allows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = dict.fromkeys(NAMES, 3.0) | {"amor-mamba2": 3.9, "amor-gated-deltanet": 4.1}
-    monkeypatch.setattr(train, "alternate", lambda sides, *_, **__: {name: Times(taken[name], 5.0, 1, 0.0) for name in sides})
+    monkeypatch.setattr(train, "alternate", lambda sides, *_, **__: {name: of_rounds([taken[name], 5.0]) for name in sides})
     table = Table("train", quick=False)
     row = train.throughput(table, 1, batch=2, micro_batch=2, context=8)
     assert [(bar.what, bar.met) for bar in row.bars] == [
@@ -171,9 +171,10 @@ def test_sides_take_turns_and_the_warm_up_is_apart() -> None:
     times = alternate({"a": slow_at_first, "b": lambda: calls.append("b")}, rounds=3)
     assert "".join(calls[2:]) == "ababab"
     assert times["a"].warm_up >= 0.05 > times["a"].best
+    assert [len(side.rounds) for side in times.values()] == [3, 3], "every round is kept"
 
 
-def test_work_with_laps_is_as_fast_as_the_best_of_each_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_laps_together_are_kept_beside_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     now, left = [0.0], iter([9, 9, 9, *(1, 5, 2), *(4, 2, 2), *(2, 3, 1)])  # the warm-up first, then rounds of three laps
     monkeypatch.setattr(timing, "_clock", lambda: now[0])
 
@@ -184,7 +185,10 @@ def test_work_with_laps_is_as_fast_as_the_best_of_each_together(monkeypatch: pyt
                 lap()
 
     times = alternate({"it": restless}, rounds=3)
-    assert times["it"].best == 1 + 2 + 1 and times["it"].median == 8
+    assert times["it"].rounds == (8, 8, 6) and times["it"].best == 6 and times["it"].median == 8
+    assert times["it"].by_laps == 1 + 2 + 1
+    assert times["it"].each(2).by_laps == 2 and times["it"].each(2).rounds == (4, 4, 3)
+    assert alternate({"it": lambda: None}, rounds=3)["it"].by_laps is None, "nothing was marked"
 
 
 def test_a_watched_model_marks_its_layers_on_both_ways_and_computes_what_it_did() -> None:
