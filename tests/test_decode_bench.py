@@ -1,13 +1,19 @@
 """The decode benchmark measures what it says: rates as asked, formulas that meet what models declare, a state as if read."""
 
 import json
+from argparse import Namespace
+from pathlib import Path
 
 import pytest
 from laws import small
 
-from amor.bench import crossing
+from amor.bench import bars, crossing, machine, timing
+from amor.bench.decode import Plan, crossings
 from amor.bench.simulate import DOUBTS, Rounds, filled, round_of, schedule
+from amor.bench.table import Table
+from amor.bench.timing import alternate
 from amor.cli import main
+from amor.cli.bench import rows_of_suites
 from amor.decode.engine import Engine
 from amor.decode.savings import Savings
 from amor.models.build import build
@@ -40,10 +46,16 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     else:
         assert passes.exact == 4 * rounds.tokens
     assert [block.gate for block in model.each_block()] == own
-    rounds.took[3] = 1000.0
-    assert rounds.seconds > 1000 / rounds.tokens, "every token of a round counts"
+
+
+def test_rounds_are_timed_whole_and_every_token_ends_a_lap():
+    model = small("amor-mamba2")
+    rounds = Rounds(Engine(model), filled(model, 50, 32), 0.22)
+    taken = alternate({"it": rounds.run}, rounds=3)["it"]
+    assert len(taken.rounds) == 3 and 0 < taken.by_laps <= taken.best == min(taken.rounds)
+    timing._laps.clear()
     rounds.run()
-    assert rounds.took[3] < 1000, "by its best"
+    assert len(timing._laps) == rounds.tokens == 18
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,9 +95,37 @@ def test_the_formulas_are_the_paper_s_and_ours_is_where_declared_attention_meets
 
 
 def test_a_measured_crossing_lies_between_the_contexts_that_enclose_it():
-    assert crossing.measured([1, 2, 4], [10, 11, 12], [8, 10, 14]) == pytest.approx(2 + 2 * 1 / 3)
-    assert crossing.measured([1, 2], [1, 1], [2, 2]) == 0
-    assert crossing.measured([1, 2], [3, 3], [2, 2]) is None
+    assert crossing.measured([1, 2, 4], [2, 1, -2]) == pytest.approx(2 + 2 * 1 / 3)
+    assert crossing.measured([1, 2], [-1, -1]) == 0
+    assert crossing.measured([1, 2], [1, 1]) is None
+
+
+def measured_at(label, context, *rounds):
+    """What is known of a model at a context: seconds a token of each round."""
+    passes = {"head_passes": 1.0, "cheap_passes": 0.0, "rate": 0.22}
+    return {"label": label, "name": label.split(" ")[0], "context": context, "seconds": min(rounds), "rounds": rounds} | passes
+
+
+@pytest.mark.parametrize(
+    ("longest", "behind", "verdict"),
+    [(32768, -1.0, "met"), (65536, -0.1, "MISSED"), (32768, 0.5, "MISSED"), (16384, 0.5, "not judged"), (16384, -0.5, "met")],
+)
+def test_the_crossing_with_a_serial_hybrid_at_440m_is_judged_by_pairs(longest, behind, verdict, monkeypatch):
+    """At the first context we are slower by one second a token, at the longest by `behind`, round by round."""
+    monkeypatch.setattr(machine, "gemm_rate", lambda: 1.0)
+    monkeypatch.setattr(machine, "bandwidth", lambda: 1.0)
+    table = Table("decode", quick=False)
+    table.ask("contexts")
+    args = Namespace(rounds=3, models="amor-mamba2,mamba2-serial", quick=False)
+    curves = [measured_at("mamba2-serial", context, 10.0, 20.0, 30.0) for context in (3072, longest)]
+    curves += [measured_at("amor-mamba2 f=0.22", 3072, 9.0, 21.0, 31.0)]  # once faster: its best says nothing
+    curves += [measured_at("amor-mamba2 f=0.22", longest, *(10 * k + behind for k in (1, 2, 3)))]
+    (found,) = crossings(Plan(table, "440m", [3072, longest], [0.22], args), curves)
+    assert found["measured_by_best"] == 0 and found["measured"] != 0
+    limits = bars.load(Path(__file__).with_name("bars.toml"), rows_of_suites())
+    (judged,) = bars.judge(table.result() | {"scale": "440m"}, limits)
+    assert judged.verdict == verdict
+    assert bars.judge(table.result() | {"scale": "180m"}, limits) == [], "the bar is one of 440m"
 
 
 def test_the_command_runs_and_its_table_and_figure_read_its_file(tmp_path, capsys):

@@ -46,12 +46,11 @@ def bytes_break_even(
     return None if ahead[1] >= 0 else most * ahead[0] / (ahead[0] - ahead[1])
 
 
-def measured(contexts: Sequence[int], gated: Sequence[float], other: Sequence[float]) -> float | None:
+def measured(contexts: Sequence[int], gaps: Sequence[float]) -> float | None:
     """The context where seconds a token meet, by straight lines between the contexts measured; None: not among them.
 
-    0: the gated model is faster already at the first.
+    gaps: by how many seconds a token the gated model is slower. 0: it is faster already at the first context.
     """
-    gaps = [a - b for a, b in zip(gated, other, strict=True)]
     if gaps and gaps[0] <= 0:
         return 0.0
     for (c0, g0), (c1, g1) in zip(zip(contexts, gaps, strict=True), list(zip(contexts, gaps, strict=True))[1:], strict=False):

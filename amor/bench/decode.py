@@ -5,17 +5,16 @@
   amor bench decode --model RUN --text TEXT.txt
 
 States are filled directly with random keys and values (reading a prompt of 64K tokens would take hours on two cores), and
-gates fire by a schedule at the rate asked for; their probes run and are timed. Each bar says what it compares. With --model
-the firing rates of a trained model are measured on text, at prompt lengths 3K, 8K and 16K and temperatures 0 and 1.
+gates fire by a schedule at the rate asked for; their probes run and are timed. With --model the firing rates of a trained model
+are measured on text, at prompt lengths 3K, 8K and 16K and temperatures 0 and 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
+import statistics
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from amor.bench import crossing
@@ -46,9 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--models", default=",".join(NAMES), help="architectures, with commas (default: all eight)")
     add("--fire-rates", default="0.22,0.4", help="simulated firing rates of the gated models (default 0.22,0.4)")
     add("--parts", default="contexts,savings,curve,memory", help="which measurements, with commas")
-    add("--rounds", type=int, default=5, help="rounds a side; the best is kept (default 5)")
+    add("--rounds", type=int, default=5, help="rounds a side, in turn (default 5)")
     add("--quick", action="store_true", help="tiny models, to see that everything runs; no bar is judged")
-    add("--out", metavar="FILE", help="write what was found as JSON")
     add("--model", metavar="FOLDER", help="a trained model, whose real firing rates are measured")
     add("--text", metavar="FILE", help="with --model: the text of the prompts")
 
@@ -66,13 +64,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     else:
         plan = Plan(table, scale, numbers(args.contexts, int), numbers(args.fire_rates, float), args)
         for part in args.parts.split(","):
-            if part not in PARTS:
-                raise AmorError(f"--parts: no {part!r}; there are {', '.join(PARTS)}")
-            found |= PARTS[part](plan) or {}
-    found = table.result() | found
-    if args.out:
-        Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
-    return found
+            if part not in ROWS:
+                raise AmorError(f"--parts: no {part!r}; there are {', '.join(ROWS)}")
+            table.ask(part)
+            found |= ROWS[part](plan) or {}
+    return table.result() | found
 
 
 def numbers(words: str, kind: type) -> list[Any]:
@@ -141,17 +137,19 @@ def fits(name: str, scale: str, context: int, sides: dict[str, Rounds]) -> bool:
 def timed(row: Row, sides: dict[str, Rounds], rounds: int) -> list[dict[str, Any]]:
     """Seconds, bytes and FLOPs a token of every side."""
     taken = alternate({label: side.run for label, side in sides.items()}, rounds)
+    row.time({label: taken[label].each(side.tokens) for label, side in sides.items()})
     found = []
     for label, side in sides.items():
-        row.seconds[label] = side.seconds
-        row.spread[label] = taken[label].median / side.tokens / side.seconds
-        found.append(side.spend() | {"seconds": row.seconds[label], "tokens_per_second": 1 / row.seconds[label]})
-    print(f"\n{'':34} {'tokens/s':>9} {'ms':>8} {'MB read':>8} {'GFLOP':>7} {'passes':>7} {'8-bit':>6} {'GB/s':>6}")
+        times = row.times[label]
+        kept = {"seconds": times.best, "median": times.median, "rounds": times.rounds, "by_laps": times.by_laps}
+        found.append(side.spend() | kept | {"tokens_per_second": 1 / times.best})
+    print(f"\n{'':34} {'tokens/s':>9} {'ms':>8} {'median':>8} {'MB read':>8} {'GFLOP':>7} {'passes':>7} {'8-bit':>6} {'GB/s':>6}")
     for label, one in zip(sides, found, strict=True):
         rate = one["bytes"] / one["seconds"] / 1e9
         print(
-            f"{label:34} {one['tokens_per_second']:>9.2f} {one['seconds'] * 1e3:>8.2f} {one['bytes'] / 1e6:>8.1f} "
-            f"{one['flops'] / 1e9:>7.3f} {one['head_passes']:>7.2f} {one['cheap_passes']:>6.2f} {rate:>6.1f}"
+            f"{label:34} {one['tokens_per_second']:>9.2f} {one['seconds'] * 1e3:>8.2f} {one['median'] * 1e3:>8.2f} "
+            f"{one['bytes'] / 1e6:>8.1f} {one['flops'] / 1e9:>7.3f} {one['head_passes']:>7.2f} {one['cheap_passes']:>6.2f} "
+            f"{rate:>6.1f}"
         )
     return found
 
@@ -167,8 +165,11 @@ def crossings(plan: Plan, curves: list[dict[str, Any]]) -> list[dict[str, Any]]:
             shared = sorted(mine.keys() & theirs.keys())
             if shared:
                 found.append(crossed(plan, label, other, [mine[c] for c in shared], [theirs[c] for c in shared], shared))
+    row = plan.table.row("crossings", scale=plan.scale, contexts=plan.contexts)
     for one in found:
-        show_crossing(plan, one)
+        show_crossing(one)
+        name, met = f"{one['gated']} faster than {one['other']} from, tokens", one["measured"] is not None
+        (row.found if met else row.beyond)[name] = one["measured"] if met else one["contexts"][-1]
     return found
 
 
@@ -178,6 +179,9 @@ def crossed(plan: Plan, label: str, other: str, mine: list[Any], theirs: list[An
     blocks = preset(name, plan.scale).blocks.count
     attention = crossing.attention_layers(other, plan.scale)
     models = [build(preset(n, plan.scale), device="meta") for n in (name, other)]
+    # models of one context took turns, so their rounds are compared in pairs
+    pairs = [zip(a["rounds"], b["rounds"], strict=True) for a, b in zip(mine, theirs, strict=True)]
+    behind = [statistics.median(a - b for a, b in pair) for pair in pairs]
     return {
         "gated": label,
         "other": other,
@@ -187,12 +191,13 @@ def crossed(plan: Plan, label: str, other: str, mine: list[Any], theirs: list[An
         "paper_formula": crossing.paper_break_even(vocab, rate),
         "our_formula": crossing.break_even(vocab, rate, blocks, passes, attention, others),
         "equal_bytes": crossing.bytes_break_even(models[0], models[1], rate, passes, others),
-        "measured": crossing.measured(shared, [c["seconds"] for c in mine], [c["seconds"] for c in theirs]),
+        "measured": crossing.measured(shared, behind),
+        "measured_by_best": crossing.measured(shared, [a["seconds"] - b["seconds"] for a, b in zip(mine, theirs, strict=True)]),
         "contexts": shared,
     }
 
 
-def show_crossing(plan: Plan, one: dict[str, Any]) -> None:
+def show_crossing(one: dict[str, Any]) -> None:
     def words(value: float | None) -> str:
         return "none" if value is None else f"{value / 1024:.0f}K"
 
@@ -207,19 +212,6 @@ def show_crossing(plan: Plan, one: dict[str, Any]) -> None:
         f"{one['gated']} over {one['other']}: measured {measured}; by equal bytes {words(one['equal_bytes'])}, "
         f"our formula {words(one['our_formula'])}, the paper's V / (2 (1 - f)) {words(one['paper_formula'])}"
     )
-    if (
-        plan.scale == "440m"
-        and one["gated"] == f"{OURS} f=0.22"
-        and one["other"] == "mamba2-serial"
-        and plan.contexts[-1] >= 32768
-    ):
-        row = plan.table.rows[-1]
-        plan.table.bar(
-            row,
-            "crossing with the serial hybrid at 22 % firing",
-            one["measured"] or (2**30 if one["measured"] is None else 0),
-            at_most=32768,
-        )
 
 
 def savings(plan: Plan) -> dict[str, Any]:
@@ -240,26 +232,29 @@ def savings(plan: Plan) -> dict[str, Any]:
     judged = {"backbone": side("backbone", 0.0), "with every saving": side("with every saving", rate)}
     judged["no firing"] = side("with every saving", 0.0)
     judged["blocks at different tokens"] = side("with every saving", rate, together=False)
-    found = timed(row, judged, 2 * plan.rounds)  # the sides of a bar take turns directly, and longer
+    found = timed(row, judged, 2 * plan.rounds)  # these take turns directly, and longer
     sides = {name: side(name, rate) for name in kinds if name not in judged}
     sides["backbone, best token"] = side("backbone", 0.0, best=True)
     sides["best token"], sides["best token, no firing"] = (side("with every saving", r, best=True) for r in (rate, 0.0))
     found += timed(row, sides, plan.rounds)
     row.found["an 8-bit pass for three probes, in exact passes"] = engines["with every saving"].head.copy_cost
     naive = Rounds(Engine(model, Savings.none()), filled(model, context, ROOM), rate)
-    with kernels(EAGER):
-        alternate({"naive": naive.run}, max(2, plan.rounds // 2))
-    row.seconds["naive"] = naive.seconds
+
+    def eagerly() -> None:
+        with kernels(EAGER):
+            naive.run()
+
+    slow = alternate({"naive": eagerly, "with every saving": judged["with every saving"].run}, plan.rounds)
+    row.time({"naive": slow["naive"].each(naive.tokens)})
+    row.ratio(f"{OURS} over the naive way at {rate:.0%} firing", slow["naive"], slow["with every saving"])
     # like for like: the logits of the output on both sides, and below its best token alone on both
-    whole, alone = row.seconds["backbone"], row.seconds["backbone, best token"]
-    plan.table.bar(row, f"over its backbone at {rate:.0%} firing", whole / row.seconds["with every saving"], at_least=0.75)
-    plan.table.bar(row, "over its backbone at no firing", whole / row.seconds["no firing"], at_least=0.9)
-    apart = row.seconds["blocks at different tokens"]
-    row.found[f"over its backbone at {rate:.0%} firing, blocks at different tokens"] = whole / apart
-    row.found[f"over its backbone at {rate:.0%} firing, the best token alone"] = alone / row.seconds["best token"]
-    row.found["over its backbone at no firing, the best token alone"] = alone / row.seconds["best token, no firing"]
-    naively = row.seconds["naive"] / row.seconds["with every saving"]
-    plan.table.bar(row, f"over the naive way at {rate:.0%} firing", naively, at_least=3)
+    firing, taken = f"{OURS} over its backbone at {rate:.0%} firing", row.times
+    row.ratio(firing, taken["backbone"], taken["with every saving"])
+    row.ratio(f"{OURS} over its backbone at no firing", taken["backbone"], taken["no firing"])
+    row.ratio(f"{firing}, blocks at different tokens", taken["backbone"], taken["blocks at different tokens"])
+    row.ratio(f"{firing}, the best token alone", taken["backbone, best token"], taken["best token"])
+    alone = f"{OURS} over its backbone at no firing, the best token alone"
+    row.ratio(alone, taken["backbone, best token"], taken["best token, no firing"])
     row.show()
     named = dict(zip([*judged, *sides], found, strict=True))
     return {"savings": named | {"naive": {"seconds": row.seconds["naive"]}}}
@@ -291,9 +286,9 @@ def memory(plan: Plan) -> dict[str, Any]:
     row.found["declared, MB"] = declared / 1e6
     if extra is not None:
         row.found["beyond it at the peak, MB"] = extra / 1e6
-        plan.table.bar(row, "peak over declared", (declared + extra) / declared, at_most=1.1)
+        row.found["peak over declared"] = (declared + extra) / declared
     row.show()
     return {"memory": {"declared": declared, "extra": extra}}
 
 
-PARTS = {"contexts": contexts, "savings": savings, "curve": curve, "memory": memory}
+ROWS = {"contexts": contexts, "savings": savings, "curve": curve, "memory": memory}

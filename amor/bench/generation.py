@@ -8,7 +8,7 @@ import torch
 
 from amor.bench import machine, transformers
 from amor.bench.table import Row, Table
-from amor.bench.timing import alternate
+from amor.bench.timing import alternate, combined
 from amor.decode.quantised import quantised_perplexity
 from amor.decode.step import Packed
 from amor.models.amor import Amor
@@ -46,19 +46,18 @@ def decode(table: Table, rounds: int, width: int, layers: int, vocab: int) -> Ro
 
     taken = alternate(sides | {"one": partial(generate, 1), "many": partial(generate, NEW + 1)}, 3 * rounds)
     row.time({name: taken[name] for name in sides})
-    row.seconds["transformers generate"] = (taken["many"].best - taken["one"].best) / NEW
+    row.time({"transformers generate": combined(lambda many, one: (many - one) / NEW, taken["many"], taken["one"])})
     read = data.nbytes / row.seconds["reading memory"] / 1e9
     row.found["read bandwidth, GB/s"] = read
     for kind, one in packed.items():
         row.found[f"tokens/s, {kind}"] = 1 / row.seconds[f"amor {kind}"]
         row.found[f"MB read a token, {kind}"] = (one.nbytes + model.start(1).nbytes) / 1e6
-        rate = (one.nbytes + model.start(1).nbytes) / row.seconds[f"amor {kind}"] / 1e9
-        row.found[f"share of bandwidth, {kind}"] = rate / read
+        bytes_read = (one.nbytes + model.start(1).nbytes) / data.nbytes
+        row.ratio(f"share of bandwidth, {kind}", row.times["reading memory"], row.times[f"amor {kind}"], bytes_read)
     for kind, value in quantised_perplexity(model, torch.randint(0, vocab, (8, 17))).items():
         row.found[f"perplexity of random tokens, {kind}"] = value
-    table.bar(row, "over transformers", row.seconds["transformers generate"] / row.seconds["amor float32"], at_least=2.7)
-    table.bar(row, "share of bandwidth, float32", row.found["share of bandwidth, float32"], at_least=0.85)
-    table.bar(row, "int8 over float32", row.seconds["amor float32"] / row.seconds["amor int8"], at_least=2)
+    row.ratio("over transformers", row.times["transformers generate"], row.times["amor float32"])
+    row.ratio("int8 over float32", row.times["amor float32"], row.times["amor int8"])
     return row
 
 
@@ -77,5 +76,5 @@ def prefill(table: Table, rounds: int, width: int, layers: int, vocab: int, leng
     row.time(alternate({"amor": lambda: model(prompt, keep="last"), "own projections": products}, rounds))
     row.found["tokens/s"] = length / row.seconds["amor"]
     row.found["tokens/s, projections alone"] = length / row.seconds["own projections"]
-    table.bar(row, "share of the projections' rate", row.seconds["own projections"] / row.seconds["amor"], at_least=0.75)
+    row.ratio("share of the projections' rate", row.times["own projections"], row.times["amor"])
     return row

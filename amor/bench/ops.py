@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     vocab, width, tokens = (512, 64, 64) if args.quick else (128_256, 768, 1024)
     torch.manual_seed(0)
     for name in named(ROWS, args.only):
+        table.ask(name)
         for row in ROWS[name](table, args.rounds, vocab, width, tokens):
             row.show()
     return table.result()

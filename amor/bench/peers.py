@@ -1,4 +1,4 @@
-"""Layers and models beside transformers, in one process, in turn: the bars this project set itself.
+"""Layers and models beside transformers, in one process, in turn.
 
 Needs the extra `peers` (transformers). A full run takes some minutes on two cores and wants a quiet machine.
 """
@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     transformers.library()
     table = Table.of("peers", args)
     for name in named(ROWS, args.only):
+        table.ask(name)
         measure, full, quick = ROWS[name]
         torch.manual_seed(0)
         measure(table, args.rounds, *(quick if args.quick else full)).show()

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from amor.bench.timing import clock
+from amor.bench.timing import lap
 from amor.decode.engine import Engine, Session
 from amor.decode.override import gated
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
@@ -116,7 +115,7 @@ def _filled(part: Part, context: int, capacity: int) -> Part:
 
 
 class Rounds:
-    """Rounds of decode steps at a context; every round does the same work.
+    """Rounds of decode steps at a context; every round does the same work, and every token of it ends a lap.
 
     best: of the output only the best token is wanted. together: all blocks fire at the same tokens, as those of trained models
     nearly do (by `amor bench decode --model`: aimed at 22 %, some block at 24.9 % of tokens and all three at 21.3 %; of a model
@@ -126,7 +125,6 @@ class Rounds:
     def __init__(self, engine: Engine, state: State, rate: float, best: bool = False, together: bool = True):
         self.engine, self.base, self.best = engine, state, best
         self.tokens, self.fired = round_of(rate)
-        self.took: list[float] = [float("inf")] * self.tokens  # the best seconds of each token of a round
         start = int(state.position[0])
         blocks = len(engine.model.blocks)
         self.gates = [Scheduled(k, blocks, self.rate, self.tokens, start, together) for k in range(blocks)]
@@ -151,16 +149,11 @@ class Rounds:
         head.doubted = DOUBTS[1] * len(self.gates)
         with self.gates_set():
             for token in range(self.tokens):
-                seconds = clock(partial(session.step, torch.tensor([17 + token]), self.best))
-                self.took[token] = min(self.took[token], seconds)
+                session.step(torch.tensor([17 + token]), self.best)
+                lap()
                 for gate in self.gates:
                     gate.asked = -1
         self.base = self.base.cut_from(session.state)
-
-    @property
-    def seconds(self) -> float:
-        """Of a token on average, by the best of each token of a round: a quiet moment is met by a step sooner than by a round."""
-        return sum(self.took) / self.tokens
 
     def spend(self) -> dict[str, Any]:
         """What one token spends on average over a round, counted where it is spent."""

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from amor.bench import transformers
 from amor.bench.table import Row, Table
-from amor.bench.timing import alternate, watch
+from amor.bench.timing import Times, alternate, combined, watch
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.presets import NAMES, SCALES, preset
 
 MAMBA2, LLAMA = "transformers Mamba2", "transformers Llama"
-OVER_MAMBA2, OVER_LLAMA = 3.0, 1.0  # how much faster we have to be
 FULL = {"scale": "tiny", "rows": 16, "length": 256}  # the batch of the tiny recipes
 QUICK = {"scale": "tiny", "rows": 1, "length": 16}
 
@@ -78,12 +77,12 @@ def training(table: Table, rounds: int, scale: str, rows: int, length: int) -> R
         row.found[f"parameters, {name}"] = parameters(model)
     for name, depth in depths.items():
         row.found[f"tokens/s, {name}"] = rows * length / row.seconds[name]
-        table.bar(row, f"{name} over {MAMBA2}", between(row, depth) / row.seconds[name], at_least=OVER_MAMBA2)
-    table.bar(row, f"transformer over {LLAMA}", row.seconds[LLAMA] / row.seconds["transformer"], at_least=OVER_LLAMA)
+        row.ratio(f"{name} over {MAMBA2}", between(row, depth), row.times[name])
+    row.ratio(f"transformer over {LLAMA}", row.times[LLAMA], row.times["transformer"])
     return row
 
 
-def between(row: Row, depth: float) -> float:
+def between(row: Row, depth: float) -> Times:
     """Seconds of a Mamba2 of a depth that need not be whole."""
-    low, high = (row.seconds[f"{MAMBA2} x {n}"] for n in (math.floor(depth), math.ceil(depth)))
-    return low + (depth - math.floor(depth)) * (high - low)
+    low, high = (row.times[f"{MAMBA2} x {n}"] for n in (math.floor(depth), math.ceil(depth)))
+    return combined(lambda a, b: a + (depth - math.floor(depth)) * (b - a), low, high)

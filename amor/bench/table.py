@@ -1,4 +1,4 @@
-"""What a benchmark found, row by row: shapes, backends, seconds, and each bar with what was reached."""
+"""What a benchmark found, row by row: shapes, backends, the seconds of every round, and named numbers. Nothing is judged."""
 
 import argparse
 import subprocess
@@ -8,57 +8,57 @@ from pathlib import Path
 from typing import Any
 
 from amor.bench import machine
+from amor.bench.ratio import Ratio, paired
 from amor.bench.timing import Times, clock_name, count_cpu_time
 from amor.errors import AmorError, nearest
 from amor.ops.backends import BACKENDS, choice
 
-
-@dataclass(frozen=True)
-class Bar:
-    """A demand: `value` of `what` must be at least, or at most, `limit`. `met` is None where nothing is judged."""
-
-    what: str
-    value: float
-    limit: float
-    at_least: bool
-    met: bool | None
-
-    def words(self) -> str:
-        sign = "≥" if self.at_least else "≤"
-        mark = {True: "met", False: "MISSED", None: "not judged"}[self.met]
-        return f"{self.what} {self.value:.3g} ({sign} {self.limit:g}: {mark})"
+LAPS = " by laps"  # ends the name of a ratio of sums of the best laps: lower bounds of seconds, so a diagnostic
 
 
 @dataclass
 class Row:
+    """One measurement: a table of sides and the numbers found from them. Numbers keep their names from commit to commit."""
+
+    name: str  # what it is asked for by
     what: str
     shape: Mapping[str, Any]
     backends: Mapping[str, str]
-    seconds: dict[str, float] = field(default_factory=dict)
-    spread: dict[str, float] = field(default_factory=dict)  # median over best: how restless the machine was
+    times: dict[str, Times] = field(default_factory=dict)
     found: dict[str, float] = field(default_factory=dict)
-    bars: list[Bar] = field(default_factory=list)
+    ratios: dict[str, Ratio] = field(default_factory=dict)
+    beyond: dict[str, float] = field(default_factory=dict)  # numbers of which only this is known: they are larger
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of the best round of each side."""
+        return {name: taken.best for name, taken in self.times.items()}
 
     def time(self, times: Mapping[str, Times]) -> None:
-        for name, taken in times.items():
-            self.seconds[name] = taken.best
-            self.spread[name] = taken.median / taken.best
+        self.times |= times
+
+    def ratio(self, name: str, numerator: Times, denominator: Times, factor: float = 1.0) -> None:
+        """The seconds of one side over those of another that took turns with it."""
+        self.ratios[name] = paired(numerator, denominator, factor)
+        if numerator.by_laps and denominator.by_laps:
+            self.found[name + LAPS] = factor * numerator.by_laps / denominator.by_laps
 
     def show(self) -> None:
         shape = ", ".join(f"{k}={v}" for k, v in self.shape.items())
-        print(f"\n{self.what}  [{shape}]")
-        for name, best in self.seconds.items():
-            print(f"  {name:<34} {best * 1e3:>10.2f} ms   (median {self.spread.get(name, 1):.2f}x)")
+        print(f"\n{self.name}: {self.what}  [{shape}]")
+        wide = max(map(len, (" " * 34, *self.times, *self.found, *self.ratios)))
+        for name, taken in self.times.items():
+            print(f"  {name:<{wide}} best {taken.best * 1e3:>9.2f} ms, median {taken.median * 1e3:>9.2f} ms")
         for name, value in self.found.items():
-            print(f"  {name:<34} {value:>10,}" if isinstance(value, int) else f"  {name:<34} {value:>10.4g}")
-        for bar in self.bars:
-            print(f"  {bar.words()}")
+            print(f"  {name:<{wide}} {value:>14,}" if isinstance(value, int) else f"  {name:<{wide}} {value:>14.4g}")
+        for name, ratio in self.ratios.items():
+            print(f"  {name:<{wide}} {ratio.words()}")
 
 
 def common(parser: argparse.ArgumentParser, rows: Iterable[str]) -> None:
     """The options every suite takes."""
     parser.add_argument("--quick", action="store_true", help="small shapes, to see that everything runs; no bar is judged")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds a side; the best is kept")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds a side, in turn (default 5)")
     parser.add_argument("--only", default="", help=f"rows whose name holds this word: {', '.join(rows)}")
     words = "one thread, its own CPU seconds: for a machine that others use; no bar is judged"
     parser.add_argument("--cpu-time", action="store_true", help=words)
@@ -73,10 +73,11 @@ def named(rows: Iterable[str], only: str) -> list[str]:
 
 
 class Table:
-    """The rows of a suite. `quick`: small shapes to see that everything runs; no bar is judged."""
+    """The rows of a suite. `quick`: small shapes to see that everything runs, whose numbers say nothing."""
 
     def __init__(self, suite: str, quick: bool):
         self.suite, self.quick = suite, quick
+        self.asked: list[str] = []
         self.rows: list[Row] = []
 
     @classmethod
@@ -85,24 +86,18 @@ class Table:
             count_cpu_time()
         return cls(suite, args.quick)
 
+    def ask(self, name: str) -> None:
+        """What follows is measured because this was asked for; rows are named so."""
+        self.asked.append(name)
+
     def row(self, what: str, *ops: str, **shape: Any) -> Row:
-        new = Row(what, shape, {op: choice(op, "cpu")[0] for op in ops})
+        name = self.asked[-1] if self.asked else what
+        new = Row(name, what, shape, {op: choice(op, "cpu")[0] for op in ops})
         self.rows.append(new)
         return new
 
-    def bar(self, row: Row, what: str, value: float, at_least: float | None = None, at_most: float | None = None) -> None:
-        limit = at_least if at_least is not None else at_most
-        assert limit is not None
-        holds = value >= limit if at_least is not None else value <= limit
-        judged = not self.quick and clock_name() == "wall"
-        row.bars.append(Bar(what, value, limit, at_least is not None, holds if judged else None))
-
     def result(self) -> dict[str, Any]:
         """As JSON, comparable across commits."""
-        missed = [f"{row.what}: {bar.words()}" for row in self.rows for bar in row.bars if bar.met is False]
-        print(f"\n{sum(len(r.bars) for r in self.rows) - len(missed)} bars met or not judged, {len(missed)} missed")
-        for words in missed:
-            print(f"  {words}")
         ceilings = {"gemm_gflops": machine.gemm_rate(), "read_gbs": machine.bandwidth()}
         return {
             "suite": self.suite,
@@ -111,9 +106,8 @@ class Table:
             "commit": commit(),
             "machine": machine.describe() | ceilings,
             "kernels": {op: choice(op, "cpu")[0] for op in BACKENDS},
+            "asked": self.asked,
             "rows": [asdict(row) for row in self.rows],
-            "missed": missed,
-            "ok": not missed,
         }
 
 

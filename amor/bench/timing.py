@@ -1,8 +1,9 @@
-"""Honest timing: sides measured in turn in one process, the best of several kept, the warm-up left out."""
+"""Honest timing: sides measured in turn in one process, every round kept, the warm-up left out."""
 
 import gc
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,12 +14,29 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one side, the warm-up apart."""
+    """Seconds of one side, the warm-up apart. Sides that took turns have as many rounds each, and belong together by pairs."""
 
     best: float
     median: float
-    rounds: int
-    warm_up: float
+    rounds: tuple[float, ...]
+    warm_up: float = 0.0
+    by_laps: float | None = None  # the best of each lap together, which no whole round need have reached: a diagnostic
+
+    def each(self, parts: int) -> "Times":
+        """Of one part, where a round has so many equal ones."""
+        return combined(lambda seconds: seconds / parts, self)
+
+
+def of_rounds(rounds: Sequence[float], warm_up: float = 0.0, by_laps: float | None = None) -> Times:
+    return Times(min(rounds), statistics.median(rounds), tuple(rounds), warm_up, by_laps)
+
+
+def combined(what: Callable[..., float], *sides: Times) -> Times:
+    """Seconds computed from those of sides that took turns: round by round, and from the best of each."""
+    rounds = tuple(what(*each) for each in zip(*(side.rounds for side in sides), strict=True))
+    laps = [side.by_laps for side in sides]
+    by_laps = None if None in laps else what(*laps)
+    return Times(what(*(side.best for side in sides)), statistics.median(rounds), rounds, by_laps=by_laps)
 
 
 _clock: Callable[[], float] = time.perf_counter
@@ -45,7 +63,7 @@ _laps: list[float] = []
 
 
 def lap() -> None:
-    """Ends a part of the work that is being timed. Work whose parts are marked is as fast as the best of each together."""
+    """Ends a part of the work that is being timed: the best of each part over all rounds is kept too, as a diagnostic."""
     _laps.append(_clock())
 
 
@@ -66,8 +84,8 @@ def watch(model: nn.Module) -> None:
 def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int = 5, least: float = 0.0) -> dict[str, Times]:
     """Each side in turn, `rounds` times; a side faster than `least` seconds is repeated inside a round to fill them.
 
-    Other programs come and go on a shared machine. Taking turns spreads their harm over all sides; the best round is the
-    one they harmed least, or where laps are marked the best of each lap.
+    Other programs come and go on a shared machine. Taking turns spreads their harm over all sides: what lasts longer than a
+    round harms every side of it alike, so that sides are compared round by round (amor/bench/ratio.py).
     """
     warm = {name: clock(work) for name, work in sides.items()}
     # the first call also builds and allocates, so how often to repeat is judged from a second one
@@ -91,9 +109,9 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int = 5, least: fl
             gc.enable()
     found = {}
     for name, times in taken.items():
-        even = repeats[name] == 1 and len({len(each) for each in laps[name]}) == 1
-        fastest = sum(map(min, zip(*laps[name], strict=True))) if even else min(times)
-        found[name] = Times(fastest, sorted(times)[len(times) // 2], rounds, warm[name])
+        counts = {len(each) for each in laps[name]}
+        marked = repeats[name] == 1 and len(counts) == 1 and counts != {1}
+        found[name] = of_rounds(times, warm[name], sum(map(min, zip(*laps[name], strict=True))) if marked else None)
     return found
 
 

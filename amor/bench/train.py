@@ -26,9 +26,7 @@ from amor.train.optim import adamw, groups
 from amor.train.recipe import Recipe, load
 from amor.train.step import Stepper
 
-OVER_BACKBONE = 0.75  # of the backbone's tokens/s
 BY_TORCH = "head=chunked,linear=reference"  # where the native form multiplies matrices unseen by torch
-MEMORY = 8e9  # bytes of the process that takes a 180m step, Python and torch included
 
 
 class Drawn:
@@ -70,7 +68,7 @@ def throughput(table: Table, rounds: int, **shape: int) -> Row:
     described = {"recipes": "tiny", "batch": one.batch, "micro_batch": one.micro_batch, "context": one.context}
     row = table.row("trainer's step", "scan", "delta", "conv", "head", "attend", **described, vocab=one.config().vocab)
     sides = {name: stepper(recipe) for name, recipe in recipes.items()}
-    for backbone in dict.fromkeys(map(backbone_of, NAMES)):  # the two sides of a bar take turns directly, and longer
+    for backbone in dict.fromkeys(map(backbone_of, NAMES)):  # the two sides of a ratio take turns directly, and longer
         family = {name: side for name, side in sides.items() if backbone_of(name) == backbone}
         row.time(alternate(family, rounds * len(family)))
     flops = {}
@@ -86,7 +84,7 @@ def throughput(table: Table, rounds: int, **shape: int) -> Row:
         backbone = backbone_of(name)
         if backbone != name:
             row.found[f"products of {backbone} over those of {name}"] = flops[backbone] / flops[name]
-            table.bar(row, f"{name} over {backbone}", row.seconds[backbone] / row.seconds[name], at_least=OVER_BACKBONE)
+            row.ratio(f"{name} over its backbone", row.times[backbone], row.times[name])
     return row
 
 
@@ -98,7 +96,7 @@ def step_memory(table: Table, rounds: int, recipe: str, context: int, names: Seq
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
             peak, standing = fresh.submit(peak_of, recipe, name, context).result()
         row.found[f"GB of weights, gradients and moments, {name}"] = standing / 1e9
-        table.bar(row, f"GB at the peak, {name}", peak / 1e9, at_most=MEMORY / 1e9)
+        row.found[f"GB at the peak, {name}"] = peak / 1e9
     return row
 
 
@@ -135,6 +133,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     table, left_out = Table.of("train", args), {}
     for name in named(ROWS, args.only):
+        table.ask(name)
         measure, full, quick, missing = ROWS[name]
         reason = missing()
         if reason and args.only:

@@ -2,11 +2,19 @@
 
 Suites: ops (each operator against its reference and the machine's ceiling), peers (whole layers and models beside
 transformers, an extra: pip install "amor[peers]"), and whatever other module of amor/bench has `arguments` and `run`.
+
+  amor bench peers --only decode --json
+  amor bench train --bars bars.toml       judge what was found by limits of yours; exit code 1 where one is missed
+  amor bench decode --out decode.json     write what was found
+
+Without --bars FILE nothing is judged. docs/benchmarks.md says what a file of bars holds.
 """
 
 import argparse
 import importlib
+import json
 import pkgutil
+from pathlib import Path
 from typing import Any
 
 from amor.errors import AmorError, nearest
@@ -25,6 +33,11 @@ def suite(name: str) -> Any:
     return importlib.import_module(f"amor.bench.{name}")
 
 
+def rows_of_suites() -> dict[str, list[str]]:
+    """For each suite the rows it can be asked for."""
+    return {name: list(suite(name).ROWS) for name in suites()}
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="suite", metavar="suite", required=True)
     for name in suites():
@@ -32,11 +45,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         words = (module.__doc__ or "").split("\n")[0]
         each = kinds.add_parser(name, help=words, description=module.__doc__)
         module.arguments(each)
+        each.add_argument("--bars", metavar="FILE", help="limits to judge what was found by; exit code 1 where one is missed")
+        each.add_argument("--out", metavar="FILE", help="write what was found as JSON")
         # also after the suite's name; SUPPRESS, so that not giving it here does not undo one given before
         each.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="end with one line of JSON")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    from amor.bench import bars
+
     if getattr(args, "rounds", 1) < 1:
         raise AmorError(f"--rounds {args.rounds}: at least one round is needed")
-    return suite(args.suite).run(args)
+    limits = bars.load(args.bars, rows_of_suites()) if args.bars else []
+    found = suite(args.suite).run(args)
+    judged = bars.judge(found, limits)
+    if args.bars:
+        bars.show(judged)
+    found |= bars.as_json(judged)
+    if args.out:
+        try:
+            Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
+        except OSError as error:
+            raise AmorError(f"--out {args.out} cannot be written: {error}") from None
+    return found
