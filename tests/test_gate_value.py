@@ -8,12 +8,13 @@ import pytest
 import torch
 from laws import close, small, tokens
 
-from amor.decode.override import Told, all_told, gated
-from amor.decode.policies import Reader, largest, shuffled
-from amor.decode.resample import mean, ratio
-from amor.decode.value import agreement, calibration, passes, value
-from amor.decode.windows import Windows, of_ids, of_shards, spaced
 from amor.errors import AmorError
+from amor.judge.override import Told, all_told, gated
+from amor.judge.policies import Reader, largest, shuffled
+from amor.judge.resample import mean, ratio
+from amor.judge.value import agreement, calibration, passes, value
+from amor.judge.windows import Windows, of_ids, of_shards, spaced
+from amor.study.verdict import sentences
 
 
 def cut(rows=5, columns=24):
@@ -127,8 +128,8 @@ def test_a_gate_that_cannot_aim_is_judged_without_its_curve():
 
 
 def test_a_poor_gate_is_called_poor():
-    found = value(small("amor-mamba2"), cut(), rates=(0, 1))
-    assert any(sentence.startswith("Poor") for sentence in found["verdict"])
+    said = sentences(value(small("amor-mamba2"), cut(), rates=(0, 1)))
+    assert any(sentence.startswith("Poor") for sentence in said)
 
 
 def test_bootstrapped_errors_are_those_of_the_mean():

@@ -14,8 +14,8 @@ FILES = sorted((ROOT / "amor").rglob("*.py"))
 # a room may import rooms of a lower floor, and itself
 FLOOR = {
     **dict.fromkeys(("errors", "registry", "config", "presets", "layout", "state", "run"), 0),
-    **{"ops": 1, "parts": 2, "mixers": 3, "gates": 3, "models": 4, "data": 4, "train": 5, "decode": 5},
-    **{"bench": 6, "eval": 6, "serve": 6, "hf": 6, "study": 7, "report": 7, "cli": 8, "__main__": 9},
+    **{"ops": 1, "parts": 2, "mixers": 3, "gates": 3, "models": 4, "data": 4, "decode": 5, "judge": 6, "train": 7},
+    **{"bench": 8, "eval": 8, "serve": 8, "hf": 8, "study": 9, "report": 9, "cli": 10, "__main__": 11},
 }
 HEAVY = (
     "transformers",

@@ -8,12 +8,12 @@ import torch
 from laws import close, small, tokens
 
 from amor.cli import main
+from amor.data.spelling import Speller, kinds, rare
 from amor.data.tokenizer import bytes_tokenizer
-from amor.decode.override import Watched, all_told, gated, own_gates
-from amor.decode.prompts import PAPER
-from amor.decode.spelling import Speller, kinds, rare
-from amor.decode.trace import PIECE, read, trace
 from amor.errors import AmorError
+from amor.judge.override import Watched, all_told, gated, own_gates
+from amor.judge.prompts import PAPER
+from amor.judge.trace import PIECE, read, trace
 from amor.models.folder import save
 
 TEXT = "The old tower, 12 m tall, is é-shaped.\nIt fell."
@@ -83,7 +83,7 @@ def test_closed_and_open_are_the_models_without_a_gate(gate, policy):
 def test_a_long_text_is_traced_in_pieces_that_do_not_show(monkeypatch):
     model, _, ids = reading(text=TEXT * 3)
     whole = read(model, torch.tensor(ids), own_gates(model))
-    monkeypatch.setattr("amor.decode.trace.PIECE", 17)
+    monkeypatch.setattr("amor.judge.trace.PIECE", 17)
     parts = read(model, torch.tensor(ids), own_gates(model))
     assert len(ids) < PIECE
     close(parts.nll, whole.nll)

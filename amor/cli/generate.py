@@ -188,7 +188,7 @@ def effect(engine: "Engine", tokenizer: Any, texts: list["Text"]) -> dict[str, f
     """What 8 bits cost in perplexity, measured on what was just read and written."""
     import torch
 
-    from amor.decode.quantised import quantised_perplexity
+    from amor.judge.quantised import quantised_perplexity
 
     ids = tokenizer.encode(texts[0].prompt, add_special_tokens=False).ids + texts[0].tokens
     if len(ids) < 2:

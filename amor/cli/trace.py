@@ -77,7 +77,7 @@ def texts(args: argparse.Namespace) -> dict[str, str]:
         raise AmorError(f"no preset {args.preset!r}; {nearest(args.preset, PRESETS)}")
     found: dict[str, str] = {}
     if args.preset:
-        from amor.decode.prompts import PAPER
+        from amor.judge.prompts import PAPER
 
         found |= PAPER
     if args.file:
@@ -108,8 +108,8 @@ def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None")
     from rich.console import Console
 
     from amor.cli import _strip
-    from amor.decode.trace import trace
-    from amor.decode.windows import encode
+    from amor.judge.trace import trace
+    from amor.judge.windows import encode
 
     speller, console, traces = spelled_by(tokenizer), Console(highlight=False), []
     for title, text in texts(args).items():
@@ -128,9 +128,10 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
 
     from amor.cli import _judged
     from amor.data.progress import Progress
-    from amor.decode import windows
-    from amor.decode.value import passes as value_passes
-    from amor.decode.value import value
+    from amor.judge import windows
+    from amor.judge.value import passes as value_passes
+    from amor.judge.value import value
+    from amor.study.verdict import sentences
 
     if (args.data is None) == (args.file is None):
         raise AmorError("--value needs held-out text: give --data FOLDER (prepared tokens) or --file FILE, one of them")
@@ -143,6 +144,7 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
     passes = value_passes(len(model.each_block()))
     with Progress("judging the gate", passes * cut.tokens.numel(), " tokens") as progress:
         found = value(model, cut, seen=progress.add)
+    found["verdict"] = sentences(found)
     _judged.show(Console(highlight=False), found)
     return found | {"written": write(args, "value", found)}
 

@@ -15,8 +15,8 @@ from amor.data.loader import Batches
 from amor.data.shards import Shards
 from amor.data.stats import counts
 from amor.decode.generate import generate
-from amor.decode.trace import trace
 from amor.errors import AmorError
+from amor.judge.trace import trace
 from amor.models.amor import Amor
 from amor.models.block import Trace
 from amor.models.folder import load

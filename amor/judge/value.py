@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amor.decode.override import own_gates
-from amor.decode.policies import Reader, largest, shuffled
-from amor.decode.resample import mean, ratio
-from amor.decode.trace import finite
-from amor.decode.verdict import sentences
-from amor.decode.windows import Windows
 from amor.errors import AmorError
 from amor.gates.base import Gate
+from amor.judge.override import own_gates
+from amor.judge.policies import Reader, largest, shuffled
+from amor.judge.resample import mean, ratio
+from amor.judge.trace import finite
+from amor.judge.windows import Windows
 from amor.models.amor import Amor
 
 RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
@@ -71,7 +70,6 @@ def value(
     found["losses"]["gate"]["over_random_se"] = mean(chosen["random"][0] - nll)[1]
     found["gains"].append(gains("all blocks", reader.closed - reader.opened, entropy[0]))
     found["curve"] = curve(reader, gain[0], rates, draws, seed, found["notes"])
-    found["verdict"] = sentences(found)
     return found
 
 

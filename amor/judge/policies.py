@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from amor.decode.override import Told, Watched, gated, own_gates
-from amor.decode.windows import Windows
 from amor.errors import AmorError
 from amor.gates.base import Gate
+from amor.judge.override import Told, Watched, gated, own_gates
+from amor.judge.windows import Windows
 from amor.layout import Layout
 from amor.models.amor import Amor
 from amor.models.backbone import Backbone

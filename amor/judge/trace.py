@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from amor.decode.override import Watched, all_told, gated, own_gates
-from amor.decode.spelling import KINDS, Speller, kinds, rare
+from amor.data.spelling import KINDS, Speller, kinds, rare
 from amor.errors import AmorError
 from amor.gates.base import Gate
+from amor.judge.override import Watched, all_told, gated, own_gates
 from amor.models.amor import Amor
 from amor.ops import head
 
