@@ -64,6 +64,18 @@ def _typed(value: Any, wanted: Any, where: str) -> Any:
     return value
 
 
+def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """{'blocks': {'count': 1}} -> {'blocks.count': 1}; a pattern is one value."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and name != "pattern":
+            out |= flat(value, f"{name}.")
+        else:
+            out[name] = value
+    return out
+
+
 def at_least(where: str, value: float, least: float) -> None:
     if not value >= least:
         raise AmorError(f"{where} is {value}; it must be at least {least}")

@@ -11,9 +11,9 @@ import amor
 from amor.bench.simulate import Rounds, Scheduled, filled
 from amor.decode.engine import Engine
 from amor.decode.head import Head
+from amor.decode.regate import gated
 from amor.decode.savings import Savings
 from amor.decode.step import Packed
-from amor.judge.override import gated
 from amor.ops import product
 from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.product import pages

@@ -16,8 +16,8 @@ import torch
 
 from amor.bench.timing import clock
 from amor.decode.engine import Engine, Session
+from amor.decode.regate import gated
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
-from amor.judge.override import gated
 from amor.models.amor import Amor
 from amor.models.build import SPREAD, build
 from amor.ops.spent import counting

@@ -94,7 +94,8 @@ def chosen(args: argparse.Namespace, out: Any) -> Any:
 def asked(args: argparse.Namespace, steps: int | None = None) -> Any:
     from dataclasses import replace
 
-    from amor.train.recipe import flat, load
+    from amor.config import flat
+    from amor.train.recipe import load
 
     keys = {"data": str(Path(args.out) / "data")} | ({} if steps is None else {"steps": steps})
     recipe = load(RECIPE, [f"model.name={args.model}"] if args.model else [], **keys)
@@ -145,9 +146,8 @@ def shown(out: Any, seconds: float) -> dict[str, Any]:
     from rich.console import Console
 
     from amor.cli._strip import strip
-    from amor.train.findings import FILE
 
-    found = json.loads((out.folder / FILE).read_text())
+    found = json.loads(out.findings.read_text())
     console = Console(highlight=False)
     read, *written = found["texts"]
     console.rule("What it writes after words it was given", align="left")

@@ -19,6 +19,7 @@ from amor.errors import AmorError, nearest
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from amor.gates.base import Gate
     from amor.models.amor import Amor
 
 PRESETS = ("paper",)
@@ -51,11 +52,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.decode.regate import regate
+    from amor.gates.words import chosen
+    from amor.judge.gates import own_gates
 
     model, tokenizer = opened(args)
-    regate(model, args.gate, args.fire_rate)
-    return judge(args, model, tokenizer) if args.value else show(args, model, tokenizer)
+    gates = chosen(own_gates(model), args.gate, args.fire_rate)
+    return judge(args, model, tokenizer, gates) if args.value else show(args, model, tokenizer, gates)
 
 
 def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
@@ -104,7 +106,7 @@ def spelled_by(tokenizer: "Tokenizer | None") -> "Tokenizer":
     return tokenizer
 
 
-def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None", gates: "list[Gate]") -> dict[str, Any]:
     from rich.console import Console
 
     from amor.cli import _strip
@@ -116,14 +118,14 @@ def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None")
         ids = encode(speller, text).tolist()
         if len(ids) > args.limit:
             title = f"{title} (first {args.limit:,} of {len(ids):,} tokens)".strip()
-        traces.append(trace(model, speller, ids[: args.limit], title))
+        traces.append(trace(model, speller, ids[: args.limit], title, gates))
         _strip.show(console, traces[-1])
         console.print()
     found = {"traces": traces}
     return found | {"written": write(args, "trace", found)}
 
 
-def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None", gates: "list[Gate]") -> dict[str, Any]:
     from rich.console import Console
 
     from amor.cli import _judged
@@ -143,7 +145,7 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
         cut = windows.of_ids(windows.encode(spelled_by(tokenizer), content(args.file)), context, args.windows, args.file)
     passes = value_passes(len(model.each_block()))
     with Progress("judging the gate", passes * cut.tokens.numel(), " tokens") as progress:
-        found = value(model, cut, seen=progress.add)
+        found = value(model, cut, gates, seen=progress.add)
     found["verdict"] = sentences(found)
     _judged.show(Console(highlight=False), found)
     return found | {"written": write(args, "value", found)}

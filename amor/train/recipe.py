@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amor.config import Config, at_least, fill
+from amor.config import Config, at_least, fill, flat
 from amor.errors import AmorError, nearest
 from amor.presets import preset
 
@@ -165,18 +165,6 @@ class Recipe:
 
 def _tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) and key == "betas" else value for key, value in tree.items()}
-
-
-def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """{'blocks': {'count': 1}} -> {'blocks.count': 1}; a pattern is one value."""
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping) and name != "pattern":
-            out |= flat(value, f"{name}.")
-        else:
-            out[name] = value
-    return out
 
 
 def load(given: str | Path, changes: Iterable[str] = (), **keys: Any) -> Recipe:
