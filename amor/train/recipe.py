@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amor.config import Config, at_least, fill, flat
+from amor.checks import at_least
+from amor.config import Config, fill, flat
 from amor.errors import AmorError, nearest
 from amor.presets import preset
 
