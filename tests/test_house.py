@@ -142,7 +142,7 @@ def test_building_and_running_a_model_needs_torch_alone():
 
 
 def test_the_readme_s_map_is_the_tree_on_disk():
-    block = re.search(r"```text\n(recipes/.*?)```", (ROOT / "README.md").read_text(), re.S)
+    block = re.search(r"```text\n(docs/.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert block, "the README has no map"
     named = set()
     for line in block[1].splitlines():

@@ -1,6 +1,6 @@
 """Train a small AMOR on the State of the Union addresses, sample from it and see where its gate fired: about five minutes.
 
-  amor demo                      trains by recipes/tiny/demo.toml into runs/demo
+  amor demo                      trains by the recipe tiny/demo into runs/demo
   amor demo --minutes 2          as many steps as fit into the time
   amor demo --model mamba2       another architecture
   amor demo --fresh              forget what runs/demo holds and begin again

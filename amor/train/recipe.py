@@ -15,7 +15,7 @@ from amor.config import Config, fill, flat
 from amor.errors import AmorError, nearest
 from amor.presets import preset
 
-HOME = Path(__file__).parents[2] / "recipes"
+HOME = Path(__file__).parents[1] / "recipes"
 CHOICES = {
     "documents": ("joined", "apart"),
     "precision": ("float32", "bf16", "bf16-cpu"),
@@ -185,7 +185,7 @@ def load(given: str | Path, changes: Iterable[str] = (), **keys: Any) -> Recipe:
 
 
 def find(given: str | Path) -> Path:
-    """A recipe by path, or by its name in recipes/ ('tiny/amor-mamba2')."""
+    """A recipe by path, or by its name in amor/recipes/ ('tiny/amor-mamba2')."""
     for path in (Path(given), Path(f"{given}.toml"), HOME / given, HOME / f"{given}.toml"):
         if path.is_file():
             return path
