@@ -33,7 +33,7 @@ WINDOWS, WINDOW = 32, 256  # of the text that is read
 
 def opened(folder: str, text: str | None) -> tuple[Amor, list[int]]:
     """A model with gates, and the tokens of a text."""
-    model, tokenizer = load(Path(folder) / "latest" if (Path(folder) / "latest").exists() else folder)
+    model, tokenizer = load(folder)
     if text is None or tokenizer is None:
         raise AmorError("real firing rates need a text for the prompts (--text FILE) and a model folder with a tokenizer")
     if not model.blocks:

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from amor.cli._model import opened
 from amor.errors import AmorError
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.cli.trace import opened
     from amor.decode.engine import Engine
     from amor.decode.generate import Text, stream
     from amor.decode.regate import regate

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amor.cli._model import named
+from amor.cli._model import opened
 from amor.errors import AmorError, nearest
 
 if TYPE_CHECKING:
@@ -58,19 +58,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     model, tokenizer = opened(args)
     gates = chosen(own_gates(model), args.gate, args.fire_rate)
     return judge(args, model, tokenizer, gates) if args.value else show(args, model, tokenizer, gates)
-
-
-def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
-    from amor.data.tokenizer import load as load_tokenizer
-    from amor.models.folder import load
-
-    folder = Path(named(args))
-    if not folder.is_dir():
-        raise AmorError(f"no model folder {str(folder)!r}; this needs a trained model, for instance RUN/latest")
-    if (folder / "latest").exists():
-        folder = folder / "latest"
-    model, tokenizer = load(folder)
-    return model, load_tokenizer(args.tokenizer) if args.tokenizer else tokenizer
 
 
 def texts(args: argparse.Namespace) -> dict[str, str]:

@@ -8,7 +8,7 @@ from amor.data.shards import Shards
 from amor.errors import AmorError
 from amor.judge.findings import TOKENS, Held, find
 from amor.judge.windows import Drawn
-from amor.models.folder import load
+from amor.models.folder import load, resolve
 from amor.run import Run
 from amor.train.checkpoint import read_trainer
 from amor.train.recipe import Recipe
@@ -18,9 +18,7 @@ from amor.train.step import boundary
 def look(run: Run, data: str | None = None) -> dict[str, Any]:
     """What was found, which is also written into the run. data: where the run's data is now."""
     recipe = Recipe.from_dict(run.read_config() | ({"data": data} if data else {}))
-    folder = run.folder / "latest"
-    if not folder.is_dir():
-        raise AmorError(f"{run.folder} holds no checkpoint yet, so there is no model to look at; train it first")
+    folder = resolve(run.folder)
     model, tokenizer = load(folder)
     if tokenizer is None:
         raise AmorError(f"{folder} holds no tokenizer.json, so its tokens cannot be shown as text")
