@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amor import registry
+from amor.checks import at_least, divides, even_heads
 from amor.errors import AmorError, nearest
 
 
@@ -64,17 +65,16 @@ def _typed(value: Any, wanted: Any, where: str) -> Any:
     return value
 
 
-def at_least(where: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise AmorError(f"{where} is {value}; it must be at least {least}")
-
-
-def divides(where: str, whole: int, part: int, what: str) -> None:
-    """`part` must divide `whole`; the message names the nearest sizes that would."""
-    if part < 1 or whole % part:
-        fitting = [p for p in range(1, whole + 1) if whole % p == 0]
-        best = min(fitting, key=lambda p: abs(p - part))
-        raise AmorError(f"{where}: {what} {part} does not divide {whole}; the nearest that does is {best}")
+def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """{'blocks': {'count': 1}} -> {'blocks.count': 1}; a pattern is one value."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and name != "pattern":
+            out |= flat(value, f"{name}.")
+        else:
+            out[name] = value
+    return out
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,6 @@ class Blocks:
         at_least("blocks.rope_theta", self.rope_theta, 1)
         gate = registry.find("gates", self.gate)
         fill(gate.Options, self.gate_options, f"gate {self.gate}").check()  # type: ignore[attr-defined]
-
-
-def even_heads(where: str, head_size: int) -> None:
-    if head_size % 2:
-        raise AmorError(f"{where} is {head_size}; rotary embedding turns pairs, so it must be even, e.g. {head_size + 1}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ RUN/machine.json           what it ran on
 RUN/metrics.jsonl          a line a step, and a line an evaluation; a function of the recipe but for "timing"
 RUN/events.jsonl           what happened to the run: started, resumed, stopped, a damaged checkpoint, a spike
 RUN/checkpoints/step-...   model folders with the state of training beside the weights
-RUN/latest, RUN/best       links to two of them, so that amor.load("RUN/latest") opens a model
+RUN/latest, RUN/best       links to two of them, of which amor.load("RUN") opens the first
+RUN/findings.json          what its newest model shows on held-out text: amor/judge/findings.py
 RUN/failures/              batches that gave numbers that are not finite
 """
 
@@ -26,6 +27,7 @@ class Run:
         self.folder = Path(folder)
         self.config, self.machine = self.folder / "config.json", self.folder / "machine.json"
         self.metrics, self.events = self.folder / "metrics.jsonl", self.folder / "events.jsonl"
+        self.findings = self.folder / "findings.json"
         self.checkpoints, self.failures = self.folder / "checkpoints", self.folder / "failures"
 
     def make(self) -> None:

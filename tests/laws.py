@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amor
+from amor.judge.check import stir
 from amor.models.amor import Amor
-from amor.models.check import stir
 
 # how far two ways of computing the same number may lie apart, relative to the largest number compared
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}

@@ -9,9 +9,11 @@ from laws import small
 
 import amor
 from amor.cli import main, verbs
+from amor.data.tokenizer import bytes_tokenizer
 from amor.models.folder import save
 from amor.ops import chunks
 from amor.presets import NAMES
+from amor.run import Run
 
 
 def last_json(capsys):
@@ -133,6 +135,41 @@ def test_check_passes_a_sound_model_and_fails_a_broken_one(tmp_path, capsys, mon
     monkeypatch.setattr(Mamba2, "forward", forgetful)
     assert main(["check", folder, "--length", "30", "--rows", "2", "--json"]) == 1
     assert not last_json(capsys)["ok"]
+
+
+def a_run(tmp_path, checkpoint=True):
+    """A run directory as training leaves it: its config.json is a recipe, its models are checkpoints."""
+    run = Run(tmp_path / "run")
+    run.make()
+    run.write(run.config, {"name": "run", "model": {"name": "amor-mamba2"}})
+    if checkpoint:
+        save(small("amor-mamba2", vocab=257), run.checkpoints / "step-000001", bytes_tokenizer())
+        (run.folder / "latest").symlink_to("checkpoints/step-000001")
+    return str(run.folder)
+
+
+VERBS_ON_A_RUN = [
+    ["check", "RUN", "--length", "20", "--rows", "1"],
+    ["info", "RUN"],
+    ["trace", "RUN", "--text", "some text"],
+    ["generate", "RUN", "--prompt", "some", "--max-tokens", "2"],
+]
+
+
+@pytest.mark.parametrize("words", VERBS_ON_A_RUN, ids=lambda words: words[0])
+def test_a_run_stands_for_its_newest_model(tmp_path, words, capsys):
+    run = a_run(tmp_path)
+    assert main([run if word == "RUN" else word for word in words]) == 0
+    assert main([f"{run}/latest" if word == "RUN" else word for word in words]) == 0
+    assert amor.load(run)[1] is not None
+
+
+@pytest.mark.parametrize("words", VERBS_ON_A_RUN, ids=lambda words: words[0])
+def test_a_run_without_a_checkpoint_is_said_to_have_no_model(tmp_path, words, capsys):
+    run = a_run(tmp_path, checkpoint=False)
+    assert main([run if word == "RUN" else word for word in words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "without a checkpoint" in said
 
 
 def test_a_model_folder_opens_as_it_was_saved(tmp_path):

@@ -8,12 +8,13 @@ import pytest
 import torch
 from laws import close, small, tokens
 
-from amor.decode.override import Told, all_told, gated
-from amor.decode.policies import Reader, largest, shuffled
-from amor.decode.resample import mean, ratio
-from amor.decode.value import agreement, calibration, passes, value
-from amor.decode.windows import Windows, of_ids, of_shards, spaced
 from amor.errors import AmorError
+from amor.judge.gates import Told, all_told, own_gates
+from amor.judge.policies import Reader, largest, shuffled
+from amor.judge.resample import mean, ratio
+from amor.judge.value import agreement, calibration, passes, value
+from amor.judge.windows import Windows, of_ids, of_shards, spaced
+from amor.study.verdict import sentences
 
 
 def cut(rows=5, columns=24):
@@ -22,22 +23,23 @@ def cut(rows=5, columns=24):
 
 
 def reader(name, windows=None):
-    return Reader(small(name), windows or cut(), 2, lambda read: None)
+    model = small(name)
+    return Reader(model, windows or cut(), own_gates(model), 2)
 
 
 def test_with_one_block_two_passes_give_the_loss_of_every_choice():
     judged = reader("amor-mamba2-classic")
     fire = torch.rand(judged.shape, generator=torch.Generator().manual_seed(3)) < 0.4
-    run, fired = judged.run(lambda here: [Told(block[here]) for block in fire])
-    assert torch.equal(fired, fire)
-    close(judged.told(fire), run)
+    run = judged.run(lambda here: [Told(block[here]) for block in fire])
+    assert torch.equal(run.fire, fire)
+    close(judged.told(fire), run.nll)
 
 
 def test_with_more_blocks_a_choice_is_run_again():
     judged = reader("amor-mamba2")
     fire = torch.rand(judged.shape, generator=torch.Generator().manual_seed(3)) < 0.4
-    with torch.no_grad(), gated(judged.model, [Told(block) for block in fire]):
-        plain = judged.model(judged.windows.tokens, targets=judged.windows.targets).nll
+    with torch.no_grad():
+        plain = judged.model(judged.windows.tokens, targets=judged.windows.targets, gates=[Told(block) for block in fire]).nll
     close(judged.told(fire), plain)
 
 
@@ -56,9 +58,9 @@ def test_documents_apart_are_judged_apart(prepared):
     model = small("amor-mamba2", vocab=257)
     windows = of_shards(prepared / "train", 300, 20, None, 257, apart=True)
     assert windows.reset is not None and windows.reset[:, 1:].any(), "no document begins inside a window"
-    judged = Reader(model, windows, 2, lambda read: None)
-    with torch.no_grad(), gated(model, all_told(model, True)):
-        plain = model(windows.tokens, reset=windows.reset, targets=windows.targets).nll
+    judged = Reader(model, windows, own_gates(model), 2)
+    with torch.no_grad():
+        plain = model(windows.tokens, reset=windows.reset, targets=windows.targets, gates=all_told(model, True)).nll
     close(judged.opened, plain)
 
 
@@ -127,8 +129,8 @@ def test_a_gate_that_cannot_aim_is_judged_without_its_curve():
 
 
 def test_a_poor_gate_is_called_poor():
-    found = value(small("amor-mamba2"), cut(), rates=(0, 1))
-    assert any(sentence.startswith("Poor") for sentence in found["verdict"])
+    said = sentences(value(small("amor-mamba2"), cut(), rates=(0, 1)))
+    assert any(sentence.startswith("Poor") for sentence in said)
 
 
 def test_bootstrapped_errors_are_those_of_the_mean():

@@ -7,7 +7,7 @@ from laws import close, small, tokens
 import amor
 from amor import registry
 from amor.gates.base import Evidence
-from amor.models.check import check
+from amor.judge.check import check
 
 KINDS = registry.kinds("gates")
 

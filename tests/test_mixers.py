@@ -17,7 +17,7 @@ LENGTH = 70
 
 def mixer_of(kind):
     config = amor.preset("mamba2", "tiny", **SMALL).change(pattern=[kind])
-    from amor.models.check import stir
+    from amor.judge.check import stir
 
     return stir(amor.build(config)).backbone.layers[0].mixer
 

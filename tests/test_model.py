@@ -6,7 +6,7 @@ from laws import Largest, close, small, tokens
 
 import amor
 from amor import registry
-from amor.models.check import check
+from amor.judge.check import check
 from amor.ops import head
 from amor.presets import ABLATION_NAMES, NAMES
 

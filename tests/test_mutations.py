@@ -5,11 +5,11 @@ import torch
 from laws import small
 
 from amor.gates.entropy import Entropy
+from amor.judge.check import check
 from amor.layout import Layout
 from amor.mixers.attention import Attention
 from amor.mixers.gated_deltanet import GatedDeltaNet
 from amor.mixers.mamba2 import Mamba2
-from amor.models.check import check
 from amor.ops import attend
 from amor.state import KV
 

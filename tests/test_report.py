@@ -20,10 +20,12 @@ from amor.cli._seeing import seeing
 from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
+from amor.judge import findings
 from amor.run import Run
 from amor.study import report
 from amor.study.charts import Chart, Line, line_chart, thinned, ticks
-from amor.train import display, findings, trackers
+from amor.train import display, trackers
+from amor.train.look import look
 from amor.train.loop import train
 
 EMPTY = {"meta", "br", "input"}
@@ -159,7 +161,7 @@ def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
 
 def test_findings_judge_as_the_trainer_did(prepared, tmp_path):
     valid = trained(small_recipe(prepared, steps=3), tmp_path / "run")["summary"]["valid"]
-    found = findings.find(Run(tmp_path / "run"))
+    found = look(Run(tmp_path / "run"))
     assert found["judged"]["tokens"] == valid["tokens"]
     assert found["judged"]["nll"] == pytest.approx(valid["nll"], rel=1e-6)
     for held, fire in zip(found["blocks"], valid["fire"], strict=True):

@@ -8,12 +8,12 @@ import torch
 from laws import close, small, tokens
 
 from amor.cli import main
+from amor.data.spelling import Speller, kinds, rare
 from amor.data.tokenizer import bytes_tokenizer
-from amor.decode.override import Watched, all_told, gated, own_gates
-from amor.decode.prompts import PAPER
-from amor.decode.spelling import Speller, kinds, rare
-from amor.decode.trace import PIECE, read, trace
 from amor.errors import AmorError
+from amor.judge.gates import Watched, own_gates
+from amor.judge.prompts import PAPER
+from amor.judge.trace import trace
 from amor.models.folder import save
 
 TEXT = "The old tower, 12 m tall, is é-shaped.\nIt fell."
@@ -25,22 +25,13 @@ def reading(name="amor-mamba2", text=TEXT):
     return model, tokenizer, tokenizer.encode(text).ids
 
 
-def test_gates_come_back_even_after_an_error():
-    model = small("amor-mamba2")
-    own = own_gates(model)
-    with pytest.raises(AmorError), gated(model, all_told(model, True)):  # noqa: PT012
-        assert own_gates(model) != own
-        model(torch.zeros(1, 0, dtype=torch.long))
-    assert all(a is b for a, b in zip(own_gates(model), own, strict=True))
-
-
 def test_watching_a_gate_changes_nothing():
     model = small("amor-mamba2")
     held = tokens(2, 30)
     plain = model(held)
     watched = [Watched(gate, "entropy", "margin") for gate in own_gates(model)]
-    with gated(model, watched), torch.no_grad():
-        seen = model(held)
+    with torch.no_grad():
+        seen = model(held, gates=watched)
     close(seen.hidden, plain.hidden.detach())
     for gate, a, b in zip(watched, seen.gates, plain.gates, strict=True):
         assert torch.equal(a.fire, b.fire)
@@ -81,13 +72,13 @@ def test_closed_and_open_are_the_models_without_a_gate(gate, policy):
 
 
 def test_a_long_text_is_traced_in_pieces_that_do_not_show(monkeypatch):
-    model, _, ids = reading(text=TEXT * 3)
-    whole = read(model, torch.tensor(ids), own_gates(model))
-    monkeypatch.setattr("amor.decode.trace.PIECE", 17)
-    parts = read(model, torch.tensor(ids), own_gates(model))
-    assert len(ids) < PIECE
-    close(parts.nll, whole.nll)
-    assert torch.equal(parts.fire, whole.fire)
+    model, tokenizer, ids = reading(text=TEXT * 3)
+    whole = trace(model, tokenizer, ids)
+    monkeypatch.setattr("amor.judge.trace.PIECE", 17)
+    parts = trace(model, tokenizer, ids)
+    for name in ("as_is", "closed", "open"):
+        close(*(torch.tensor([token["p"][name] for token in found["tokens"][1:]]) for found in (parts, whole)))
+    assert [token["fire"] for token in parts["tokens"]] == [token["fire"] for token in whole["tokens"]]
 
 
 def test_every_architecture_has_a_trace_and_one_token_is_a_text():

@@ -177,7 +177,7 @@ def test_a_number_that_is_not_finite_stops_the_run_before_it_harms_and_is_named(
 
 
 def test_a_validation_that_is_not_finite_is_nothing_and_never_the_best(prepared, tmp_path, monkeypatch):
-    from amor.train import evaluate
+    from amor.judge import evaluate
 
     monkeypatch.setattr(evaluate, "finite", lambda nll: None)
     found = trained(small_recipe(prepared, name="mamba2"), tmp_path / "run")

@@ -9,8 +9,8 @@ import torch
 from amor.bench import machine, transformers
 from amor.bench.table import Row, Table
 from amor.bench.timing import alternate, combined
-from amor.decode.quantised import quantised_perplexity
 from amor.decode.step import Packed
+from amor.judge.quantised import quantised_perplexity
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.ops.product import native

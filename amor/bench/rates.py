@@ -9,13 +9,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from amor.data.loader import Windows
 from amor.decode.engine import Engine
 from amor.decode.sample import Sampler, Sampling
 from amor.errors import AmorError
 from amor.gates.base import Gate
+from amor.gates.words import aimed
+from amor.judge.gates import Watched, own_gates
+from amor.judge.loop import gathered, read
+from amor.judge.windows import of_ids
 from amor.models.amor import Amor
 from amor.models.folder import load
 from amor.ops.product import Probe, pack, probe
@@ -28,7 +33,7 @@ WINDOWS, WINDOW = 32, 256  # of the text that is read
 
 def opened(folder: str, text: str | None) -> tuple[Amor, list[int]]:
     """A model with gates, and the tokens of a text."""
-    model, tokenizer = load(Path(folder) / "latest" if (Path(folder) / "latest").exists() else folder)
+    model, tokenizer = load(folder)
     if text is None or tokenizer is None:
         raise AmorError("real firing rates need a text for the prompts (--text FILE) and a model folder with a tokenizer")
     if not model.blocks:
@@ -68,8 +73,8 @@ def firing_on(model: Amor, ids: list[int]) -> dict[str, Any]:
     """What amor/bench/simulate.py imitates, on the text itself; nothing for gates that look at more than the entropy."""
     if any(type(block.gate).between is Gate.between for block in model.each_block()):
         return {}
-    windows = torch.tensor((ids * (-(-WINDOW // len(ids))))[: WINDOWS * WINDOW])
-    windows = windows[: len(windows) // WINDOW * WINDOW].view(-1, WINDOW)
+    repeated = ids * -(-(2 * WINDOW + 1) // len(ids))  # at least two windows
+    windows = of_ids(np.array(repeated), WINDOW, WINDOWS, "the text")
     shares, doubted = together(model, windows), doubts(model, windows)
     some, every, followed = shares.values()
     print(f"aimed at {AIM:.0%}: some block fires at {some:.1%} of tokens, all at {every:.1%}; {followed:.0%} are followed")
@@ -78,17 +83,9 @@ def firing_on(model: Amor, ids: list[int]) -> dict[str, Any]:
     return {"together": shares, "doubts": doubted}
 
 
-@torch.no_grad()
-def together(model: Amor, windows: Tensor) -> dict[str, float]:
+def together(model: Amor, windows: Windows) -> dict[str, float]:
     """Shares of tokens at which some block fires and at which all do, and of firings that another block's follows."""
-    gates = [block.gate for block in model.each_block()]
-    try:
-        for gate in gates:
-            gate.aim(AIM)
-        fires = torch.stack([trace.fire.flatten() for trace in model(windows).gates])
-    finally:
-        for gate in gates:
-            gate.aim(None)
+    fires = gathered(read(model, windows, gates=[aimed(gate, AIM) for gate in own_gates(model)])).fire.flatten(1)
     later = fires.flip(0).cummax(0).values.flip(0)[1:]  # whether some block from the next one on fires
     followed = (fires[:-1] & later).sum() / fires[:-1].sum().clamp(min=1)
     shares = {"some": fires.any(0).float().mean(), "all": fires.all(0).float().mean(), "followed": followed}
@@ -96,23 +93,19 @@ def together(model: Amor, windows: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def doubts(model: Amor, windows: Tensor) -> list[tuple[float, float]]:
+def doubts(model: Amor, windows: Windows) -> list[tuple[float, float]]:
     """For each block the share of tokens its gate cannot decide by an 8-bit head, and by one whose likeliest tokens are exact."""
     exact, copy = pack(model.embed.weight), pack(model.embed.weight, "int8", gain=True)
-    blocks, met = model.each_block(), []
-    hooks = [block.register_forward_pre_hook(lambda _block, args: met.append(args[1])) for block in blocks]
-    try:
-        model(windows)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    watched = [Watched(gate, "x") for gate in own_gates(model)]
+    for _ in read(model, windows, gates=watched):
+        pass
     found = []
-    for block, inputs in zip(blocks, met, strict=True):
-        x = inputs.flatten(0, 1)[::5]  # every fifth token tells as much
+    for gate in watched:
+        x = gate.seen("x", 0).flatten(0, 1)[::5]  # every fifth token tells as much
         first = probe(x, copy, logits=True)
         assert first.logits is not None
         told = first, refine(x, exact, copy, first.logits)
-        before, after = (undecided(block.gate, one, exact.outputs) for one in told)
+        before, after = (undecided(gate.gate, one, exact.outputs) for one in told)
         still = [a and b for a, b in zip(before, after, strict=True)]  # the likeliest are looked at where there was a doubt
         found.append((sum(before) / len(x), sum(still) / len(x)))
     return found

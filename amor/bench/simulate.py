@@ -15,7 +15,7 @@ import torch
 
 from amor.bench.timing import lap
 from amor.decode.engine import Engine, Session
-from amor.decode.override import gated
+from amor.decode.regate import gated
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 from amor.models.amor import Amor
 from amor.models.build import SPREAD, build

@@ -3,15 +3,22 @@
 import argparse
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amor.config import Config
 from amor.errors import AmorError
 from amor.presets import ABLATION_NAMES, NAMES, SCALES, preset
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from amor.models.amor import Amor
+
 
 def model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="MODEL", help="a model folder, or a preset such as amor-mamba2")
+    parser.add_argument(
+        "name", nargs="?", metavar="MODEL", help="a model folder, a run (its latest model), or a preset such as amor-mamba2"
+    )
     parser.add_argument("--model", metavar="MODEL", help="the same, as an option")
     parser.add_argument("--scale", default="tiny", help=f"scale of a preset: {', '.join(SCALES)} (default tiny)")
     parser.add_argument(
@@ -49,7 +56,7 @@ def model_config(args: argparse.Namespace) -> Config:
     from amor.models.folder import load_config
 
     name = named(args)
-    if name in NAMES + ABLATION_NAMES or not Path(name).exists():
+    if is_preset(args):
         return preset(name, args.scale, **changes(args.set))
     return load_config(name).change(**changes(args.set))
 
@@ -57,3 +64,15 @@ def model_config(args: argparse.Namespace) -> Config:
 def is_preset(args: argparse.Namespace) -> bool:
     name = named(args)
     return name in NAMES + ABLATION_NAMES or not Path(name).exists()
+
+
+def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
+    """The trained model a command names, and the tokenizer it names or the model's own."""
+    from amor.data.tokenizer import load as load_tokenizer
+    from amor.models.folder import load
+
+    folder = Path(named(args))
+    if not folder.is_dir():
+        raise AmorError(f"no model folder {str(folder)!r}; this needs a trained model, for instance RUN/latest")
+    model, tokenizer = load(folder)
+    return model, load_tokenizer(args.tokenizer) if args.tokenizer else tokenizer

@@ -24,9 +24,9 @@ class Reporter(Observer):
 def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
     """Findings of the newest checkpoint, and the page drawn from them."""
     from amor.study import report
-    from amor.train import findings
+    from amor.train.look import look
 
-    found = findings.find(run, data)
+    found = look(run, data)
     return {"report": str(report.write(run)), **{key: found[key] for key in ("step", "judged", "unigram")}}
 
 

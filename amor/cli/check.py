@@ -23,8 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    from amor.judge.check import check, stir
     from amor.models.build import build
-    from amor.models.check import check, stir
     from amor.models.folder import load_model
 
     if args.length < 8 or args.rows < 1:

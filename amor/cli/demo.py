@@ -1,6 +1,6 @@
 """Train a small AMOR on the State of the Union addresses, sample from it and see where its gate fired: about five minutes.
 
-  amor demo                      trains by recipes/tiny/demo.toml into runs/demo
+  amor demo                      trains by the recipe tiny/demo into runs/demo
   amor demo --minutes 2          as many steps as fit into the time
   amor demo --model mamba2       another architecture
   amor demo --fresh              forget what runs/demo holds and begin again
@@ -94,7 +94,8 @@ def chosen(args: argparse.Namespace, out: Any) -> Any:
 def asked(args: argparse.Namespace, steps: int | None = None) -> Any:
     from dataclasses import replace
 
-    from amor.train.recipe import flat, load
+    from amor.config import flat
+    from amor.train.recipe import load
 
     keys = {"data": str(Path(args.out) / "data")} | ({} if steps is None else {"steps": steps})
     recipe = load(RECIPE, [f"model.name={args.model}"] if args.model else [], **keys)
@@ -145,9 +146,8 @@ def shown(out: Any, seconds: float) -> dict[str, Any]:
     from rich.console import Console
 
     from amor.cli._strip import strip
-    from amor.train.findings import FILE
 
-    found = json.loads((out.folder / FILE).read_text())
+    found = json.loads(out.findings.read_text())
     console = Console(highlight=False)
     read, *written = found["texts"]
     console.rule("What it writes after words it was given", align="left")

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from amor.cli._model import opened
 from amor.errors import AmorError
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.cli.trace import opened
     from amor.decode.engine import Engine
     from amor.decode.generate import Text, stream
     from amor.decode.regate import regate
@@ -188,7 +188,7 @@ def effect(engine: "Engine", tokenizer: Any, texts: list["Text"]) -> dict[str, f
     """What 8 bits cost in perplexity, measured on what was just read and written."""
     import torch
 
-    from amor.decode.quantised import quantised_perplexity
+    from amor.judge.quantised import quantised_perplexity
 
     ids = tokenizer.encode(texts[0].prompt, add_special_tokens=False).ids + texts[0].tokens
     if len(ids) < 2:

@@ -13,12 +13,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amor.cli._model import named
+from amor.cli._model import opened
 from amor.errors import AmorError, nearest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from amor.gates.base import Gate
     from amor.models.amor import Amor
 
 PRESETS = ("paper",)
@@ -51,24 +52,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.decode.regate import regate
+    from amor.gates.words import chosen
+    from amor.judge.gates import own_gates
 
     model, tokenizer = opened(args)
-    regate(model, args.gate, args.fire_rate)
-    return judge(args, model, tokenizer) if args.value else show(args, model, tokenizer)
-
-
-def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
-    from amor.data.tokenizer import load as load_tokenizer
-    from amor.models.folder import load
-
-    folder = Path(named(args))
-    if not folder.is_dir():
-        raise AmorError(f"no model folder {str(folder)!r}; this needs a trained model, for instance RUN/latest")
-    if (folder / "latest").exists():
-        folder = folder / "latest"
-    model, tokenizer = load(folder)
-    return model, load_tokenizer(args.tokenizer) if args.tokenizer else tokenizer
+    gates = chosen(own_gates(model), args.gate, args.fire_rate)
+    return judge(args, model, tokenizer, gates) if args.value else show(args, model, tokenizer, gates)
 
 
 def texts(args: argparse.Namespace) -> dict[str, str]:
@@ -77,7 +66,7 @@ def texts(args: argparse.Namespace) -> dict[str, str]:
         raise AmorError(f"no preset {args.preset!r}; {nearest(args.preset, PRESETS)}")
     found: dict[str, str] = {}
     if args.preset:
-        from amor.decode.prompts import PAPER
+        from amor.judge.prompts import PAPER
 
         found |= PAPER
     if args.file:
@@ -104,33 +93,34 @@ def spelled_by(tokenizer: "Tokenizer | None") -> "Tokenizer":
     return tokenizer
 
 
-def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None", gates: "list[Gate]") -> dict[str, Any]:
     from rich.console import Console
 
     from amor.cli import _strip
-    from amor.decode.trace import trace
-    from amor.decode.windows import encode
+    from amor.judge.trace import trace
+    from amor.judge.windows import encode
 
     speller, console, traces = spelled_by(tokenizer), Console(highlight=False), []
     for title, text in texts(args).items():
         ids = encode(speller, text).tolist()
         if len(ids) > args.limit:
             title = f"{title} (first {args.limit:,} of {len(ids):,} tokens)".strip()
-        traces.append(trace(model, speller, ids[: args.limit], title))
+        traces.append(trace(model, speller, ids[: args.limit], title, gates))
         _strip.show(console, traces[-1])
         console.print()
     found = {"traces": traces}
     return found | {"written": write(args, "trace", found)}
 
 
-def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None", gates: "list[Gate]") -> dict[str, Any]:
     from rich.console import Console
 
     from amor.cli import _judged
     from amor.data.progress import Progress
-    from amor.decode import windows
-    from amor.decode.value import passes as value_passes
-    from amor.decode.value import value
+    from amor.judge import windows
+    from amor.judge.value import passes as value_passes
+    from amor.judge.value import value
+    from amor.study.verdict import sentences
 
     if (args.data is None) == (args.file is None):
         raise AmorError("--value needs held-out text: give --data FOLDER (prepared tokens) or --file FILE, one of them")
@@ -142,7 +132,8 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
         cut = windows.of_ids(windows.encode(spelled_by(tokenizer), content(args.file)), context, args.windows, args.file)
     passes = value_passes(len(model.each_block()))
     with Progress("judging the gate", passes * cut.tokens.numel(), " tokens") as progress:
-        found = value(model, cut, seen=progress.add)
+        found = value(model, cut, gates, seen=progress.add)
+    found["verdict"] = sentences(found)
     _judged.show(Console(highlight=False), found)
     return found | {"written": write(args, "value", found)}
 

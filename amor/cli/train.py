@@ -1,6 +1,7 @@
 """Train a model by a recipe; stop it any time, the same command goes on.
 
-  amor train recipes/tiny/amor-mamba2.toml --data DATA --out RUN
+  amor train tiny/amor-mamba2 --data DATA --out RUN
+  amor train my-recipe.toml --data DATA
   amor train tiny/mamba2 --data DATA --set lr.peak=1e-3 --steps 100
   amor train paper/180m --set model.name=transformer --dry-run
   torchrun --nproc-per-node 2 -m amor train tiny/amor-mamba2 --data DATA --set distributed=ddp
@@ -18,7 +19,9 @@ from amor.train import resume
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a TOML file, or a name in recipes/ such as tiny/amor-mamba2")
+    parser.add_argument(
+        "recipe", metavar="RECIPE", help="a TOML file, or a recipe of the package by name, such as tiny/amor-mamba2"
+    )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="change a key of the recipe; may be repeated"
     )

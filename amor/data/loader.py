@@ -7,6 +7,9 @@ architecture, micro-batches and ranks have no part in it, and there is no state 
 """
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +17,43 @@ import torch
 from amor.data.order import permuted
 from amor.data.shards import Shards
 from amor.errors import AmorError
+
+
+class Source(Protocol):
+    """Where batches come from: Batches, or what stands for them."""
+
+    def rows(self, step: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Rows of tokens with those to be predicted, as a model reads them: a micro-batch, or text to be judged."""
+
+    tokens: torch.Tensor  # [n, T]
+    targets: torch.Tensor  # [n, T] one further
+    reset: torch.Tensor | None = None  # [n, T] true where a document begins; None: documents run on
+    source: str = ""  # where the text is from, for people
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def columns(self) -> int:
+        return self.tokens.shape[1]
+
+    def __getitem__(self, rows: slice) -> "Windows":
+        return self._each(lambda t: t[rows])
+
+    def between(self, start: int, stop: int) -> "Windows":
+        """Columns start .. stop - 1."""
+        return self._each(lambda t: t[:, start:stop])
+
+    def to(self, device: torch.device) -> "Windows":
+        return self._each(lambda t: t.to(device))
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Windows":
+        reset = None if self.reset is None else change(self.reset)
+        return replace(self, tokens=change(self.tokens), targets=change(self.targets), reset=reset)
 
 
 class Batches:
@@ -74,6 +114,16 @@ class Batches:
     def _held(self, places: np.ndarray) -> torch.Tensor:
         rows = [self.shards.read(int(place) * self.context, self.context + 1) for place in places]
         return torch.from_numpy(np.stack(rows) if rows else np.empty((0, self.context + 1), dtype=np.int64))
+
+
+def cut(held: torch.Tensor, end_of_text: int | None = None) -> Windows:
+    """Windows of T tokens from rows of T + 1."""
+    return paired(held[:, :-1].contiguous(), held[:, 1:].contiguous(), end_of_text)
+
+
+def paired(tokens: torch.Tensor, targets: torch.Tensor, end_of_text: int | None = None) -> Windows:
+    """Windows of tokens and targets; with an end-of-text token given, documents stand apart."""
+    return Windows(tokens, targets, None if end_of_text is None else document_starts(tokens, end_of_text))
 
 
 def document_starts(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:

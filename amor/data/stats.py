@@ -13,10 +13,15 @@ def counts(shards: Shards) -> np.ndarray:
 
 
 def unigram_entropy(train: Shards, valid: Shards) -> float:
-    """Mean nats a token of `valid` under the token frequencies of `train`, each id counted once more than it was seen."""
+    """Mean nats a token of `valid` under the token frequencies of `train`."""
     train.check(tokenizer_hash=valid.tokenizer_hash)
-    seen, asked = counts(train) + 1, counts(valid)
-    return float((asked * (math.log(seen.sum()) - np.log(seen))).sum() / asked.sum())
+    return unigram_nll(counts(train), counts(valid))
+
+
+def unigram_nll(seen: np.ndarray, asked: np.ndarray) -> float:
+    """Mean nats a token of counts `asked` under the frequencies of counts `seen`, each id counted once more than it was."""
+    known = seen + 1
+    return float((asked * (math.log(known.sum()) - np.log(known))).sum() / asked.sum())
 
 
 def unigram_perplexity(train: Shards, valid: Shards) -> float:

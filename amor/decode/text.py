@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from amor.decode.spelling import Speller
+from amor.data.spelling import Speller
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

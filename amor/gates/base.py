@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from amor.config import at_least
+from amor.checks import at_least
 from amor.errors import AmorError
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amor.config import at_least, divides, even_heads
+from amor.checks import at_least, divides, even_heads
 from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops import attend

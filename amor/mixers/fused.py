@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amor.config import divides
+from amor.checks import divides
 from amor.layout import Layout
 from amor.mixers import attention, mamba2
 from amor.mixers.base import Mixer

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amor.config import at_least
+from amor.checks import at_least
 from amor.errors import AmorError
 from amor.layout import Layout
 from amor.mixers.base import Mixer

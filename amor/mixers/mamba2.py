@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amor.config import at_least, divides
+from amor.checks import at_least, divides
 from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops.gated_norm import gate_norm

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+LATEST = "latest"  # in a run directory: a link to its newest checkpoint, which is a model folder
 
 
 def save(model: Amor, folder: str | Path, tokenizer: Tokenizer | None = None) -> None:
@@ -38,8 +39,20 @@ def _in_place(path: Path, write: Any) -> None:
     os.replace(beside, path)
 
 
+def resolve(path: str | Path) -> Path:
+    """The model folder a path means: itself, or the newest checkpoint of a run directory."""
+    path = Path(path)
+    if (path / LATEST).exists():
+        return path / LATEST
+    if (path / "checkpoints").is_dir() and not (path / WEIGHTS).exists():
+        raise AmorError(f"{path} is a run without a checkpoint yet, so it holds no model; train it first")
+    return path
+
+
 def load_config(folder: str | Path) -> Config:
-    path = Path(folder) / CONFIG
+    """The config of a model folder or of a run's newest model."""
+    folder = resolve(folder)
+    path = folder / CONFIG
     if not path.is_file():
         raise AmorError(f"{folder} holds no {CONFIG}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
     try:
@@ -49,12 +62,13 @@ def load_config(folder: str | Path) -> Config:
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Amor:
-    """The model of a folder; a missing, extra or misshapen tensor is an error, never a warning."""
+    """The model of a folder, or a run's newest; a missing, extra or misshapen tensor is an error, never a warning."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    folder = resolve(folder)
     config = load_config(folder)
-    path = Path(folder) / WEIGHTS
+    path = folder / WEIGHTS
     if not path.is_file():
         raise AmorError(f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
     try:
@@ -72,9 +86,10 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Amor:
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Amor, Tokenizer | None]:
-    """The model of a folder, ready to read, and its tokenizer (None where there is none)."""
+    """The model of a folder, or a run's newest, ready to read, and its tokenizer (None where there is none)."""
+    folder = resolve(folder)
     model = load_model(folder, device).eval()
-    path = Path(folder) / TOKENIZER
+    path = folder / TOKENIZER
     if not path.is_file():
         return model, None
     from tokenizers import Tokenizer

@@ -16,7 +16,6 @@ from amor.study.charts import Band, Chart, Line, bar_chart, line_chart
 from amor.study.html import folded, page, section, side_by_side, table, tiles
 
 FILE = "report.html"
-FINDINGS = "findings.json"
 SMOOTH = 0.04  # share of the run over which the training loss is averaged
 
 
@@ -30,7 +29,7 @@ class Story:
         self.steps = [line for line in lines if "loss" in line]
         self.evals = [line for line in lines if "valid" in line]
         self.events = [json.loads(line) for line in run.events.read_text().splitlines()] if run.events.is_file() else []
-        self.found: dict[str, Any] = _json(run.folder / FINDINGS) or {}
+        self.found: dict[str, Any] = _json(run.findings) or {}
         self.folder = run.folder
         if not self.steps:
             raise AmorError(f"{run.folder} holds no metrics yet; nothing has been trained in it")

@@ -3,10 +3,10 @@
 import statistics
 from typing import Any
 
+from amor.config import flat
 from amor.errors import AmorError
 from amor.presets import preset
 from amor.run import Run
-from amor.train.recipe import flat
 
 
 def compare(folders: list[Run]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A traced text as HTML: one <span> a token, coloured where gates fired, with a readout for the pointer.
 
-The trace is amor/decode/trace.py's. A token is coloured by what the gates did after reading it, about the token after it.
+The trace is amor/judge/trace.py's. A token is coloured by what the gates did after reading it, about the token after it.
 """
 
 from collections.abc import Sequence

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from amor.errors import AmorError, nearest
+from amor.judge.evaluate import evaluate
+from amor.judge.windows import Drawn
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.models.folder import load_model
@@ -21,7 +23,6 @@ from amor.run import Run
 from amor.train import checkpoint, resume
 from amor.train.data import Data
 from amor.train.distributed import Team, form
-from amor.train.evaluate import evaluate
 from amor.train.optim import adamw, describe, groups
 from amor.train.recipe import Recipe
 from amor.train.step import Stepper
@@ -116,7 +117,8 @@ class Trainer:
         if self.data.valid is None:
             return
         started = time.perf_counter()
-        found = evaluate(self.stepper, self.data.valid, self.data.valid.batch)
+        mine = Drawn(self.data.valid, *self.team.share(self.data.valid.batch), self.stepper.apart)
+        found = evaluate(self.model, mine, self.recipe.micro_batch, self.stepper.forward, self.team.sum)
         self.valid = {"step": self.done, **found}
         self.tell("on_eval", {"step": self.done, "valid": found, "timing": {"seconds": time.perf_counter() - started}})
 

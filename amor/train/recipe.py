@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amor.config import Config, at_least, fill
+from amor.checks import at_least
+from amor.config import Config, fill, flat
 from amor.errors import AmorError, nearest
 from amor.presets import preset
 
-HOME = Path(__file__).parents[2] / "recipes"
+HOME = Path(__file__).parents[1] / "recipes"
 CHOICES = {
     "documents": ("joined", "apart"),
     "precision": ("float32", "bf16", "bf16-cpu"),
@@ -167,18 +168,6 @@ def _tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) and key == "betas" else value for key, value in tree.items()}
 
 
-def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """{'blocks': {'count': 1}} -> {'blocks.count': 1}; a pattern is one value."""
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping) and name != "pattern":
-            out |= flat(value, f"{name}.")
-        else:
-            out[name] = value
-    return out
-
-
 def load(given: str | Path, changes: Iterable[str] = (), **keys: Any) -> Recipe:
     """A recipe file with `key=value` changes, the later ones winning; keys by keyword come last."""
     path = find(given)
@@ -196,7 +185,7 @@ def load(given: str | Path, changes: Iterable[str] = (), **keys: Any) -> Recipe:
 
 
 def find(given: str | Path) -> Path:
-    """A recipe by path, or by its name in recipes/ ('tiny/amor-mamba2')."""
+    """A recipe by path, or by its name in amor/recipes/ ('tiny/amor-mamba2')."""
     for path in (Path(given), Path(f"{given}.toml"), HOME / given, HOME / f"{given}.toml"):
         if path.is_file():
             return path

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from amor.config import flat
 from amor.errors import AmorError
-from amor.train.recipe import Recipe, flat
+from amor.train.recipe import Recipe
 
 CHOICES = ("auto", "yes", "no")
 # what a run is: with another of these it would be another run

@@ -10,37 +10,24 @@ import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from amor.data.loader import document_starts
+from amor.data.loader import Source, Windows, paired
 from amor.errors import AmorError
 from amor.gates.base import Adaptive
 from amor.models.amor import Amor, Output
 from amor.models.block import Block, Trace
+from amor.numbers import finite
 from amor.ops.head import IGNORE
+from amor.state import State
 from amor.train.distributed import Team
 from amor.train.optim import set_rate
 from amor.train.recipe import Recipe
 from amor.train.schedule import shape
 from amor.train.trouble import Spikes, UnsoundError
-
-
-class Source(Protocol):
-    """Where batches come from: amor.data.loader.Batches."""
-
-    def rows(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One micro-batch."""
-
-    tokens: Tensor
-    targets: Tensor
-    reset: Tensor | None
 
 
 @dataclass
@@ -73,7 +60,7 @@ class Stepper:
         end_of_text: int | None = None,
     ):
         self.model, self.optimizer, self.recipe, self.source, self.team = model, optimizer, recipe, source, team
-        self.end_of_text = end_of_text
+        self.apart = boundary(recipe.documents, end_of_text)
         self.spikes = Spikes(recipe.optimiser.spike)
         self.updates = 0  # optimiser steps that changed the weights
         self.first, self.last = team.share(recipe.batch)
@@ -106,17 +93,21 @@ class Stepper:
             found["spike"] = "skipped" if skipped else "taken"
         return found | ({"blocks": blocks} if blocks else {})
 
-    def pieces(self, step: int) -> Iterator[Piece]:
+    def pieces(self, step: int) -> Iterator[Windows]:
         """This process's micro-batches of a step."""
         for first in range(self.first, self.last, self.recipe.micro_batch):
             tokens, targets = self.source.rows(step, first, min(first + self.recipe.micro_batch, self.last))
-            yield piece(tokens.to(self.team.device), targets.to(self.team.device), self.recipe, self.end_of_text)
+            yield paired(tokens, targets, self.apart).to(self.team.device)
 
-    def read(self, part: Piece, share: float) -> Output:
+    def read(self, part: Windows, share: float) -> Output:
+        return self.forward(part.tokens, reset=part.reset, targets=part.targets, share=share)
+
+    def forward(self, tokens: Tensor, state: State | None = None, **more: Any) -> Output:
+        """The model's forward in the precision of the recipe."""
         with autocast(self.recipe.precision, self.team.device):
-            return self.model(part.tokens, reset=part.reset, targets=part.targets, share=share)
+            return self.model(tokens, state, **more)
 
-    def meet(self, pieces: list[Piece]) -> bool:
+    def meet(self, pieces: list[Windows]) -> bool:
         """Show gates that have met nothing the whole batch, before they decide on it; whether there were any."""
         fresh = any(isinstance(b.gate, Adaptive) and int(b.gate.updates) == 0 for b in self.blocks())
         if fresh:
@@ -127,7 +118,7 @@ class Stepper:
             self.model.observe(self.pooled(tally))
         return fresh
 
-    def learn(self, pieces: list[Piece]) -> Tally:
+    def learn(self, pieces: list[Windows]) -> Tally:
         """Forward and backward over the micro-batches: gradients and scores of the whole batch."""
         scored = self.team.sum(torch.stack([(p.targets != IGNORE).sum() for p in pieces]).sum())
         share = 1 / max(int(scored), 1)
@@ -186,13 +177,13 @@ class Stepper:
         return list(self.model.blocks)  # type: ignore[arg-type]
 
 
-def piece(tokens: Tensor, targets: Tensor, recipe: Recipe, end_of_text: int | None) -> Piece:
-    """A micro-batch; documents that stand apart begin after every end of text."""
-    if recipe.documents == "joined":
-        return Piece(tokens, targets, None)
+def boundary(documents: str, end_of_text: int | None) -> int | None:
+    """The token that ends a document, where documents stand apart."""
+    if documents == "joined":
+        return None
     if end_of_text is None:
         raise AmorError('documents = "apart" needs to know the end-of-text token, and this data does not say it')
-    return Piece(tokens, targets, document_starts(tokens, end_of_text))
+    return end_of_text
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -208,8 +199,3 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if precision == "float32" else torch.autocast(device.type, torch.bfloat16)
-
-
-def finite(value: float) -> float | None:
-    """A number JSON can hold; None where there is none."""
-    return value if math.isfinite(value) else None

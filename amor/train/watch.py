@@ -1,9 +1,8 @@
 """Who is told what happens in a run: a metrics file always, plain lines for people, and whatever else is hung on.
 
-An observer is any object with some of these methods; a method it lacks is not called.
+An observer is any object with these methods; `Observer` has them all and does nothing.
 """
 
-import math
 import sys
 from typing import Any, TextIO
 
@@ -86,7 +85,3 @@ class Lines(Observer):
 
     def on_event(self, about: dict[str, Any]) -> None:
         self.say(about["message"])
-
-
-def perplexity(nll: float) -> float:
-    return math.exp(min(nll, 700.0))  # past 700 a float overflows; such a model knows nothing anyway

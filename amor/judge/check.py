@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from amor.judge.feeding import WAYS, Feeder, Seen, alone
 from amor.models.amor import Amor
 from amor.models.block import Block
-from amor.models.feeding import WAYS, Feeder, Seen, alone
 from amor.parts import ShortConv
 from amor.state import KV, State
 

@@ -1,4 +1,4 @@
-"""Gate value accounting in sentences: what the numbers say, good or poor."""
+"""Gate value accounting (amor/judge/value.py) in sentences: what the numbers say, good or poor."""
 
 from typing import Any
 

@@ -1,9 +1,6 @@
-"""Other gates for a while: a model's blocks behind gates that are told what to do, or that remember what they saw."""
+"""Gates to be handed to a model instead of its own: one that is told where to fire, one that watches another."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -54,20 +51,6 @@ class Watched(Gate):
     def seen(self, name: str, dim: int) -> Tensor:
         """All calls after each other: dim 0 for rows, 1 for the parts of a text."""
         return torch.cat(self.kept[name], dim)
-
-
-@contextmanager
-def gated(model: Amor, gates: Sequence[Gate]) -> Iterator[None]:
-    """The blocks of a model behind these gates, one a block; its own come back at the end, whatever happens."""
-    blocks = model.each_block()
-    own = own_gates(model)
-    try:
-        for block, gate in zip(blocks, gates, strict=True):
-            block.gate = gate
-        yield
-    finally:
-        for block, gate in zip(blocks, own, strict=True):
-            block.gate = gate
 
 
 def own_gates(model: Amor) -> list[Gate]:

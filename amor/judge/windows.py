@@ -1,36 +1,23 @@
-"""Held-out text cut into windows: the same ones every time, spread evenly over what there is."""
+"""Text cut into windows to be judged: the same ones every time, spread evenly over what there is, or as evaluation draws them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from amor.data.loader import document_starts
+from amor.data.loader import Source, Windows, cut, paired
 from amor.data.shards import Shards, dtype_for
 from amor.data.tokenizer import tokenizer_hash
 from amor.errors import AmorError
+from amor.ops.head import IGNORE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-
-@dataclass(frozen=True)
-class Windows:
-    tokens: Tensor  # [n, T]
-    targets: Tensor  # [n, T] one further
-    reset: Tensor | None  # [n, T] true where a document begins; None: documents run on
-    source: str
-
-    def about(self) -> dict[str, Any]:
-        rows, columns = self.tokens.shape
-        documents = "joined" if self.reset is None else "apart"
-        found = {"source": self.source, "windows": rows, "context": columns, "tokens": rows * columns}
-        return found | {"documents": documents}
 
 
 def of_shards(folder: str | Path, context: int, count: int, tokenizer: Tokenizer | None, vocab: int, apart: bool) -> Windows:
@@ -38,15 +25,41 @@ def of_shards(folder: str | Path, context: int, count: int, tokenizer: Tokenizer
     shards.check(vocab, None if tokenizer is None else tokenizer_hash(tokenizer))
     starts = spaced(shards.tokens, context, count, str(folder))
     held = torch.from_numpy(np.stack([shards.read(int(start), context + 1) for start in starts]))
-    tokens = held[:, :-1].contiguous()
-    reset = document_starts(tokens, shards.end_of_text) if apart else None
-    return Windows(tokens, held[:, 1:].contiguous(), reset, str(folder))
+    return replace(cut(held, shards.end_of_text if apart else None), source=str(folder))
 
 
 def of_ids(ids: np.ndarray, context: int, count: int, source: str) -> Windows:
     starts = spaced(len(ids), context, count, source)
     held = torch.from_numpy(np.stack([ids[start : start + context + 1] for start in starts]).astype(np.int64))
-    return Windows(held[:, :-1].contiguous(), held[:, 1:].contiguous(), None, source)
+    return replace(cut(held), source=source)
+
+
+def of_text(ids: Sequence[int]) -> Windows:
+    """A whole text as one window; nothing is to be predicted after its last token."""
+    return cut(torch.tensor([[*ids, IGNORE]]))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rows first .. last - 1 of the first batch of a source, read when they are asked for: what evaluation judges by."""
+
+    source: Source
+    first: int
+    last: int
+    end_of_text: int | None = None  # given: documents stand apart
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def __getitem__(self, rows: slice) -> Windows:
+        start, stop, _ = rows.indices(len(self))
+        return paired(*self.source.rows(0, self.first + start, self.first + stop), self.end_of_text)
+
+
+def about(windows: Windows) -> dict[str, Any]:
+    """What was read, for those who read the findings."""
+    found = {"source": windows.source, "windows": len(windows), "context": windows.columns, "tokens": windows.tokens.numel()}
+    return found | {"documents": "joined" if windows.reset is None else "apart"}
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:

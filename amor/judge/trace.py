@@ -9,68 +9,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from amor.decode.override import Watched, all_told, gated, own_gates
-from amor.decode.spelling import KINDS, Speller, kinds, rare
+from amor.data.spelling import KINDS, Speller, kinds, rare
 from amor.errors import AmorError
 from amor.gates.base import Gate
+from amor.judge.gates import Watched, all_told, own_gates
+from amor.judge.loop import PIECE, Judged, Residuals, gathered, read
+from amor.judge.windows import of_text
 from amor.models.amor import Amor
+from amor.numbers import finite
 from amor.ops import head
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PIECE = 1024  # tokens read at a time; the state goes on, so the answer does not depend on it
 GUESSES = 5  # best next tokens kept
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One pass over a text of T tokens, with some gates."""
-
-    nll: Tensor  # [T] of the token after; 0 at the last
-    fire: Tensor  # [K, T]
-    hidden: Tensor  # [T, D]
-
-
-@torch.no_grad()
-def read(model: Amor, ids: Tensor, gates: Sequence[Gate]) -> Reading:
-    targets = torch.cat([ids[1:], ids.new_full((1,), head.IGNORE)])
-    state, nll, fire, hidden = None, [], [], []
-    with gated(model, gates):
-        for tokens, wanted in zip(ids.split(PIECE), targets.split(PIECE), strict=True):
-            out = model(tokens[None], state, targets=wanted[None])
-            assert out.nll is not None
-            state = out.state
-            nll.append(out.nll[0])
-            fire.append(torch.stack([g.fire[0] for g in out.gates]) if out.gates else tokens.new_zeros(0, len(tokens)))
-            hidden.append(out.hidden[0])
-    return Reading(torch.cat(nll), torch.cat(fire, 1), torch.cat(hidden))
-
-
-def trace(model: Amor, tokenizer: Tokenizer, ids: Sequence[int], title: str = "") -> dict[str, Any]:
+def trace(
+    model: Amor,
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    title: str = "",
+    gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
+) -> dict[str, Any]:
     """Everything a trace shows, as plain data."""
     if not len(ids):
         raise AmorError("the text is empty; a trace needs at least one token")
     worst = max(ids)
     if worst >= model.config.vocab:
         raise AmorError(f"token {worst} of the text is not in the model's vocabulary of {model.config.vocab:,}")
-    tokens = torch.tensor(ids, dtype=torch.long, device=model.embed.weight.device)
-    watched = [Watched(gate, "entropy") for gate in own_gates(model)]
-    found = read(model, tokens, watched)
-    closed, opened = (read(model, tokens, all_told(model, fire)).nll for fire in (False, True))
+    watched = [Watched(gate, "entropy") for gate in (own_gates(model) if gates is None else gates)]
+    found, hidden, nll = three_ways(model, ids, watched)
     entropy = [gate.seen("entropy", 1)[0].tolist() for gate in watched]
-    nll = {"as_is": found.nll.tolist(), "closed": closed.tolist(), "open": opened.tolist()}
-    rows = spelled(tokenizer, ids, model.config.vocab)
-    expected = guesses(model, found.hidden, Speller(tokenizer))
+    rows = token_rows(tokenizer, ids, model.config.vocab)
+    expected = guesses(model, hidden, Speller(tokenizer))
     for t, row in enumerate(rows):
         row["entropy"] = [block[t] for block in entropy]
-        row["fire"] = [bool(block[t]) for block in found.fire]
+        row["fire"] = found.fire[:, 0, t].tolist()
         row |= expected[t]
         row["surprise"] = nll["as_is"][t - 1] if t else None
         row["p"] = {name: math.exp(-values[t - 1]) for name, values in nll.items()} if t else None
@@ -80,14 +60,26 @@ def trace(model: Amor, tokenizer: Tokenizer, ids: Sequence[int], title: str = ""
         "gate": watched[0].gate.kind if watched else None,
         "blocks": len(watched),
         "thresholds": [finite(float(gate.threshold)) for gate in watched],
-        "fire_rate": found.fire.float().mean(1).tolist(),
+        "fire_rate": found.fire.float().mean((1, 2)).tolist(),
         "loss": {name: sum(values[:-1]) / (len(ids) - 1) if len(ids) > 1 else None for name, values in nll.items()},
         "tokens": rows,
         "summary": summary(rows),
     }
 
 
-def spelled(tokenizer: Tokenizer, ids: Sequence[int], vocab: int) -> list[dict[str, Any]]:
+def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[Judged, Tensor, dict[str, list[float]]]:
+    """A text read with these gates, its hidden vectors [T, D], and the nll of the token after each: so, all closed, all open."""
+    text, residuals = of_text(ids), Residuals()
+    said = list(read(model, text, columns=PIECE, gates=gates, residuals=residuals))
+    found = gathered(said)
+    nll = {"as_is": found.nll[0].tolist()}
+    for name, fire in (("closed", False), ("open", True)):
+        other = read(model, text, columns=PIECE, gates=all_told(model, fire), residuals=residuals)
+        nll[name] = gathered(other).nll[0].tolist()
+    return found, torch.cat([piece.out.hidden[0] for piece in said]), nll
+
+
+def token_rows(tokenizer: Tokenizer, ids: Sequence[int], vocab: int) -> list[dict[str, Any]]:
     speller = Speller(tokenizer)
     texts = [speller(token) for token in ids]
     rows = zip(ids, texts, kinds(ids, speller), rare(ids, vocab), strict=True)
@@ -127,8 +119,3 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def finite(value: float) -> float | None:
-    """A number JSON can hold; None where there is none."""
-    return value if math.isfinite(value) else None

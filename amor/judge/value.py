@@ -7,22 +7,23 @@ with the largest gain; `oracle_free` fires wherever the gain is positive. Errors
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amor.decode.override import own_gates
-from amor.decode.policies import Reader, largest, shuffled
-from amor.decode.resample import mean, ratio
-from amor.decode.trace import finite
-from amor.decode.verdict import sentences
-from amor.decode.windows import Windows
+from amor.data.loader import Windows
 from amor.errors import AmorError
 from amor.gates.base import Gate
+from amor.gates.words import aimed
+from amor.judge.gates import own_gates
+from amor.judge.loop import ROWS
+from amor.judge.policies import Reader, largest, shuffled
+from amor.judge.resample import mean, ratio
+from amor.judge.windows import about
 from amor.models.amor import Amor
+from amor.numbers import finite
 
 RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 DRAWS = 2  # random choices averaged where a choice must be run again
@@ -42,14 +43,15 @@ def passes(blocks: int, rates: int = len(RATES), draws: int = DRAWS) -> int:
 def value(
     model: Amor,
     windows: Windows,
+    gates: Sequence[Gate] | None = None,  # those to be judged, one a block; None: the model's own
     rates: Sequence[float] = RATES,
     draws: int = DRAWS,
     seed: int = 0,
-    rows: int = 8,  # windows read at a time
+    rows: int = ROWS,  # windows read at a time
     seen: Callable[[int], None] = lambda tokens: None,  # told how many tokens were read
 ) -> dict[str, Any]:
     """Gate value accounting on windows of held-out text, as plain data."""
-    reader = Reader(model, windows, rows, seen)
+    reader = Reader(model, windows, own_gates(model) if gates is None else gates, rows, seen)
     nll, fire, entropy, gain = reader.as_it_is()
     chosen = {"never": (reader.closed, torch.zeros_like(fire)), "gate": (nll, fire)}
     chosen |= {"always": (reader.opened, torch.ones_like(fire)), "random": (random(reader, fire, draws, seed), fire)}
@@ -58,9 +60,9 @@ def value(
     chosen |= {"oracle": (reader.told(oracle), oracle), "oracle_free": (reader.told(free), free)}
     found: dict[str, Any] = {
         "model": model.config.name,
-        "gate": own_gates(model)[0].kind,
+        "gate": reader.gates[0].kind,
         "blocks": reader.blocks,
-        "data": windows.about(),
+        "data": about(windows),
         "exact": reader.blocks == 1,
         "notes": [ONE_BLOCK if reader.blocks == 1 else MORE_BLOCKS.format(reader.blocks)],
         "losses": {name: loss(*pair, reader.closed) for name, pair in chosen.items()},
@@ -71,7 +73,6 @@ def value(
     found["losses"]["gate"]["over_random_se"] = mean(chosen["random"][0] - nll)[1]
     found["gains"].append(gains("all blocks", reader.closed - reader.opened, entropy[0]))
     found["curve"] = curve(reader, gain[0], rates, draws, seed, found["notes"])
-    found["verdict"] = sentences(found)
     return found
 
 
@@ -159,12 +160,13 @@ def curve(reader: Reader, first: Tensor, rates: Sequence[float], draws: int, see
     """Loss against firing rate: the gate with the threshold for a rate, then random and oracle at the rates it reached."""
     points = []
     for rate in rates:
-        gates, trouble = aimed(reader.model, rate)
+        gates, trouble = all_aimed(reader.gates, rate)
         if trouble and trouble not in notes:
             notes.append(f"{trouble}; the curve has no line for the gate.")
-        nll, fire = reader.run(lambda _, gates=gates: gates) if gates else (None, by_count(reader, rate, seed))  # type: ignore[misc]
+        found = reader.run(gates) if gates else None
+        fire = found.fire if found else by_count(reader, rate, seed)
         oracle = reader.told(same_count(reader, first, fire))
-        lines = {"gate": nll, "random": random(reader, fire, draws, seed), "oracle": oracle}
+        lines = {"gate": found.nll if found else None, "random": random(reader, fire, draws, seed), "oracle": oracle}
         point: dict[str, Any] = {
             "aim": rate,
             "fire_rate": float(fire.float().mean()),
@@ -178,15 +180,12 @@ def curve(reader: Reader, first: Tensor, rates: Sequence[float], draws: int, see
     return points
 
 
-def aimed(model: Amor, rate: float) -> tuple[list[Gate], str]:
-    """Copies of the model's gates set to a firing rate, or none and why not."""
-    gates = copy.deepcopy(own_gates(model))
+def all_aimed(gates: Sequence[Gate], rate: float) -> tuple[list[Gate], str]:
+    """Copies of gates set to a firing rate, or none and why not."""
     try:
-        for gate in gates:
-            gate.aim(rate)
+        return [aimed(gate, rate) for gate in gates], ""
     except AmorError as error:
         return [], str(error)
-    return gates, ""
 
 
 def by_count(reader: Reader, rate: float, seed: int) -> Tensor:

@@ -1,0 +1,44 @@
+"""Another gate for a trained model, given in words: always, never, random:0.3, or its own aimed at a firing rate."""
+
+import copy
+from collections.abc import Sequence
+
+from amor import registry
+from amor.errors import AmorError, nearest
+from amor.gates.base import Gate
+
+# gates that need nothing they would have had to learn
+FREE = ("always", "never", "random")
+
+
+def chosen(own: Sequence[Gate], words: str | None = None, rate: float | None = None) -> list[Gate]:
+    """The gates a command asks for, one a block; a model's own stay as they are, one that is aimed is a copy."""
+    if (words or rate is not None) and not own:
+        raise AmorError("this model has no gated blocks, so there is no gate to set")
+    gates = [parse_gate(words, gate, index) for index, gate in enumerate(own)] if words else list(own)
+    return gates if rate is None else [aimed(gate, rate) for gate in gates]
+
+
+def parse_gate(words: str, own: Gate, index: int) -> Gate:
+    """The gate that `kind` or `random:rate` means for block `index`, whose own gate is `own`."""
+    kind, _, value = words.partition(":")
+    if kind == own.kind and not value:
+        return own
+    if kind not in FREE:
+        raise AmorError(f"--gate {words}: this model's own gate is {own.kind!r}; besides it, {nearest(kind, FREE)}")
+    if value and kind != "random":
+        raise AmorError(f"--gate {words}: {kind!r} takes no number; only random does, e.g. random:0.3")
+    cls: type[Gate] = registry.find("gates", kind)
+    try:
+        options = cls.Options(rate=float(value)) if value else cls.Options()
+    except ValueError:
+        raise AmorError(f"--gate {words}: {value!r} is not a number; write for instance random:0.3") from None
+    options.check()
+    return cls(0, options, index)  # a free gate has no weights, so no width
+
+
+def aimed(gate: Gate, rate: float) -> Gate:
+    """A copy of a gate that fires on about this share of tokens."""
+    other = copy.deepcopy(gate)
+    other.aim(rate)
+    return other

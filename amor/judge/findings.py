@@ -1,0 +1,112 @@
+"""What a trained model shows: how it scores and gates held-out text, and texts it writes. RUN/findings.json holds this.
+
+The report draws that file; it never opens a model. `amor report RUN` makes it again from the run's last checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amor.data.shards import Shards
+from amor.data.stats import counts, unigram_nll
+from amor.decode.generate import generate
+from amor.judge.gates import own_gates
+from amor.judge.loop import Text, gathered, read
+from amor.judge.trace import trace
+from amor.models.amor import Amor
+from amor.numbers import finite, perplexity
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BINS = 60
+TOKENS = 16_384  # of validation text read for the histograms; enough for smooth ones
+COUNTED = 2**30  # training tokens counted for the unigram baseline at most; more would take minutes
+PASSAGE = 160  # tokens of the held-out passage shown
+WRITTEN = 120  # tokens of each text written
+PROMPT = 12  # tokens of a held-out document that begin a text to be written
+SEARCHED = 2**20  # held-out tokens in which documents are looked for
+SAMPLES, TEMPERATURE = 3, 0.7
+
+
+@dataclass(frozen=True)
+class Held:
+    """Held-out text, and the training text whose token frequencies it is compared with."""
+
+    name: str  # of the split: "valid", or "train" where nothing is held out
+    shards: Shards
+    train: Shards
+    text: Text  # the windows of it that are judged
+    rows: int  # of them, read at a time
+
+    def starts(self) -> list[int]:
+        """Where documents begin, as far as is looked, with room for a prompt."""
+        tokens = self.shards.read(0, min(SEARCHED, self.shards.tokens))
+        after = np.flatnonzero(tokens == self.shards.end_of_text) + 1
+        return [0, *(int(start) for start in after if start + PROMPT <= len(tokens))]
+
+
+def find(model: Amor, tokenizer: Tokenizer, held: Held) -> dict[str, Any]:
+    """Everything a report shows of a model."""
+    return {
+        "model": model.config.to_dict(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **judged(model, held),
+        "texts": [passage(model, tokenizer, held), *samples(model, tokenizer, held)],
+    }
+
+
+def judged(model: Amor, held: Held) -> dict[str, Any]:
+    """Loss, its unigram baseline and the histogram of every gate's scores, all on the same windows."""
+    found = gathered(read(model, held.text, rows=held.rows))
+    asked = np.bincount(held.text[0 : len(held.text)].targets.flatten().numpy(), minlength=held.shards.vocab)
+    mean = float(found.nll.double().mean())
+    return {
+        "judged": {"split": held.name, "tokens": found.nll.numel(), "nll": mean, "perplexity": perplexity(mean)},
+        "unigram": unigram(held.train, asked),
+        "blocks": [
+            {"fire": float(fire.double().mean()), "threshold": finite(float(gate.threshold)), **histogram(score.float())}
+            for fire, score, gate in zip(found.fire, found.score, own_gates(model), strict=True)
+        ],
+    }
+
+
+def unigram(train: Shards, asked: np.ndarray) -> dict[str, float] | None:
+    """The loss of guessing by the token frequencies of the training split; None for a split too long to count."""
+    if train.tokens > COUNTED:
+        return None
+    nll = unigram_nll(counts(train), asked)
+    return {"nll": nll, "perplexity": perplexity(nll)}
+
+
+def histogram(scores: Tensor) -> dict[str, Any]:
+    """Share of scores in equal bins of [0, 1], or of their own range where they leave it."""
+    low, high = min(float(scores.min()), 0.0), max(float(scores.max()), 1.0)
+    held = torch.histc(scores, BINS, low, high) / scores.numel()
+    return {"low": low, "high": high, "shares": [round(v, 6) for v in held.tolist()], "median": float(scores.median())}
+
+
+def passage(model: Amor, tokenizer: Tokenizer, held: Held) -> dict[str, Any]:
+    """The beginning of the held-out text as the model reads it."""
+    ids = held.shards.read(0, min(PASSAGE, held.shards.tokens)).tolist()
+    return trace(model, tokenizer, ids, "Held-out text, read by the model" if held.name == "valid" else "Training text, read")
+
+
+def samples(model: Amor, tokenizer: Tokenizer, held: Held) -> list[dict[str, Any]]:
+    """Texts the model writes after the first words of held-out documents; the first `given` tokens were not written."""
+    starts = held.starts()
+    chosen = [starts[(k + 1) * len(starts) // (SAMPLES + 1)] for k in range(SAMPLES)]
+    prompts = [tokenizer.decode(held.shards.read(s, min(PROMPT, held.shards.tokens - s)).tolist()) for s in chosen]
+    title = f"Written by the model at temperature {TEMPERATURE:g}, after the words underlined"
+    texts = generate(model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE)
+    assert isinstance(texts, list)
+    found = []
+    for text in texts:
+        given = tokenizer.encode(text.prompt, add_special_tokens=False).ids
+        found.append(trace(model, tokenizer, given + text.tokens, title) | {"given": len(given)})
+    return found

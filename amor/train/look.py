@@ -1,0 +1,43 @@
+"""A look at a run: what the model of its newest checkpoint shows on held-out text, written to RUN/findings.json."""
+
+from pathlib import Path
+from typing import Any
+
+from amor.data.loader import Batches
+from amor.data.shards import Shards
+from amor.errors import AmorError
+from amor.judge.findings import TOKENS, Held, find
+from amor.judge.windows import Drawn
+from amor.models.folder import load, resolve
+from amor.run import Run
+from amor.train.checkpoint import read_trainer
+from amor.train.recipe import Recipe
+from amor.train.step import boundary
+
+
+def look(run: Run, data: str | None = None) -> dict[str, Any]:
+    """What was found, which is also written into the run. data: where the run's data is now."""
+    recipe = Recipe.from_dict(run.read_config() | ({"data": data} if data else {}))
+    folder = resolve(run.folder)
+    model, tokenizer = load(folder)
+    if tokenizer is None:
+        raise AmorError(f"{folder} holds no tokenizer.json, so its tokens cannot be shown as text")
+    found = {"step": read_trainer(folder)["step"], **find(model, tokenizer, held_out(recipe))}
+    run.write(run.findings, found)
+    return found
+
+
+def held_out(recipe: Recipe) -> Held:
+    """The validation split of a run, or its training split where it has none, cut as evaluation cuts it."""
+    folder = Path(recipe.data)
+    if not (folder / "train").is_dir() and not (folder / "manifest.json").is_file():
+        raise AmorError(f"the data of this run, {folder}, is gone; the samples and histograms need it, give --data FOLDER")
+    train = Shards.open(folder / "train" if (folder / "train").is_dir() else folder)
+    name = "valid" if (folder / "valid" / "manifest.json").is_file() else "train"
+    shards = Shards.open(folder / "valid") if name == "valid" else train
+    windows = min(recipe.eval.windows, (shards.tokens - 1) // recipe.context, max(TOKENS // recipe.context, 1))
+    if not windows:
+        raise AmorError(f"{shards.folder} holds fewer tokens than one window of {recipe.context}")
+    source = Batches(shards, recipe.context, windows, recipe.seed)
+    text = Drawn(source, 0, windows, boundary(recipe.documents, shards.end_of_text))
+    return Held(name, shards, train, text, rows=max(1, min(recipe.micro_batch, 4096 // recipe.context)))
