@@ -6,22 +6,40 @@ from amor.errors import AmorError
 
 if TYPE_CHECKING:
     from amor.config import Config
-    from amor.decode.generate import generate
+    from amor.decode.engine import Engine
+    from amor.decode.generate import generate, generate_batch
+    from amor.decode.sample import Sampling
     from amor.models.build import build
-    from amor.models.folder import load
+    from amor.models.folder import load, save
     from amor.presets import preset
     from amor.state import State
 
 __version__ = "0.1.0"
-__all__ = ["AmorError", "Config", "State", "build", "generate", "load", "preset"]
+__all__ = [
+    "AmorError",
+    "Config",
+    "Engine",
+    "Sampling",
+    "State",
+    "build",
+    "generate",
+    "generate_batch",
+    "load",
+    "preset",
+    "save",
+]
 
 _HOMES = {
     "Config": "amor.config",
+    "Engine": "amor.decode.engine",
+    "Sampling": "amor.decode.sample",
     "State": "amor.state",
     "build": "amor.models.build",
     "generate": "amor.decode.generate",
+    "generate_batch": "amor.decode.generate",
     "load": "amor.models.folder",
     "preset": "amor.presets",
+    "save": "amor.models.folder",
 }
 
 

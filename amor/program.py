@@ -11,7 +11,7 @@ A mixer states its program beside its forward, in the same order and with the sa
 Nothing is computed while a program is recorded: a Vector is a place where the numbers of one token will stand. An instruction
 is a frozen record of vectors, tensors, modules, numbers and names of state tensors; amor/decode/walk.cpp has a struct of the
 same name and order for each, and calls the operator's one-token kernel (ops/<op>/step.h). What cannot be said here (a wrapped
-or watched layer, a mixer without a program) is refused with `Unsaid`, and runs by its own forward.
+or watched layer, a mixer without a program) is refused with `UnsaidError`, and runs by its own forward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from amor.parts import Linear, RMSNorm, ShortConv, SwiGLU, touched
 
 
-class Unsaid(Exception):
+class UnsaidError(Exception):
     """A layer that has no program, and why."""
 
 
@@ -55,7 +55,7 @@ class Held:
     theta: float = 0.0  # of the rotary positions of keys [heads, size]
 
 
-# Instructions. Fields become the fields of a C++ struct in the same order: Vector, Tensor (None: null), Held, int, float, Linears.
+# Instructions. Fields are those of a C++ struct, in the same order: Vector, Tensor (None: null), Held, int, float, Linears.
 
 
 @dataclass(frozen=True)
@@ -304,19 +304,19 @@ PLAIN = (Linear, RMSNorm, ShortConv, SwiGLU)
 def plainly(module: nn.Module) -> None:
     """Refuse a module that is more than its weights: replaced or wrapped (as adapters do), or watched."""
     if type(module) not in PLAIN:
-        raise Unsaid(f"{type(module).__name__} stands where {' or '.join(cls.__name__ for cls in PLAIN)} is expected")
+        raise UnsaidError(f"{type(module).__name__} stands where {' or '.join(cls.__name__ for cls in PLAIN)} is expected")
     if touched(module):
-        raise Unsaid(touched(module))
+        raise UnsaidError(touched(module))
 
 
 def says_itself(module: nn.Module) -> None:
     """Refuse a module without a program, one whose class changed the forward its program speaks of, and one that is watched."""
     cls = type(module)
     if not hasattr(cls, "program"):
-        raise Unsaid(f"{cls.__name__} states no program")
+        raise UnsaidError(f"{cls.__name__} states no program")
     forward, program = (next(base for base in cls.__mro__ if name in vars(base)) for name in ("forward", "program"))
     if not issubclass(program, forward):
-        raise Unsaid(f"{cls.__name__} has a forward of its own, and only {program.__name__}'s program")
+        raise UnsaidError(f"{cls.__name__} has a forward of its own, and only {program.__name__}'s program")
     for part in module.modules():
         if touched(part):
-            raise Unsaid(touched(part))
+            raise UnsaidError(touched(part))

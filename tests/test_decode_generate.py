@@ -51,11 +51,11 @@ def test_a_thousand_odd_prompts_never_crash_it_and_never_mix(model):
     prompts = odd_prompts(999)
     prompts.insert(500, "x" * 10_000)
     engine = Engine(model)
-    found = amor.generate(engine, bytes_tokenizer(), prompts, max_tokens=4, temperature=0, rows=16)
+    found = amor.generate_batch(engine, bytes_tokenizer(), prompts, max_tokens=4, temperature=0, rows=16)
     assert all(1 <= len(t.tokens) <= 4 and t.end in ("stop", "length") for t in found)
     order = list(range(1000))
     random.Random(1).shuffle(order)
-    other = amor.generate(engine, bytes_tokenizer(), [prompts[i] for i in order], max_tokens=4, temperature=0, rows=12)
+    other = amor.generate_batch(engine, bytes_tokenizer(), [prompts[i] for i in order], max_tokens=4, temperature=0, rows=12)
     for place, index in enumerate(order):
         assert other[place].tokens == found[index].tokens, prompts[index]
 
@@ -64,7 +64,7 @@ def test_a_row_s_text_depends_on_its_seed_and_not_on_its_mates(model):
     prompts = odd_prompts(12)
     stop = [chr(c) for c in range(32, 100)]  # so that rows end one after another
     kinds = [{"rows": 1}, {"rows": 5}, {"rows": 12}, {"rows": 5, "seed": 1}]
-    texts = [amor.generate(model, bytes_tokenizer(), prompts, max_tokens=6, top_p=0.9, stop=stop, **k) for k in kinds]
+    texts = [amor.generate_batch(model, bytes_tokenizer(), prompts, max_tokens=6, top_p=0.9, stop=stop, **k) for k in kinds]
     found = [[t.tokens for t in texts_of] for texts_of in texts]
     assert found[0] == found[1] == found[2] != found[3]
     assert len({len(tokens) for tokens in found[0]}) > 2
@@ -80,7 +80,7 @@ def test_only_stop_tokens_end_at_once_and_spell_nothing(model):
         return session
 
     sure.prefill = ended
-    found = amor.generate(sure, bytes_tokenizer(), ["<|end_of_text|>" * 3, ""], max_tokens=9, temperature=0)
+    found = amor.generate_batch(sure, bytes_tokenizer(), ["<|end_of_text|>" * 3, ""], max_tokens=9, temperature=0)
     assert [(t.text, t.tokens, t.end) for t in found] == [("", [END], "stop")] * 2
 
 
@@ -182,13 +182,23 @@ def test_a_firing_rate_and_another_gate_are_set_at_run_time(folder, capsys):
         assert code == 2 and said in capsys.readouterr().err
 
 
-def test_eight_bit_weights_say_what_they_cost(folder, capsys):
-    code, _, err = run(capsys, folder, "--prompt", "hello there", "--max-tokens", 5, "--weights", "int8")
-    assert code == 0 and "8-bit weights: perplexity" in err
+@pytest.mark.parametrize("kind", ["float16", "int8", "int4"])
+def test_rounded_weights_say_what_they_cost(folder, capsys, kind):
+    code, _, err = run(capsys, folder, "--prompt", "hello there", "--max-tokens", 5, "--weights", kind)
+    assert code == 0 and f"{kind}: perplexity" in err
 
 
-def test_a_copy_of_the_head_writes_the_same_text_and_needs_an_exact_head_beside_it(folder, capsys, monkeypatch):
-    monkeypatch.setattr("amor.decode.head._relative", lambda matrix, copy: 0.0)  # so that it is asked
+def test_an_unknown_format_or_a_misspelled_option_is_refused_by_the_nearest_name(folder, capsys):
+    assert main(["generate", str(folder), "--prompt", "a", "--weights", "int5"]) == 2
+    assert "int4" in capsys.readouterr().err
+    model, tokenizer = amor.load(folder)
+    with pytest.raises(amor.AmorError, match="temperature"):
+        amor.generate(model, tokenizer, "a", temprature=0.5)
+    with pytest.raises(amor.AmorError, match="several prompts"):
+        amor.generate_batch(model, tokenizer, "a")
+
+
+def test_a_copy_of_the_head_writes_the_same_text_and_needs_an_exact_head_beside_it(folder, capsys):
     words = folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0
     plain, cheap = (run(capsys, *words, *more) for more in ((), ("--cheap",)))
     assert plain[:2] == cheap[:2] and plain[0] == 0

@@ -19,7 +19,6 @@ from amor.ops import product
 from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.product import FORMATS, pages
 from amor.ops.product.refine import refine
-from amor.parts import Linear
 from amor.presets import ABLATION_NAMES, NAMES
 
 SOME = ["mamba2", "gated-deltanet", "mamba2-fused", "transformer", "amor-mamba2-mlp"]

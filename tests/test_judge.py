@@ -15,6 +15,7 @@ from amor.judge.quantised import Stepwise, quantised_perplexity
 from amor.judge.windows import Drawn, of_text
 from amor.models.backbone import Backbone
 from amor.ops.head import IGNORE
+from amor.ops.product import FORMATS
 
 MODELS = ["amor-mamba2", "amor-gated-deltanet", "transformer"]
 
@@ -92,11 +93,13 @@ def test_an_engine_s_steps_in_the_model_s_place_say_what_it_says(name):
             gathered(read(model, windows, forward=Stepwise(Engine(model)), gates=all_told(model, True)))
 
 
-def test_8_bit_weights_cost_little_and_something():
-    found = quantised_perplexity(small("mamba2"), tokens(2, 30))
-    assert found["int8"] != found["float32"] and found["int8"] == pytest.approx(found["float32"], rel=0.2)
+def test_rounded_weights_cost_little_and_something():
+    found = quantised_perplexity(small("mamba2"), tokens(2, 30), FORMATS)
+    for kind, allowed in {"float16": 0.01, "int8": 0.2}.items():
+        assert found[kind] != found["float32"] and found[kind] == pytest.approx(found["float32"], rel=allowed), kind
+    assert found["int4"] > 0
     with pytest.raises(AmorError, match="at least 2"):
-        quantised_perplexity(small("mamba2"), tokens(2, 1))
+        quantised_perplexity(small("mamba2"), tokens(2, 1), FORMATS)
 
 
 def test_a_text_is_one_window_whose_last_token_predicts_nothing():

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_fewer_bits_lose_more_and_take_less() -> None:
     _, weight = made(256, 512)
     packed = [product.pack(weight, kind) for kind in product.FORMATS]
     lost = [(m.floats() - weight).square().mean().sqrt().item() for m in packed]
-    assert lost[0] == 0 and all(a < b for a, b in zip(lost, lost[1:], strict=False))
+    assert lost[0] == 0 and all(a < b for a, b in pairwise(lost))
     assert lost[3] < 0.12 * weight.std()
     for m in packed:
         assert m.nbytes == pytest.approx(weight.numel() * m.format.bits / 8)

@@ -9,11 +9,11 @@ import torch
 from amor.bench import machine, transformers
 from amor.bench.table import Row, Table
 from amor.bench.timing import alternate, combined
-from amor.decode.step import Packed
+from amor.decode.engine import Engine
 from amor.judge.quantised import quantised_perplexity
 from amor.models.amor import Amor
 from amor.models.build import build
-from amor.ops.product import native
+from amor.ops.product import FORMATS, native
 from amor.ops.product.pages import use_huge_pages
 from amor.presets import preset
 
@@ -30,10 +30,10 @@ def decode(table: Table, rounds: int, width: int, layers: int, vocab: int) -> Ro
     row = table.row("decode, Mamba2 without MLP", "product", batch=1, layers=layers, width=width, vocab=vocab)
     model = plain_mamba2(width, layers, vocab)
     prompt, token = torch.randint(0, vocab, (1, PROMPT)), torch.tensor([1])
-    packed = {kind: Packed(model, kind) for kind in ("float32", "int8")}
+    engines = {kind: Engine(model, weights=kind) for kind in FORMATS}
     sides: dict[str, Callable[[], Any]] = {}
-    for kind, one in packed.items():
-        sides[f"amor {kind}"] = partial(one.step, token, model(prompt).state)
+    for kind, engine in engines.items():
+        sides[f"amor {kind}"] = partial(engine.resume(model(prompt).state).step, token)
     data = torch.ones(machine.READ_BYTES // 4) if not table.quick else torch.ones(2**20)
     use_huge_pages([data])  # as the weights lie
     # bandwidth in turn with the steps it is compared with: on a shared machine it comes and goes
@@ -49,12 +49,14 @@ def decode(table: Table, rounds: int, width: int, layers: int, vocab: int) -> Ro
     row.time({"transformers generate": combined(lambda many, one: (many - one) / NEW, taken["many"], taken["one"])})
     read = data.nbytes / row.seconds["reading memory"] / 1e9
     row.found["read bandwidth, GB/s"] = read
-    for kind, one in packed.items():
+    for kind, engine in engines.items():
+        assert engine.compiled is not None
+        nbytes = engine.compiled.nbytes + engine.head.matrix.nbytes + model.start(1).nbytes
         row.found[f"tokens/s, {kind}"] = 1 / row.seconds[f"amor {kind}"]
-        row.found[f"MB read a token, {kind}"] = (one.nbytes + model.start(1).nbytes) / 1e6
-        bytes_read = (one.nbytes + model.start(1).nbytes) / data.nbytes
+        row.found[f"MB read a token, {kind}"] = nbytes / 1e6
+        bytes_read = nbytes / data.nbytes
         row.ratio(f"share of bandwidth, {kind}", row.times["reading memory"], row.times[f"amor {kind}"], bytes_read)
-    for kind, value in quantised_perplexity(model, torch.randint(0, vocab, (8, 17))).items():
+    for kind, value in quantised_perplexity(model, torch.randint(0, vocab, (8, 17)), FORMATS).items():
         row.found[f"perplexity of random tokens, {kind}"] = value
     row.ratio("over transformers", row.times["transformers generate"], row.times["amor float32"])
     row.ratio("int8 over float32", row.times["amor float32"], row.times["amor int8"])

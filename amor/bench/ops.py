@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def products(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
     weight = torch.randn(vocab, width) * 0.02
-    packed = {kind: product.pack(weight, kind) for kind in product.KINDS}
-    return [_product(table, rounds, weight, packed, torch.randn(count, width)) for count in (1, 2, 4, 8)]
+    packed = {kind: product.pack(weight, kind) for kind in product.FORMATS}
+    return [_product(table, rounds, weight, packed, torch.randn(count, width)) for count in (1, 2, 4, 8, 32)]
 
 
 def _product(table: Table, rounds: int, weight: Tensor, packed: dict[str, product.Matrix], x: Tensor) -> Row:

@@ -23,7 +23,8 @@ from amor.judge.loop import gathered, read
 from amor.judge.windows import of_ids
 from amor.models.amor import Amor
 from amor.models.folder import load
-from amor.ops.product import Probe, pack, probe
+from amor.ops.head.reference import HeadStats
+from amor.ops.product import pack, probe
 from amor.ops.product.refine import refine
 
 LENGTHS, TEMPERATURES, NEW = (3072, 8192, 16384), (0.0, 1.0), 64
@@ -95,7 +96,7 @@ def together(model: Amor, windows: Windows) -> dict[str, float]:
 @torch.no_grad()
 def doubts(model: Amor, windows: Windows) -> list[tuple[float, float]]:
     """For each block the share of tokens its gate cannot decide by an 8-bit head, and by one whose likeliest tokens are exact."""
-    exact, copy = pack(model.embed.weight), pack(model.embed.weight, "int8", gain=True)
+    exact, copy = pack(model.embed.weight), pack(model.embed.weight, "int8", bounded=True)
     watched = [Watched(gate, "x") for gate in own_gates(model)]
     for _ in read(model, windows, gates=watched):
         pass
@@ -111,9 +112,10 @@ def doubts(model: Amor, windows: Windows) -> list[tuple[float, float]]:
     return found
 
 
-def undecided(gate: Gate, found: Probe, vocab: int) -> list[bool]:
+def undecided(gate: Gate, found: HeadStats, vocab: int) -> list[bool]:
     """[R] whether a gate decides differently at the two ends of what is known of the entropy."""
-    entropy, off = found.told[:2] / math.log(vocab)
+    assert found.entropy is not None and found.bound is not None
+    entropy, off = found.entropy / math.log(vocab), found.bound / math.log(vocab)
     fires = gate.between((entropy - off).tolist(), (entropy + off).tolist(), [0] * len(entropy))
     assert fires is not None
     return [fire is None for fire in fires]

@@ -6,8 +6,7 @@ it are random; how long a step takes does not depend on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from amor.bench.timing import lap
 from amor.decode.engine import Engine, Session
-from amor.decode.regate import gated
+from amor.decode.policy import Fixed
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 from amor.models.amor import Amor
 from amor.models.build import SPREAD, build
@@ -39,12 +38,11 @@ class Scheduled(Gate):
     Options = Nothing
     needs = frozenset({"entropy"})
 
-    def __init__(self, block: int, blocks: int, rate: float, tokens: int, start: int, together: bool):
+    def __init__(self, rate: float, tokens: int, start: int, later: int = 0, doubts: tuple[int, int] = (0, 0)):
+        """later: tokens by which it fires after the schedule; doubts: of a round, before and after the bound is narrowed."""
         super().__init__(0, Nothing(), 0)
-        self.plan, self.start = schedule(rate, 0 if together else block, tokens), start
-        first, second = (doubted(share, block, blocks, tokens) for share in DOUBTS)
-        self.doubts = [(i + 3 * block) % tokens < first for i in range(tokens)]
-        self.deep_doubts = [(i + 3 * block) % tokens < second for i in range(tokens)]
+        self.plan, self.start = schedule(rate, later, tokens), start
+        self.doubts, self.deep_doubts = ([(i + 3 * later) % tokens < count for i in range(tokens)] for count in doubts)
         self.asked = -1
 
     def place(self, position: int) -> int:
@@ -52,15 +50,15 @@ class Scheduled(Gate):
 
     def forward(self, evidence: Evidence) -> Verdict:
         assert evidence.entropy is not None
-        fire = torch.full(evidence.position.shape, self.plan[self.place(int(evidence.position[0]))])
-        return Verdict(fire, evidence.entropy)
+        plans = [self.plan[self.place(p)] for p in evidence.position.flatten().tolist()]
+        return Verdict(torch.tensor(plans).view(evidence.position.shape), evidence.entropy)
 
     def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
         """Of a bound it is asked once by the 8-bit head, and where that left a doubt once more, of a narrower one."""
         place = self.place(position[0])
-        doubts = self.deep_doubts if self.asked == place else self.doubts
+        doubts = self.deep_doubts if self.asked == position[0] else self.doubts
         if low != high:
-            self.asked = place
+            self.asked = position[0]
         unknown = low != high and doubts[place]
         return [None if unknown else self.plan[place]] * len(position)
 
@@ -123,41 +121,40 @@ class Rounds:
     """
 
     def __init__(self, engine: Engine, state: State, rate: float, best: bool = False, together: bool = True):
-        self.engine, self.base, self.best = engine, state, best
+        self.base, self.best = state, best
         self.tokens, self.fired = round_of(rate)
-        start = int(state.position[0])
-        blocks = len(engine.model.blocks)
-        self.gates = [Scheduled(k, blocks, self.rate, self.tokens, start, together) for k in range(blocks)]
+        start, blocks = int(state.position[0]), len(engine.model.blocks)
+        gates = [
+            Scheduled(
+                self.rate,
+                self.tokens,
+                start,
+                0 if together else k,
+                (doubted(DOUBTS[0], k, blocks, self.tokens), doubted(DOUBTS[1], k, blocks, self.tokens)),
+            )
+            for k in range(blocks)
+        ]
+        # what a long run at this rate would have come to expect
+        self.engine = engine.behind(gates, Fixed(engine.savings.foresee and together))
 
     @property
     def rate(self) -> float:
         return self.fired / self.tokens
 
-    @contextmanager
-    def gates_set(self) -> Iterator[None]:
-        with gated(self.engine.model, self.gates):
-            yield
-
     def run(self) -> None:
         """One round, and back to where it began: the keys written are given up, the recurrent states stay as they are."""
         session = Session(self.engine, self.base, None)
-        head = self.engine.head  # what a long run at this rate would have come to expect
-        plans = list(zip(*(gate.plan for gate in self.gates), strict=True))
-        followed = [any(plan[k + 1 :]) for plan in plans for k, fires in enumerate(plan[:-1]) if fires]
-        head.fires = sum(map(any, plans)) / self.tokens
-        head.again = sum(followed) / max(len(followed), 1)
-        head.doubted = DOUBTS[1] * len(self.gates)
-        with self.gates_set():
-            for token in range(self.tokens):
-                session.step(torch.tensor([17 + token]), self.best)
-                lap()
-                for gate in self.gates:
-                    gate.asked = -1
-        self.base = self.base.cut_from(session.state)
+        for gate in self.engine.gates:
+            assert isinstance(gate, Scheduled)
+            gate.asked = -1
+        for token in range(self.tokens):
+            session.step(torch.tensor([17 + token]), self.best)
+            lap()
+        self.base = back(session.state, self.base)
 
     def spend(self) -> dict[str, Any]:
         """What one token spends on average over a round, counted where it is spent."""
-        passes = self.engine.head.passes
+        passes = self.engine.passes
         before = replace(passes)
         with counting() as spent:
             self.run()
@@ -168,3 +165,11 @@ class Rounds:
             "head_passes": (passes.exact - before.exact) / self.tokens,
             "cheap_passes": (passes.cheap - before.cheap) / self.tokens,
         }
+
+
+def back(state: State, base: State) -> State:
+    """A State with the position of one it grew from: keys behind it are given up, recurrent tensors stay as they are now."""
+    parts: list[Part] = []
+    for part in state.parts:
+        parts.append({name: held.claim(base.longest) if isinstance(held, KV) else held for name, held in part.items()})
+    return State(base.position, tuple(parts), base.even, base.longest)

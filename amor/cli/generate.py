@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from amor.decode.engine import Engine
     from amor.decode.generate import Piece, Text
 
-MEASURED = 512  # tokens on which the effect of 8-bit weights is measured
+MEASURED = 512  # tokens on which the effect of rounded weights is measured
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,27 +52,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--cheap",
         action="store_true",
-        help="keep an 8-bit copy of the head, asked where it is certain: the same decisions, faster",
+        help="keep an 8-bit copy of the head, which greedy text is written with where it is certain: the same text, faster",
     )
-    add("--weights", default="float32", choices=("float32", "int8"), help="8 bits: a quarter of the memory read a token")
+    add("--weights", default="float32", help="float16, int8 or int4: a half, a quarter or a seventh of the memory read a token")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.decode.engine import Engine
     from amor.decode.generate import Text, stream
-    from amor.decode.regate import regate
     from amor.decode.sample import Sampling
     from amor.decode.savings import Savings
+    from amor.gates.words import chosen
 
     if args.cheap and args.weights != "float32":
-        raise AmorError("--cheap keeps an 8-bit copy beside an exact head, but --weights int8 leaves no exact one; give either")
+        raise AmorError(
+            f"--cheap keeps an 8-bit copy beside an exact head, but --weights {args.weights} leaves no exact one; give either"
+        )
     model, tokenizer = opened(args)
     if tokenizer is None:
         raise AmorError("the model folder holds no tokenizer.json; name one with --tokenizer")
     prompts = given(args)
-    regate(model, args.gate, args.fire_rate)
+    gates = chosen([block.gate for block in model.each_block()], args.gate, args.fire_rate)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty, args.seed)
-    engine = Engine(model, Savings(cheap=args.cheap), args.weights)
+    engine = Engine(model, Savings(cheap=args.cheap), args.weights, gates=gates)
     texts = [Text(prompt) for prompt in prompts]
     began = time.perf_counter()
     pieces = stream(engine, tokenizer, prompts, max_tokens=args.max_tokens, stop=args.stop, rows=args.rows, sampling=sampling)
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.out:
         write(Path(args.out), texts)
     found = closing(engine, texts, seconds)
-    if args.weights == "int8":
+    if args.weights != "float32":
         found["perplexity"] = effect(engine, tokenizer, texts)
     return found | {"texts": [asdict(t) for t in texts] if args.json and not args.out else args.out}
 
@@ -140,12 +142,7 @@ class Live:
 
 def gather(pieces: Iterable["Piece"], texts: list["Text"], live: Live | None) -> None:
     for piece in pieces:
-        text = texts[piece.row]
-        text.text += piece.text
-        text.tokens.append(piece.token)
-        text.entropy.append(round(piece.entropy, 4))
-        text.fire.append(piece.fire)
-        text.end = piece.end
+        texts[piece.row].take(piece)
         if live is not None:
             live.show(piece)
     if live is not None:
@@ -185,7 +182,7 @@ def closing(engine: "Engine", texts: list["Text"], seconds: float) -> dict[str, 
 
 
 def effect(engine: "Engine", tokenizer: Any, texts: list["Text"]) -> dict[str, float]:
-    """What 8 bits cost in perplexity, measured on what was just read and written."""
+    """What rounded weights cost in perplexity, measured on what was just read and written."""
     import torch
 
     from amor.judge.quantised import quantised_perplexity
@@ -193,10 +190,8 @@ def effect(engine: "Engine", tokenizer: Any, texts: list["Text"]) -> dict[str, f
     ids = tokenizer.encode(texts[0].prompt, add_special_tokens=False).ids + texts[0].tokens
     if len(ids) < 2:
         return {}
-    found = quantised_perplexity(engine.model, torch.tensor([ids[:MEASURED]]))
-    change = found["int8"] / found["float32"] - 1
-    print(
-        f"8-bit weights: perplexity {found['int8']:.4g} of this text, float32 {found['float32']:.4g} ({change:+.2%})",
-        file=sys.stderr,
-    )
+    kind = engine.weights
+    found = quantised_perplexity(engine.model, torch.tensor([ids[:MEASURED]]), ("float32", kind))
+    change = found[kind] / found["float32"] - 1
+    print(f"{kind}: perplexity {found[kind]:.4g} of this text, float32 {found['float32']:.4g} ({change:+.2%})", file=sys.stderr)
     return found

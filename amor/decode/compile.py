@@ -78,7 +78,7 @@ STRUCTS: dict[type, type[ctypes.Structure]] = {
 def _library() -> ctypes.CDLL:
     library = native.library(SOURCE)
     library.walk.argtypes, library.walk.restype = [c_void_p, c_long, c_void_p, c_int], c_int
-    every = (VectorStruct, HeldStruct, CallStruct, StepStruct, *STRUCTS.values())
+    every: tuple[type[ctypes.Structure], ...] = (VectorStruct, HeldStruct, CallStruct, StepStruct, *STRUCTS.values())
     native.agree(library.layout, [ctypes.sizeof(s) for s in every], SOURCE)
     return library
 

@@ -7,6 +7,7 @@ otherwise by the model's own forward; `engine.path` says which and why. No savin
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import time
@@ -32,7 +33,7 @@ from amor.ops import head as head_op
 from amor.ops.backends import wishes
 from amor.ops.head import reference as all_logits
 from amor.ops.product import entropies
-from amor.state import KV, State
+from amor.state import KV, Part, State
 
 log = logging.getLogger("amor")
 INSIDE = (
@@ -80,9 +81,11 @@ class Next:
         """Rows of several. Logits are kept only where all have them: else each keeps its best token alone."""
         if len({n.logits.shape[1] for n in every}) > 1:
             every = [replace(n, nats=n.entropy, logits=n.logits[:, :0], found=n.best[:, None]) for n in every]
-        rows = ((n.fire, n.score, n.logits, n.found) for n in every)
+        fire, score, logits, found = (
+            torch.cat([getattr(n, name) for n in every]) for name in ("fire", "score", "logits", "found")
+        )
         nats = None if all(n.nats is None for n in every) else torch.cat([n.entropy for n in every])
-        return Next(*(torch.cat(column) for column in zip(*rows, strict=True)), nats)
+        return Next(fire, score, logits, found, nats)
 
 
 @dataclass
@@ -134,6 +137,12 @@ class Engine:
         self.tally = Tally(len(model.each_block()))
         self.passes = Passes()
         self.repack()
+
+    def behind(self, gates: Sequence[Gate], policy: Policy | None = None) -> Engine:
+        """The same engine, its packed weights shared, with other gates and counts of its own."""
+        other = copy.copy(self)
+        other._gates, other.policy, other.tally = list(gates), policy or self.policy, Tally(self.tally.blocks)
+        return other
 
     @property
     def gates(self) -> list[Gate]:
@@ -220,9 +229,9 @@ class Engine:
             return self._forward(tokens[:, None], mixed, "true_sparse", residual=h[:, None])
         if compiled.blocks.norm_f is not None:
             compiled.blocks.norm_f([h])
-        kept = [{"kv": _keys(part).with_open_slots(layout)} for part in state.parts[len(parts) :]]
+        kept: list[Part] = [{"kv": _keys(part).with_open_slots(layout)} for part in state.parts[len(parts) :]]
         reader = HeadReader(self.head, self.gates, lambda h, columns: walk.some_inputs(h, columns), self.savings.joint, best)
-        walk = BlockPass(compiled.blocks, compiled.normed, h, layout, kept, reader)  # type: ignore[arg-type]
+        walk = BlockPass(compiled.blocks, compiled.normed, h, layout, kept, reader)
         hidden = walk.run(self.savings.sparse, self.policy)
         after = state.advance(layout, [*parts, *kept], tokens[:, None], compiled.overwrites and not state.memory)
         shape = len(walk.fires), len(hidden)
@@ -264,7 +273,7 @@ class Engine:
             residual=residual,
         )
         hidden, traces = _last(out, valid)
-        told = (None, None, None)
+        told: tuple[Tensor | None, Tensor | None, Tensor | None]
         if reader is not None and valid is None:
             told = reader.output(hidden)
         else:

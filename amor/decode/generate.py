@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from amor.config import fill
 from amor.data.tokenizer import end_of_text
 from amor.decode.engine import Engine, Session
 from amor.decode.sample import Sampler, Sampling
@@ -42,6 +43,13 @@ class Text:
     entropy: list[float] = field(default_factory=list)
     fire: list[tuple[bool, ...]] = field(default_factory=list)
     end: str = ""
+
+    def take(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens.append(piece.token)
+        self.entropy.append(piece.entropy)
+        self.fire.append(piece.fire)
+        self.end = piece.end
 
 
 @dataclass
@@ -148,23 +156,32 @@ def stream(
 def generate(
     model: Amor | Engine,
     tokenizer: Tokenizer,
-    prompt: str | Sequence[str],
+    prompt: str,
     *,
     max_tokens: int = 128,
     stop: Sequence[str] = (),
-    rows: int = ROWS,
     **sampling: float | int,  # temperature, top_k, top_p, min_p, repetition_penalty, seed
-) -> Text | list[Text]:
-    """What a model writes after a prompt, or after each of several."""
+) -> Text:
+    """What a model writes after a prompt."""
+    return generate_batch(model, tokenizer, [prompt], max_tokens=max_tokens, stop=stop, rows=1, **sampling)[0]
+
+
+def generate_batch(
+    model: Amor | Engine,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    max_tokens: int = 128,
+    stop: Sequence[str] = (),
+    rows: int = ROWS,  # written at the same time
+    **sampling: float | int,  # as in generate
+) -> list[Text]:
+    """What a model writes after each of several prompts; none can change another's text."""
+    if isinstance(prompts, str):
+        raise AmorError("generate_batch takes several prompts; generate takes one")
     engine = model if isinstance(model, Engine) else Engine(model)
-    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-    found = [Text(p) for p in prompts]
-    options = dict(max_tokens=max_tokens, stop=stop, rows=rows, sampling=Sampling(**sampling))  # type: ignore[arg-type]
-    for piece in stream(engine, tokenizer, prompts, **options):  # type: ignore[arg-type]
-        text = found[piece.row]
-        text.text += piece.text
-        text.tokens.append(piece.token)
-        text.entropy.append(piece.entropy)
-        text.fire.append(piece.fire)
-        text.end = piece.end
-    return found[0] if isinstance(prompt, str) else found
+    found = [Text(prompt) for prompt in prompts]
+    chosen = fill(Sampling, sampling, "sampling")
+    for piece in stream(engine, tokenizer, prompts, max_tokens=max_tokens, stop=stop, rows=rows, sampling=chosen):
+        found[piece.row].take(piece)
+    return found

@@ -134,7 +134,7 @@ class HeadReader:
         return None, torch.cat(best), entropy
 
     def _know(self, column: int, x: Tensor, h: Tensor | None) -> None:
-        """Read what is not known of rows x [R, D] of a column; with the residual h also columns to come, where one pass serves."""
+        """Read what is not known of rows x [R, D] of a column; with the residual h also those to come, where one pass serves."""
         stale = self.columns[column].stale(x) if column in self.columns else list(range(len(x)))
         if not stale:
             return

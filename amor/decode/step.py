@@ -23,7 +23,7 @@ from amor.ops import native
 from amor.ops.product import Matrix, pack
 from amor.ops.product.pages import use_huge_pages
 from amor.parts import touched
-from amor.program import Program, Unsaid, plainly
+from amor.program import Program, UnsaidError, plainly
 from amor.state import KV, Part, State
 
 
@@ -102,7 +102,7 @@ class CompiledModel:
             return touched(layer) or touched(self.model.backbone)
         try:
             layer.program(Program(self.model.config.width), Program(self.model.config.width).given[0])
-        except Unsaid as why:
+        except UnsaidError as why:
             return str(why)
         return ""
 
@@ -121,7 +121,7 @@ class CompiledModel:
             for block in blocks:
                 for part in block.modules():
                     if touched(part) and part is not block.gate:
-                        raise Unsaid(touched(part))
+                        raise UnsaidError(touched(part))
             norm_f = None
             plainly(model.norm_f)
             if not prenorm:
@@ -145,7 +145,7 @@ class CompiledModel:
                 p = Program(width, width)
                 block.program(p, *p.given)
                 fired.append(Compiled(p, self.pack))
-        except Unsaid as why:
+        except UnsaidError as why:
             return None, str(why)
         return Blocks(norm_f, inputs, keys, fired), ""
 

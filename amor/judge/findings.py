@@ -14,7 +14,7 @@ from torch import Tensor
 
 from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_nll
-from amor.decode.generate import generate
+from amor.decode.generate import generate_batch
 from amor.judge.gates import own_gates
 from amor.judge.loop import Text, gathered, read
 from amor.judge.trace import trace
@@ -103,8 +103,7 @@ def samples(model: Amor, tokenizer: Tokenizer, held: Held) -> list[dict[str, Any
     chosen = [starts[(k + 1) * len(starts) // (SAMPLES + 1)] for k in range(SAMPLES)]
     prompts = [tokenizer.decode(held.shards.read(s, min(PROMPT, held.shards.tokens - s)).tolist()) for s in chosen]
     title = f"Written by the model at temperature {TEMPERATURE:g}, after the words underlined"
-    texts = generate(model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE)
-    assert isinstance(texts, list)
+    texts = generate_batch(model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE)
     found = []
     for text in texts:
         given = tokenizer.encode(text.prompt, add_special_tokens=False).ids

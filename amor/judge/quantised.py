@@ -1,5 +1,6 @@
-"""What 8-bit weights cost in perplexity: measured on given text, step by step, with the very steps that decode takes."""
+"""What rounded weights cost in perplexity: measured on given text, step by step, with the very steps that decode takes."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,12 +40,12 @@ class Stepwise:
         return Output(nothing, session.state, nothing, gates, nll=torch.cat(nll, 1))
 
 
-def quantised_perplexity(model: Amor, tokens: Tensor) -> dict[str, float]:
-    """The perplexity of tokens [R, T] with float32 and with 8-bit weights, by name; every row is read from its beginning."""
+def quantised_perplexity(model: Amor, tokens: Tensor, formats: Iterable[str]) -> dict[str, float]:
+    """The perplexity of tokens [R, T] with weights of some formats, by name; every row is read from its beginning."""
     if tokens.shape[1] < 2:
         raise AmorError(f"perplexity needs at least 2 tokens a row to predict one, not {tokens.shape[1]}")
     found = {}
-    for kind in ("float32", "int8"):
+    for kind in formats:
         steps = Stepwise(Engine(model, weights=kind))
         nll = gathered(read(model, cut(tokens), rows=len(tokens), forward=steps)).nll
         found[kind] = perplexity(float(nll.double().mean()))

@@ -78,7 +78,8 @@ class Attention(Mixer):
     def keys_program(self, p: Program, x: Vector) -> None:
         """The part of the program that every token needs, whether its queries run or not."""
         inner = self.heads * self.head_size
-        p.keys(*p.linear(x, self.k_proj, self.v_proj).split(inner, inner), self.head_size, self.theta, "kv")
+        k, v = p.linear(x, self.k_proj, self.v_proj).split(inner, inner)
+        p.keys(k, v, self.head_size, self.theta, "kv")
 
     def queries_program(self, p: Program, x: Vector) -> Vector:
         """The part that only a token which attends needs; its keys are there."""

@@ -30,7 +30,7 @@ class Format:
     levels: int = 0  # x is rounded to whole numbers of at most this size; 0: not at all
     steps: int = 0  # numbers of x that share their step; 0: a whole row
     # of a model's logits, relative to the largest, against a model that computes by `rounded` and `floats`: a number of x in the
-    # middle between two steps may be rounded either way, and layers of random weights make more of that (measured: 0.05 in 4 bits)
+    # middle between two steps may be rounded either way, and layers of random weights make much of it (measured: 0.05 in 4 bits)
     tolerance: float = 1e-4
 
     def rounded(self, x: Tensor) -> Tensor:
