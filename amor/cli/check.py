@@ -1,7 +1,8 @@
-"""Whether a model says the same however its tokens are fed: whole, cut, stepped, padded, ragged, packed, restored.
+"""Whether a model says the same however its tokens are fed: whole, cut, stepped, padded, ragged, packed, restored, decoded.
 
-Compares logits, gate decisions and final states with the plain forward, on this machine. Exit code 1 when one differs.
-A preset is given random weights that matter and gates that fire.
+Compares logits, gate scores and decisions and final states with the plain forward, on this machine, the decode engine's
+included. Exit code 1 when one differs. A preset is given random weights that matter and gates that fire.
+A row is compared up to its first tie, a decision whose score lies at the threshold: `tokens` counts what was compared.
 
   amor check amor-mamba2
   amor check runs/demo --length 300
@@ -13,6 +14,7 @@ from typing import Any
 
 from amor.cli._model import changes, is_preset, model_arguments, model_config, named
 from amor.errors import AmorError
+from amor.numbers import finite
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +40,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     findings = check(model, args.length, args.rows, args.seed)
     draw(model.config.name, findings)
     rows = [dataclasses.asdict(f) for f in findings]
-    for row in rows:  # JSON has no nan
-        row["states"] = None if row["states"] != row["states"] else row["states"]
+    for row in rows:  # JSON has neither nan nor infinity
+        row |= {name: finite(row[name]) for name in ("logits", "scores", "states")}
     return {"model": model.config.name, "ok": all(f.ok for f in findings), "ways": rows}
 
 
@@ -47,12 +49,24 @@ def draw(name: str, findings: list[Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{name}: largest difference from the plain forward", title_justify="left")
-    for column in ("fed", "logits", "states", "gate flips", "ties", ""):
-        table.add_column(column, justify="left" if column == "fed" else "right")
+    table = Table(
+        title=f"{name}: largest difference from the plain forward",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        header_style="dim",
+        padding=(0, 1, 0, 0),
+    )
+    for column in ("fed", "logits", "scores", "states", "tokens", "flips", "ties", ""):
+        table.add_column(column, justify="left" if column == "fed" else "right", no_wrap=True)
     for f in findings:
-        states = "-" if f.states != f.states else f"{f.states:.1e}"
-        table.add_row(
-            f.way, f"{f.logits:.1e}", states, str(f.flips), str(f.ties), "[green]same[/]" if f.ok else "[red]DIFFERS[/]"
-        )
-    Console(highlight=False).print(table)
+        if f.left_out:
+            table.add_row(f.way, *["-"] * 6, "left out")
+            continue
+        apart = ["-" if value != value else f"{value:.1e}" for value in (f.logits, f.scores, f.states)]
+        counts = [str(count) for count in (f.tokens, f.flips, f.ties)]
+        table.add_row(f.way, *apart, *counts, "[green]same[/]" if f.ok else "[red]DIFFERS[/]")
+    console = Console(highlight=False)
+    console.print(table)
+    for reason in dict.fromkeys(f.left_out for f in findings if f.left_out):
+        console.print(f"left out: {reason}")

@@ -1,7 +1,8 @@
 """The equivalence contract: however the same tokens are fed, a model says the same.
 
-Every way of feeding is compared with the plain forward, for logits, gate decisions and final states. A decision may
-differ only where its score lies within the tolerance of the threshold: those ties are counted and shown.
+Every way of feeding, the decode engine's included, is compared with the plain forward: logits, gate scores and decisions,
+final states. A decision may differ only where its score lies within the tolerance of the threshold. Such a tie ends the
+comparison of its row, because what follows differs by right; ties are counted and shown, and so are the tokens compared.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from amor.decode.engine import Engine
+from amor.errors import AmorError, nearest
 from amor.judge.feeding import WAYS, Feeder, Seen, alone
+from amor.judge.following import ENGINE_WAYS
 from amor.models.amor import Amor
 from amor.models.block import Block
 from amor.parts import ShortConv
@@ -19,18 +23,23 @@ from amor.state import KV, State
 
 # relative to the largest number compared; a wrong mask or a lost window is off by more than 1e-2
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2}
+# the same for each format of the decode engine's weights
+BOUND = {"float32": TOLERANCE[torch.float32]}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One way of feeding against the plain forward."""
+    """One way of feeding against the plain forward; differences are relative to the largest number compared."""
 
     way: str
-    logits: float  # largest difference, relative to the largest logit
-    states: float  # the same for recurrent states, windows, keys and values; nan where the way has no final state
-    flips: int  # gate decisions that differ although the score is clear of the threshold
-    ties: int  # gate decisions that differ with the score at the threshold
-    ok: bool
+    logits: float = float("nan")
+    scores: float = float("nan")  # what the gates compared with their thresholds
+    states: float = float("nan")  # recurrent states, windows, keys and values; nan where the way has no final state
+    tokens: int = 0  # compared: of every row those before its first tie
+    flips: int = 0  # gate decisions that differ although the score is clear of the threshold
+    ties: int = 0  # rows in which a decision differs with the score at the threshold
+    ok: bool = False
+    left_out: str = ""  # why this way was not tried; that is no fault of the model, so it is ok
 
 
 @torch.no_grad()
@@ -68,32 +77,86 @@ def calibrate(model: Amor, tokens: Tensor) -> None:
 
 
 @torch.no_grad()
-def check(model: Amor, length: int = 80, rows: int = 4, seed: int = 0) -> list[Finding]:
-    """Every way of feeding against the plain forward, on random tokens."""
+def check(model: Amor, length: int = 80, rows: int = 4, seed: int = 0, weights: str = "float32") -> list[Finding]:
+    """Every way of feeding against the plain forward, on random tokens. weights: of the decode engine's steps."""
+    if weights not in BOUND:
+        raise AmorError(f"weights: no bound is stated for {weights!r}; {nearest(weights, BOUND)}")
     model.eval()
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, model.config.vocab, (rows, length), generator=generator)
     lengths = [length, *torch.randint(3, length, (rows - 1,), generator=generator).tolist()]
     feeder = Feeder(model, tokens, lengths, seed)
     plain = alone(feeder)
-    return [_compare(name, plain, way(feeder), model) for name, way in WAYS.items()]
+    allowed = TOLERANCE[model.embed.weight.dtype]
+    found = [compare(name, plain, way(feeder), model, allowed) for name, way in WAYS.items()]
+    why = unheard(model)
+    if why is not None:
+        return found + [Finding(name, ok=True, left_out=why) for name in ENGINE_WAYS]
+    engine, allowed = Engine(model, weights=weights), max(allowed, BOUND[weights])
+    clear = [sure(seen, model, allowed) for seen in plain]
+    return found + [compare(name, plain, way(feeder, engine, clear), model, allowed) for name, way in ENGINE_WAYS.items()]
 
 
-def _compare(way: str, plain: list[Seen], found: list[Seen], model: Amor) -> Finding:
-    tolerance = TOLERANCE[model.embed.weight.dtype]
-    logits = max(_apart(a.logits, b.logits) for a, b in zip(plain, found, strict=True))
-    states = [_states_apart(a.state, b.state) for a, b in zip(plain, found, strict=True) if a.state and b.state]
-    flips = ties = 0
+def unheard(model: Amor) -> str | None:
+    """Why the decode engine cannot be asked, or None."""
+    for block in model.each_block():
+        if "gain" in block.gate.needs:
+            return f"the gate {block.gate.kind!r} must be told the next token, which nobody knows while writing"
+    return None
+
+
+def sure(plain: Seen, model: Amor, allowed: float) -> int:
+    """How many tokens of a row a prompt may have: up to the first whose decision is a toss-up, which is seen as its last."""
+    near = torch.stack([n.any(0) for n in _near(plain, model, allowed)]).any(0) if model.blocks else torch.zeros(0)
+    tosses = near.nonzero().flatten().tolist()
+    return tosses[0] + 1 if tosses else plain.logits.shape[1]
+
+
+def _near(seen: Seen, model: Amor, allowed: float) -> list[Tensor]:
+    """A block: [1, T] where the score is so close to the threshold that rounding decides."""
+    return [(s - block.gate.threshold).abs() <= allowed for s, block in zip(seen.scores, model.each_block(), strict=True)]
+
+
+def compare(way: str, plain: list[Seen], found: list[Seen], model: Amor, allowed: float) -> Finding:
+    """Row by row: everything up to the first tie, from which on the numbers differ by right."""
+    logits = 0.0
+    scores = states = float("nan")
+    tokens = flips = ties = 0
     for a, b in zip(plain, found, strict=True):
-        for k, block in enumerate(model.each_block()):
-            differ = a.fires[k] != b.fires[k]
-            near = (a.scores[k] - block.gate.threshold).abs() <= tolerance
-            ties += int((differ & near).sum())
-            flips += int((differ & ~near).sum())
-    worst = max(states) if states else float("nan")
-    # a decision at the threshold may fall either way, and then the numbers after it differ by right
-    ok = flips == 0 and (ties > 0 or (logits <= tolerance and not worst > tolerance))
-    return Finding(way, logits, worst, flips, ties, ok)
+        a = a.since(b.start)
+        if any(x.shape != y.shape for x, y in zip([a.logits, *a.fires], [b.logits, *b.fires], strict=True)):
+            return Finding(way, float("inf"), float("inf"), float("inf"))
+        same, flipped, tied = decisions(a, b, _near(a, model, allowed))
+        flips, ties, tokens = flips + flipped, ties + tied, tokens + same
+        logits = max(logits, _apart(a.logits[:, :same], b.logits[:, :same]))
+        for x, y in zip(a.scores, b.scores, strict=True):
+            scores = _worse(scores, _apart(x[:, :same], y[:, :same]))
+        if a.state is not None and b.state is not None:
+            depth = len(model.backbone.layers)
+            states = _worse(states, _states_apart(a.state, b.state, depth, b.start + same if tied else None))
+    ok = flips == 0 and tokens > 0 and logits <= allowed and not scores > allowed and not states > allowed
+    return Finding(way, logits, scores, states, tokens, flips, ties, ok)
+
+
+def decisions(a: Seen, b: Seen, near: list[Tensor]) -> tuple[int, int, int]:
+    """Tokens before the first tie; decisions up to it that differ although the score is clear; whether there is a tie.
+
+    Decisions are met token by token and in a token block by block; one at the threshold may fall either way, and what
+    comes after it differs by right.
+    """
+    columns = a.logits.shape[1]
+    if not near:
+        return columns, 0, 0
+    differ = torch.cat([x != y for x, y in zip(a.fires, b.fires, strict=True)]).T.flatten()  # [T * K], in the order they are met
+    tossed = torch.cat(near).T.flatten()
+    tie = (differ & tossed).nonzero().flatten().tolist()[:1]
+    met = differ[: tie[0]] if tie else differ
+    return (tie[0] // len(near) if tie else columns), int(met.sum()), len(tie)
+
+
+def _worse(known: float, gap: float) -> float:
+    """The larger of what is known so far, nan for nothing, and one more difference."""
+    return gap if known != known else max(known, gap)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
@@ -105,16 +168,18 @@ def _apart(a: Tensor, b: Tensor) -> float:
     return gap if gap == gap else float("inf")
 
 
-def _states_apart(a: State, b: State) -> float:
+def _states_apart(a: State, b: State, depth: int, tie: int | None) -> float:
+    """The largest difference; keys and values of blocks, which come after `depth` layers, only up to a tie."""
     if not torch.equal(a.position, b.position):
         return float("inf")
     length, worst = int(a.position[0]), 0.0
-    for mine, theirs in zip(a.parts, b.parts, strict=True):
+    for index, (mine, theirs) in enumerate(zip(a.parts, b.parts, strict=True)):
         for name, held in mine.items():
             other = theirs[name]
             if isinstance(held, KV) and isinstance(other, KV):
+                slots = length if tie is None or index < depth else tie
                 pairs = [(held.k, other.k), (held.v, other.v)]
-                worst = max(worst, *(_apart(x[:, :, :length], y[:, :, :length]) for x, y in pairs))
+                worst = max(worst, *(_apart(x[:, :, :slots], y[:, :, :slots]) for x, y in pairs))
             elif isinstance(held, Tensor) and isinstance(other, Tensor):
                 worst = max(worst, _apart(held, other))
     return worst

@@ -50,6 +50,12 @@ class Seen:
     scores: list[Tensor]  # one a block
     fires: list[Tensor]
     state: State | None
+    start: int = 0  # the column of the first token something is known of
+
+    def since(self, start: int) -> Seen:
+        """The same without its first columns."""
+        cut = [[t[:, start:] for t in each] for each in ([self.logits], self.scores, self.fires)]
+        return Seen(cut[0][0], cut[1], cut[2], self.state, start)
 
     def row(self, index: int, columns: slice | Tensor) -> Seen:
         return Seen(
