@@ -2,10 +2,12 @@
 
 The pattern of layers follows the paper: a serial hybrid replaces the mixer by attention at some layers, a fused hybrid
 runs attention beside Mamba2 at the first, a middle and the last layer, AMOR adds three gated blocks behind the backbone.
+Any other mixer the registry finds is an architecture by its own name, everywhere; with `amor-` before it, behind gated blocks.
 """
 
 from typing import Any
 
+from amor import registry
 from amor.config import Config
 from amor.errors import AmorError, nearest
 
@@ -42,17 +44,38 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 
 NAMES = tuple(ARCHITECTURES)
 ABLATION_NAMES = tuple(f"{name}-{ablation}" for name in NAMES if name.startswith("amor-") for ablation in ABLATIONS)
+GATED_BLOCKS = 3
+
+
+def more_names() -> tuple[str, ...]:
+    """Architectures of mixers that the paper does not have."""
+    known = {kind for everywhere, special, _, _ in ARCHITECTURES.values() for kind in (everywhere, special)}
+    kinds = [kind.replace("_", "-") for kind in registry.kinds("mixers") if kind not in known]
+    return tuple(name for kind in kinds for name in (kind, f"amor-{kind}"))
+
+
+def every_name() -> tuple[str, ...]:
+    """Every preset there is, ablations included."""
+    more = more_names()
+    return NAMES + ABLATION_NAMES + more + tuple(f"{n}-{a}" for n in more if n.startswith("amor-") for a in ABLATIONS)
+
+
+def architecture(name: str) -> tuple[str, str, dict[int, tuple[int, ...]], int]:
+    """As a row of ARCHITECTURES."""
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    return name.removeprefix("amor-").replace("-", "_"), "", {}, GATED_BLOCKS if name.startswith("amor-") else 0
 
 
 def preset(name: str, scale: str, **changes: Any) -> Config:
     """A named architecture or ablation ('amor-mamba2-classic') at a scale, with any key changed."""
     if scale not in SCALES:
         raise AmorError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
+    if name not in every_name():
+        raise AmorError(f"no model {name!r}; {nearest(name, every_name())}")
     base, _, ablation = name.rpartition("-")
-    if name in ARCHITECTURES:
+    if ablation not in ABLATIONS:
         base, ablation = name, ""
-    elif base not in ARCHITECTURES or not base.startswith("amor-") or ablation not in ABLATIONS:
-        raise AmorError(f"no model {name!r}; {nearest(name, NAMES + ABLATION_NAMES)}")
     size = SCALES[scale]
     config = Config(
         name=f"{name}-{scale}",
@@ -61,13 +84,13 @@ def preset(name: str, scale: str, **changes: Any) -> Config:
         d_ff=size["d_ff"],
         context=size["context"],
         pattern=pattern(base, size["depth"]),
-    ).change(**{"blocks.count": ARCHITECTURES[base][3]})
+    ).change(**{"blocks.count": architecture(base)[3]})
     return config.change(**ABLATIONS.get(ablation, {})).change(**changes)
 
 
 def pattern(name: str, depth: int) -> tuple[str, ...]:
     """The mixer kind of every layer of an architecture of a depth."""
-    everywhere, special, where, _ = ARCHITECTURES[name]
+    everywhere, special, where, _ = architecture(name)
     places = where.get(depth, ())
     if where and not places:
         raise AmorError(f"{name} is laid out for depths {sorted(where)}, not {depth}; give a pattern of your own")

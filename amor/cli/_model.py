@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from amor.config import Config
 from amor.errors import AmorError
-from amor.presets import ABLATION_NAMES, NAMES, SCALES, preset
+from amor.presets import NAMES, SCALES, every_name, preset
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -63,7 +63,7 @@ def model_config(args: argparse.Namespace) -> Config:
 
 def is_preset(args: argparse.Namespace) -> bool:
     name = named(args)
-    return name in NAMES + ABLATION_NAMES or not Path(name).exists()
+    return name in every_name() or not Path(name).exists()
 
 
 def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
