@@ -190,6 +190,34 @@ def test_source_that_does_not_compile_gives_the_compilers_words(tmp_path: Path, 
         native.library(wrong)
 
 
+def test_the_one_token_kernels_of_all_operators_stand_together_in_one_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if native.compiler() is None:
+        return
+    monkeypatch.setenv("AMOR_CACHE", str(tmp_path / "cache"))
+    headers = sorted(p.relative_to(native.OPERATORS) for p in native.OPERATORS.glob("*/step.h"))
+    assert len(headers) >= 5
+    source = tmp_path / "together.cpp"
+    source.write_text("".join(f'#include "{name}"\n' for name in headers * 2) + 'extern "C" int answer() { return 42; }\n')
+    assert native.library(source).answer() == 42
+
+
+def test_a_changed_header_compiles_its_sources_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
+    if native.compiler() is None:
+        return
+    monkeypatch.setenv("AMOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(native, "OPERATORS", tmp_path)
+    source, header = tmp_path / "asks.cpp", tmp_path / "some" / "step.h"
+    source.write_text('#include "some/step.h"\nextern "C" int answer() { return ANSWER; }\n')
+    header.parent.mkdir()
+    for answer in (1, 2):
+        header.write_text(f"#define ANSWER {answer}\n")
+        for function in (native._built, native._loaded):
+            function.cache_clear()
+        assert native.library(source).answer() == answer
+
+
 def test_a_chunk_size_is_forced_then_stored_then_taken_from_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: None
 ) -> None:

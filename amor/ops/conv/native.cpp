@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "conv/step.h"
 #include "lanes.h"
 
 struct Shape3 {
@@ -112,23 +113,9 @@ extern "C" void conv_backward(const Shape3* d, const Inputs* in, const float* dy
     }
 }
 
-// One token a row. weight [C, k] as the reference has it; window and after [rows, k - 1, C] may be the same.
+// One token a row; window and after [rows, k - 1, C] may be the same.
 extern "C" void conv_step(const Shape3* d, const Inputs* in, float* y, float* after) {
-    const long C = d->channels, reach = d->taps - 1;
-    for (long row = 0; row < d->rows; row++) {
-        const float *x = in->x + row * in->x_row, *old = in->window + row * reach * C;
-        float* now = after + row * reach * C;
-        for (long c = 0; c < C; c++) {
-            const float* w = in->weight + c * d->taps;
-            float s = (in->bias ? in->bias[c] : 0.f) + w[reach] * x[c];
-            for (long j = 0; j < reach; j++) s += w[j] * old[j * C + c];
-            y[row * C + c] = s;
-        }
-        for (long j = 0; j + 1 < reach; j++) std::copy(old + (j + 1) * C, old + (j + 2) * C, now + j * C);
-        if (reach) std::copy(x, x + C, now + (reach - 1) * C);
-        over(C, [&](long c, int n) {
-            const vec s = get(y + row * C + c, n);
-            put(y + row * C + c, s * sigmoid(s), n);
-        });
-    }
+    const long C = d->channels, reach = d->taps - 1, held = reach * C;
+    for (long r = 0; r < d->rows; r++)
+        conv_token(in->x + r * in->x_row, in->weight, in->bias, in->window + r * held, after + r * held, C, reach, 0, C, y + r * C);
 }

@@ -55,8 +55,9 @@ def step(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, out: Te
     """One token a row without a gradient; the window after it is written into `out`, which may be `window`."""
     dense, past = x.float().contiguous(), window.float().contiguous()
     after = torch.empty_like(past) if out is None else out
-    shape, inputs = describe(dense, weight.float().contiguous(), None if bias is None else bias.float(), past, None)
-    shape.taps = weight.shape[1]
+    # kept by name: what only its pointer knew would be gone before the call
+    turned, offset = weight.float().T.contiguous(), None if bias is None else bias.float().contiguous()
+    shape, inputs = describe(dense, turned, offset, past, None)
     y = dense.new_empty(dense.shape)
     native.library(SOURCE).conv_step(ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.pointer(after))
     return y.to(x.dtype), after

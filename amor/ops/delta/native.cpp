@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "decays.h"
+#include "delta/step.h"
 #include "products.h"
 
 struct Shape4 {
@@ -263,17 +264,7 @@ extern "C" void delta_step(const Shape4* d, const Inputs* in, float* o, float* a
         for (long t = 0; t < d->length; t++, q += in->q_token, k += in->k_token, v += in->v_token, out += d->heads * V) {
             const bool forget = !from || (in->reset && in->reset[h.row * d->length + t]);
             const float decay = std::exp(in->g[h.token(0) + t * d->heads]), beta = in->beta[h.token(0) + t * d->heads];
-            std::fill(u, u + V, 0.f);
-            for (long j = 0; j < K && !forget; j++)
-                over(V, [&](long p, int n) { put(u + p, get(u + p, n) + k[j] * get(from + j * V + p, n), n); });
-            over(V, [&](long p, int n) { put(u + p, beta * (get(v + p, n) - decay * get(u + p, n)), n); });
-            std::fill(out, out + V, 0.f);
-            for (long j = 0; j < K; j++)
-                over(V, [&](long p, int n) {
-                    const vec kept = forget ? vec{} : get(from + j * V + p, n) * decay, now = kept + k[j] * get(u + p, n);
-                    put(s + j * V + p, now, n);
-                    put(out + p, get(out + p, n) + q[j] * now, n);
-                });
+            delta_token(q, k, v, &decay, 0, beta, K, V, forget ? nullptr : from, s, out, u);
             from = s;
         }
     }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "gated_norm/step.h"
 #include "lanes.h"
 
 struct Shape2 {
@@ -9,25 +10,6 @@ struct Shape2 {
     long x_row, x_token, z_row, z_token;     // strides in floats; the vectors of a token are dense
     float eps;
 };
-
-template <bool GATE_FIRST>
-static void forward(const Shape2& d, const float* x, const float* z, const float* w, float* y) {
-    vec squares{};
-    over(d.n, [&](long i, int n) {
-        const vec a = get(x + i, n), g = get(z + i, n), gated = GATE_FIRST ? a * g * sigmoid(g) : a;
-        squares += gated * gated;
-        put(y + i, gated, n);
-    });
-    const float scale = 1.f / std::sqrt(sum(squares) / d.n + d.eps);
-    over(d.n, [&](long i, int n) {
-        vec out = get(y + i, n) * scale * get(w + i, n);
-        if (!GATE_FIRST) {
-            const vec g = get(z + i, n);
-            out *= g * sigmoid(g);
-        }
-        put(y + i, out, n);
-    });
-}
 
 template <bool GATE_FIRST>
 static void backward(const Shape2& d, const float* x, const float* z, const float* w, const float* dy, float* dx, float* dz, float* dw) {
@@ -55,7 +37,7 @@ extern "C" void norm_forward(const Shape2* d, int gate_first, const float* x, co
         for (long v = 0; v < d->per_token; v++) {
             const float* xi = x + i / d->tokens * d->x_row + i % d->tokens * d->x_token + v * d->n;
             const float* zi = z + i / d->tokens * d->z_row + i % d->tokens * d->z_token + v * d->n;
-            (gate_first ? forward<true> : forward<false>)(*d, xi, zi, w, y + (i * d->per_token + v) * d->n);
+            (gate_first ? gated_norm_row<true> : gated_norm_row<false>)(xi, zi, w, d->n, d->eps, y + (i * d->per_token + v) * d->n);
         }
 }
 

@@ -3,8 +3,9 @@
     library = native.library(Path(__file__).with_suffix(".cpp"))     # a ctypes.CDLL, or an AmorError that says why not
     reason = native.missing(Path(__file__).with_suffix(".cpp"))      # None, or the same reason as a sentence
 
-A source is plain C++17 with `extern "C"` functions; it may include the headers beside this file. Functions take raw
-pointers (`tensor.data_ptr()`) and `native.threads()`, torch's own number, as the argument of their `num_threads` clauses.
+A source is plain C++17 with `extern "C"` functions; it may include the headers beside this file, and as "<operator>/step.h"
+the one-token kernels that stand beside their operators. Functions take raw pointers (`tensor.data_ptr()`) and
+`native.threads()`, torch's own number, as the argument of their `num_threads` clauses.
 The file name holds a hash of the source, the headers, the compiler, its flags and the processor, so that a changed source
 or another machine on the same disk compiles anew; it appears by one rename, so that processes may race.
 AMOR_NATIVE=0 switches native code off, AMOR_CACHE moves the folder, CXX names the compiler.
@@ -25,6 +26,7 @@ import torch
 from amor.errors import AmorError
 
 HERE = Path(__file__).parent
+OPERATORS = HERE.parent
 # no -ffast-math: NaN and infinity must stay what they are
 MATHS = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", *MATHS)
@@ -75,7 +77,7 @@ def _built(source: Path) -> tuple[Path | None, str]:
     if found is None:
         return None, "no C++ compiler found; install g++ (apt install g++) or set CXX"
     path, version = found
-    parts = [source.read_text(), *(h.read_text() for h in sorted(HERE.glob("*.h"))), version, *FLAGS, processor()]
+    parts = [source.read_text(), *(h.read_text() for h in sorted(OPERATORS.glob("*/*.h"))), version, *FLAGS, processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     target = cache_folder() / "native" / f"{source.parent.name}-{source.stem}-{digest}.so"
     if not target.exists():
@@ -91,7 +93,7 @@ def _compile(path: str, source: Path, target: Path) -> str:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             fresh = Path(folder) / target.name
-            command = [path, *FLAGS, f"-I{HERE}", str(source), "-o", str(fresh)]
+            command = [path, *FLAGS, f"-I{HERE}", f"-I{OPERATORS}", str(source), "-o", str(fresh)]
             said = subprocess.run(command, capture_output=True, text=True, check=False)
             if said.returncode:
                 errors = (

@@ -2,17 +2,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "rowwise/step.h"
 #include "turn.h"
 
 extern "C" void norm_forward(const float* x, const float* w, long rows, long n, float eps, float* y, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (long r = 0; r < rows; r++) {
-        const float* in = x + r * n;
-        vec squares{};
-        over(n, [&](long i, int part) { const vec a = get(in + i, part); squares += a * a; });
-        const float scale = 1.f / std::sqrt(sum(squares) / n + eps);
-        over(n, [&](long i, int part) { put(y + r * n + i, get(in + i, part) * scale * get(w + i, part), part); });
-    }
+    for (long r = 0; r < rows; r++) norm_row(x + r * n, w, n, eps, y + r * n);
 }
 
 // dw [blocks, n]: partial sums over fixed blocks of rows, so that the sum does not depend on threads
@@ -44,11 +39,7 @@ extern "C" void norm_backward(const float* x, const float* w, const float* dy, l
 extern "C" void swiglu_forward(const float* gate, const float* up, long count, float* y, int threads) {
     constexpr long RUN = 64 * LANES;
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (long from = 0; from < count; from += RUN)
-        over(std::min(RUN, count - from), [&](long i, int part) {
-            const vec g = get(gate + from + i, part);
-            put(y + from + i, g * sigmoid(g) * get(up + from + i, part), part);
-        });
+    for (long from = 0; from < count; from += RUN) swiglu_row(gate, up, from, std::min(from + RUN, count), y);
 }
 
 extern "C" void swiglu_backward(const float* gate, const float* up, const float* dy, long count, float* dgate, float* dup,

@@ -6,6 +6,7 @@
 
 #include "decays.h"
 #include "products.h"
+#include "scan/step.h"
 
 struct Shape4 {
     long rows, length, heads, size, groups, width, chunk;
@@ -280,18 +281,7 @@ extern "C" void scan_step(const Shape4* d, const Inputs* in, float* y, float* af
         for (long t = 0; t < d->length; t++, x += in->x_token, B += in->B_token, C += in->C_token, out += d->heads * P) {
             const float step = dt[t * d->heads], decay = std::exp(step * in->A[h.head]);
             const bool forget = !from || (in->reset && in->reset[h.row * d->length + t]);
-            for (long p = 0; p < P; p++) {
-                const float fed = step * x[p];
-                const float* old = from + p * S;
-                float* now = s + p * S;
-                vec said{};
-                over(S, [&](long j, int n) {
-                    const vec kept = forget ? vec{} : get(old + j, n) * decay, v = kept + fed * get(B + j, n);
-                    put(now + j, v, n);
-                    said += v * get(C + j, n);
-                });
-                out[p] = sum(said) + (in->D ? in->D[h.head] * x[p] : 0.f);
-            }
+            scan_token(x, step, decay, B, C, in->D ? in->D[h.head] : 0.f, P, S, forget ? nullptr : from, s, out);
             from = s;
         }
     }
