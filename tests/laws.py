@@ -20,6 +20,7 @@ SMALL = {
         "attention": {"head_size": 16},
         "mamba2": {"head_size": 16, "state_size": 24},
         "gated_deltanet": {"head_size": 16},
+        "kda": {"head_size": 16},
         "fused": {"head_size": 16, "state_size": 24},
     },
     "blocks.head_size": 16,

@@ -84,6 +84,7 @@ REFUSED = [
     ({"mixers.mamba2.groups": 3}, "groups 3 does not divide"),
     ({"mixers.mamba3.state_size": 3}, "did you mean 'mamba2'"),
     ({"pattern": "gated_deltanet", "width": 64, "blocks.count": 0}, "give heads=1"),
+    ({"pattern": "kda", "width": 96, "blocks.count": 0}, "give heads=2"),
     ({"pattern": "attention", "mixers.attention.head_size": 1}, "must be even"),
     ({"norm_eps": 0.0}, "norm_eps is 0.0"),
     ({"context": 0}, "context is 0"),

@@ -21,7 +21,10 @@ from amor.ops.backends import module
 from amor.ops.product import FORMATS, pack
 from amor.ops.spent import counting
 from amor.parts import Linear
-from amor.presets import NAMES
+from amor.presets import NAMES as PAPER
+from amor.presets import more_names
+
+NAMES = PAPER + more_names()
 
 GATED = [name for name in NAMES if name.startswith("amor-")]
 EVERY = Savings(cheap=True)

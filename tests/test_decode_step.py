@@ -19,9 +19,9 @@ from amor.ops import product
 from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.product import FORMATS, pages
 from amor.ops.product.refine import refine
-from amor.presets import ABLATION_NAMES, NAMES
+from amor.presets import every_name
 
-SOME = ["mamba2", "gated-deltanet", "mamba2-fused", "transformer", "amor-mamba2-mlp"]
+SOME = ["mamba2", "gated-deltanet", "amor-kda", "mamba2-fused", "transformer", "amor-mamba2-mlp"]
 
 
 @torch.no_grad()
@@ -54,7 +54,7 @@ def test_a_row_s_step_has_the_same_bits_beside_others_and_with_more_threads(name
                 assert torch.equal(mine[row], theirs[0]), part
 
 
-@pytest.mark.parametrize("name", NAMES + ABLATION_NAMES)
+@pytest.mark.parametrize("name", every_name())
 def test_a_compiled_step_is_the_forward_of_one_token(name):
     model = small(name)
     state, token = read(model, 3)

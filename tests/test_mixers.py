@@ -35,8 +35,8 @@ def inputs(rows, columns, seed=0):
     return torch.randn(rows, columns, 64, generator=torch.Generator().manual_seed(seed))
 
 
-def test_the_registry_finds_the_four_mixers():
-    assert set(KINDS) == {"attention", "mamba2", "gated_deltanet", "fused"}
+def test_the_registry_finds_the_five_mixers():
+    assert set(KINDS) == {"attention", "mamba2", "gated_deltanet", "kda", "fused"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

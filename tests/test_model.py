@@ -8,9 +8,9 @@ import amor
 from amor import registry
 from amor.judge.check import check
 from amor.ops import head
-from amor.presets import ABLATION_NAMES, NAMES
+from amor.presets import NAMES, every_name
 
-ALL = NAMES + ABLATION_NAMES
+ALL = every_name()
 AMORS = [name for name in ALL if name.startswith("amor-")]
 
 

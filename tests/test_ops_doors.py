@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from test_ops_recurrent import begins, compare, made, remembered
+from test_ops_recurrent import begins, compare, kernel, made, remembered
 from torch import Tensor
 
 from amor.errors import AmorError
@@ -82,7 +82,12 @@ def in_sequences(run: object, inputs: tuple[Tensor, ...], state: Tensor, bounds:
 
 
 def imitated_delta(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens):
-    assert scale == 1.0 and output_final_state
+    assert scale == 1.0 and output_final_state and g.shape == beta.shape
+    return in_sequences(module("delta", "reference").delta, (q, k, v, g, beta), initial_state, cu_seqlens)
+
+
+def imitated_kda(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens):
+    assert scale == 1.0 and output_final_state and g.shape == k.shape
     return in_sequences(module("delta", "reference").delta, (q, k, v, g, beta), initial_state, cu_seqlens)
 
 
@@ -142,13 +147,12 @@ def imitated_scan(x, dt, A, B, C, chunk_size, D, initial_states, seq_idx, return
     return module("scan", "reference").scan(x, dt, A, B, C, initial_states, reset, D)
 
 
-@pytest.mark.parametrize(("op", "door", "package"), DOORS)
+@pytest.mark.parametrize(("op", "door"), [*(pair[:2] for pair in DOORS), ("kda", "fla")])
 @pytest.mark.parametrize("length", [1, 20])
-def test_a_door_translates_states_and_resets_exactly(
-    op: str, door: str, package: str, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_door_translates_states_and_resets_exactly(op: str, door: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {
         "fla.ops.gated_delta_rule": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", imitated_delta),
+        "fla.ops.kda": ("chunk_kda", "fused_recurrent_kda", imitated_kda),
         "fla.ops.simple_gla": ("chunk_simple_gla", "fused_recurrent_simple_gla", imitated_gla),
         "mamba_ssm.ops.triton.ssd_combined": ("mamba_chunk_scan_combined", "mamba_chunk_scan_combined", imitated_scan),
     }
@@ -159,7 +163,7 @@ def test_a_door_translates_states_and_resets_exactly(
     reset[0, 0] = True
     for start in ({}, remembered(op, inputs)):
         for where in (None, reset):
-            got, want = (getattr(module(op, name), op)(**inputs, **start, reset=where) for name in (door, "reference"))
+            got, want = (kernel(op, name)(**inputs, **start, reset=where) for name in (door, "reference"))
             compare(dict(zip("ys", got)), dict(zip("ys", want)), door)
 
 

@@ -1,6 +1,8 @@
 """The recurrent operators: every backend usable here equals the reference, values and gradients, whatever the length."""
 
+from collections.abc import Callable
 from functools import cache
+from math import log2
 
 import pytest
 import torch
@@ -14,15 +16,21 @@ from amor.ops.chunks import CHOICES
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
 
+# what is called, and its operator: kda is delta with a decay a channel
+OPERATOR = {"scan": "scan", "delta": "delta", "kda": "delta", "conv": "conv"}
 GUESTS = [
     (op, guest.name)
-    for op in ("scan", "delta", "conv")
-    for guest in BACKENDS[op]
-    if guest.name != "reference" and missing(op, guest, "cpu") is None
+    for op, called in OPERATOR.items()
+    for guest in BACKENDS[called]
+    if guest.name != "reference" and missing(called, guest, "cpu") is None
 ]
 RECURRENT = [pair for pair in GUESTS if pair[0] != "conv"]
 LENGTHS = (1, 2, 63, 64, 65, 100)
 Inputs = dict[str, Tensor]
+
+
+def kernel(op: str, backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    return getattr(module(OPERATOR[op], backend), OPERATOR[op])
 
 
 def made(op: str, length: int, sizes: tuple[int, int] = (24, 16), heads: int = 4, rows: int = 2, seed: int = 0) -> Inputs:
@@ -35,10 +43,12 @@ def made(op: str, length: int, sizes: tuple[int, int] = (24, 16), heads: int = 4
         dt, A, D = F.softplus(torch.randn(rows, length, heads) - 1), -4 * torch.rand(heads), torch.randn(heads)
         B, C = (t.unflatten(-1, (groups, b)) for t in (B, C))
         return {"x": x.unflatten(-1, (heads, a)), "dt": dt, "A": A, "B": B, "C": C, "D": D}
-    if op == "delta":
+    if OPERATOR[op] == "delta":
         q, k, v = torch.randn(rows, length, heads * (2 * a + b)).split([heads * a, heads * a, heads * b], dim=-1)
         q, k, v = (t.unflatten(-1, (heads, -1)) for t in (q, k, v))
         g, beta = -3 * torch.rand(rows, length, heads) ** 3, torch.rand(rows, length, heads)
+        if op == "kda":
+            g = -3 * torch.rand(rows, length, heads, a) ** 3
         return {"q": q, "k": F.normalize(k, dim=-1), "v": v, "g": g, "beta": beta}
     x = torch.randn(rows, length, 2 * a)[..., : a + 1]
     return {"x": x, "weight": torch.randn(a + 1, 4), "bias": torch.randn(a + 1)}
@@ -49,7 +59,7 @@ def remembered(op: str, inputs: Inputs) -> Inputs:
     if op == "scan":
         x, B = inputs["x"], inputs["B"]
         return {"state": torch.randn(len(x), *x.shape[2:], B.shape[3])}
-    if op == "delta":
+    if OPERATOR[op] == "delta":
         k, v = inputs["k"], inputs["v"]
         return {"state": torch.randn(len(k), *k.shape[2:], v.shape[3])}
     return {"window": torch.randn(len(inputs["x"]), 3, inputs["x"].shape[2])}
@@ -58,7 +68,7 @@ def remembered(op: str, inputs: Inputs) -> Inputs:
 def answers(op: str, backend: str, inputs: Inputs, **more: object) -> Inputs:
     """Both outputs, and the gradient of every input through both."""
     leaves = {name: t.detach().requires_grad_() for name, t in inputs.items()}
-    outputs = getattr(module(op, backend), op)(**leaves, **more)
+    outputs = kernel(op, backend)(**leaves, **more)
     torch.manual_seed(1)
     sum((t * torch.randn(t.shape)).sum() for t in outputs).backward()
     found = dict(zip(("output", "state after"), (t.detach() for t in outputs)))
@@ -129,7 +139,7 @@ def test_a_pad_leaves_the_state_alone(op: str, backend: str, few: int) -> None:
     inputs |= start
     same(op, backend, inputs)
     short = {name: t if t.ndim < 3 or name == "state" else t[:, :few] for name, t in inputs.items()}
-    run = getattr(module(op, backend), op)
+    run = kernel(op, backend)
     with torch.no_grad():
         (y, s), (y_short, s_short) = run(**inputs), run(**short)
     close(s, s_short, "state")
@@ -145,15 +155,46 @@ def test_a_token_that_forgets_everything_does_not_blur_the_decays_after_it(op: s
     logs[:, 20::31] = -1e4
     if op == "scan":
         inputs |= {"A": torch.full((4,), -1.0), "dt": -logs, "x": inputs["x"] / (1 - logs)[..., None]}
+    elif op == "kda":  # one half of the channels forgets five tokens before the other, and some never
+        inputs["g"] = torch.stack([logs, logs.roll(-5, 1), logs.clamp(min=-0.01)], dim=-1).repeat(1, 1, 1, 8)
     else:
         inputs["g"] = logs
     same(op, backend, inputs)
 
 
+@pytest.mark.parametrize("backend", [name for op, name in GUESTS if op == "kda"])
+@pytest.mark.parametrize("log", [-2.0, -40.0, -1e4])
+def test_channels_that_forget_at_once_stand_beside_channels_that_never_do(backend: str, log: float) -> None:
+    inputs = made("kda", 100)
+    inputs["g"] = torch.where(torch.rand(4, 24) < 0.5, log, 0.0).expand(2, 100, 4, 24)
+    same("kda", backend, inputs | remembered("kda", inputs), reset=begins(2, 100))
+
+
+def test_natively_no_rounding_comes_back_through_a_document_s_beginning() -> None:
+    inputs, reset = made("kda", 100), begins(2, 100)
+    if ("kda", "native") in GUESTS:
+        assert not answers("kda", "native", inputs | remembered("kda", inputs), reset=reset)["gradient of g"][reset].any()
+
+
+@pytest.mark.parametrize("backend", ["reference", *(name for op, name in GUESTS if op == "kda")])
+def test_a_decay_all_channels_share_is_the_decay_of_their_head(backend: str) -> None:
+    inputs = made("delta", 100)
+    inputs |= remembered("delta", inputs)
+    shared = inputs | {"g": inputs["g"][..., None].expand(-1, -1, -1, 24)}
+    for reset in (None, begins(2, 100)):
+        want, got = (answers(op, backend, given, reset=reset) for op, given in (("delta", inputs), ("kda", shared)))
+        got["gradient of g"] = got["gradient of g"].sum(-1)
+        compare(got, want, backend)
+    with torch.no_grad():  # and of a few tokens, by the recurrence itself
+        few = [{name: t if name == "state" else t[:, :5] for name, t in given.items()} for given in (inputs, shared)]
+        for a, b in zip(*(kernel("delta", backend)(**given) for given in few)):
+            close(b, a, backend)
+
+
 @pytest.mark.parametrize(("op", "backend"), RECURRENT)
 def test_a_length_past_64k_may_be_cut_anywhere(op: str, backend: str) -> None:
     inputs = made(op, 70_001, (4, 4), heads=2, rows=1)
-    run = getattr(module(op, backend), op)
+    run = kernel(op, backend)
     with torch.no_grad():
         y, s = run(**inputs)
         state, ys = None, []
@@ -171,7 +212,7 @@ def test_a_call_without_gradient_gives_the_same_values(op: str, backend: str) ->
         inputs |= remembered(op, inputs)
         with torch.no_grad():
             for reset in (None, begins(2, length)):
-                got, want = (getattr(module(op, name), op)(**inputs, reset=reset) for name in (backend, "reference"))
+                got, want = (kernel(op, name)(**inputs, reset=reset) for name in (backend, "reference"))
                 close(got[0], want[0], "output")
                 close(got[1], want[1], "state")
 
@@ -188,18 +229,18 @@ def test_a_convolution_knows_ragged_rows(length: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "chunked", "reference"])
-@pytest.mark.parametrize(("op", "package"), [("scan", scan), ("delta", delta), ("conv", conv)])
+@pytest.mark.parametrize(("op", "package"), [("scan", scan), ("delta", delta), ("kda", delta), ("conv", conv)])
 def test_a_step_writes_the_state_where_it_is_told(
     op: str, package: object, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (op, backend) not in [*GUESTS, (op, "reference")]:
         return
-    monkeypatch.setenv("AMOR_KERNELS", f"{op}={backend}")
+    monkeypatch.setenv("AMOR_KERNELS", f"{OPERATOR[op]}={backend}")
     inputs = made(op, 1 if op == "conv" else 3)
     start = remembered(op, inputs)
     (name, state), kept = next(iter(start.items())), next(iter(start.values())).clone()
     with torch.no_grad():
-        want, after = getattr(module(op, "reference"), op)(**inputs, **start)
+        want, after = kernel(op, "reference")(**inputs, **start)
         got, fresh = package.step(**inputs, **start)
         close(got, want, "output")
         close(fresh, after, "state after")
@@ -254,14 +295,16 @@ def test_what_is_done_to_a_token_by_itself_equals_the_reference(guest: str, name
 
 @pytest.mark.parametrize(("op", "backend"), [pair for pair in GUESTS if pair[1] == "native"])
 def test_native_bits_do_not_depend_on_threads_or_on_the_run(op: str, backend: str) -> None:
-    inputs = made(op, 200)
-    inputs |= remembered(op, inputs)
+    inputs, few = made(op, 200, (48, 40), heads=8), made(op, 16, (48, 40), heads=8)  # enough work that threads meet
+    inputs, few = inputs | remembered(op, inputs), few | remembered(op, few)
     before = torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3, 2):
             torch.set_num_threads(threads)
-            found.append(answers(op, backend, inputs))
+            with torch.no_grad():
+                briefly = dict(zip(("output of a few", "state after a few"), kernel(op, backend)(**few)))
+            found.append(answers(op, backend, inputs) | briefly)
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
@@ -282,7 +325,7 @@ def kept_floats(op: str, backend: str, inputs: Inputs, chunk: int) -> float:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        held = getattr(module(op, backend), op)(**leaves, chunk=chunk)
+        held = kernel(op, backend)(**leaves, chunk=chunk)
     assert held
     return sum(seen.values()) / 4
 
@@ -295,6 +338,8 @@ def test_what_is_kept_for_the_gradient_is_the_formula_in_the_file(op: str, backe
         ("scan", "chunked"): lambda T, Q: T * H * (2 * Q + 4 * a + 2) + T * G * (Q + 4 * b) + 2 * T / Q * H * a * b,
         ("delta", "native"): lambda T, Q: T * H * b + T / Q * H * a * b,
         ("delta", "chunked"): lambda T, Q: T * H * (6 * Q + 8 * a + 3 * b + 3) + T / Q * H * a * b,
+        ("kda", "native"): lambda T, Q: T * H * b + T / Q * H * a * b,
+        ("kda", "chunked"): lambda T, Q: T * H * (3 * Q + (2.5 * log2(Q) + 9) * a + 3 * b) + T / Q * H * a * b,
     }
     for length in (512, 1024):
         for chunk in (32, 64):

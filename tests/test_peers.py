@@ -13,7 +13,17 @@ import torch
 import torch.nn.functional as F
 from laws import SMALL, close, tokens
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, Mamba2Config, PreTrainedConfig, Qwen3NextConfig
+from transformers import (
+    Cache,
+    DynamicCache,
+    KimiLinearConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mamba2Config,
+    PreTrainedConfig,
+    Qwen3NextConfig,
+)
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
@@ -23,6 +33,7 @@ from amor.layout import Layout
 from amor.mixers.attention import Attention, AttentionOptions
 from amor.mixers.base import Mixer
 from amor.mixers.gated_deltanet import GatedDeltaNet, GatedDeltaNetOptions
+from amor.mixers.kda import KDA, KDAOptions
 from amor.mixers.mamba2 import Mamba2, Mamba2Options
 from amor.ops.head import IGNORE
 from amor.parts import RMSNorm, SwiGLU
@@ -133,6 +144,37 @@ def gated_deltanet(**options):
     return Pair(ours, theirs, config, lambda x, held, past: theirs(x, cache_params=held), states, to_peer)
 
 
+def kda(**options):
+    chosen = KDAOptions(**{"head_size": 16} | options)
+    config = KimiLinearConfig(
+        hidden_size=WIDTH,
+        linear_num_heads=chosen.count(WIDTH),
+        linear_head_dim=chosen.head_size,
+        linear_conv_kernel_dim=chosen.conv,
+        num_hidden_layers=1,
+        layer_types=["linear_attention"],
+        rms_norm_eps=EPS,
+    )
+
+    def to_peer(ours):
+        forgets = ("A_log", "dt_bias", "f_a_proj.weight", "f_b_proj.weight")
+        renamed = {f"forget_gate.{name}" if name in forgets else name: value for name, value in ours.items()}
+        return renamed | {"forget_gate.A_log": ours["A_log"].view(1, 1, -1, 1)}
+
+    ours, theirs = KDA(WIDTH, chosen, EPS), KimiLinearDeltaAttention(config, layer_idx=0)
+    states = recurrent_states("delta", chosen.conv)
+    return Pair(ours, theirs, config, lambda x, held, past: theirs(x, cache_params=held), states, to_peer)
+
+
+def test_kda_begins_with_the_decays_of_its_peer():
+    ours = KDA(WIDTH, KDAOptions(head_size=16, heads=200), EPS)
+    ours.reset_parameters(torch.Generator().manual_seed(0))
+    strengths, steps = ours.A_log.exp(), F.softplus(ours.dt_bias)
+    assert 1 <= strengths.min() < 1.5 and 15.5 < strengths.max() <= 16, "uniform from 1 to 16"
+    assert 0.9e-3 < steps.min() < 1.1e-3 and 0.09 < steps.max() < 0.101, "from 0.001 to 0.1"
+    close(steps.log().mean(), torch.tensor(0.01).log(), "even on a logarithmic scale", dtype=torch.bfloat16)
+
+
 def llama_config(theta=10_000.0, heads=4, layers=1):
     return LlamaConfig(
         hidden_size=WIDTH,
@@ -171,6 +213,8 @@ BUILDERS = {
     "mamba2, not expanded": lambda: mamba2(expand=1),
     "gated_deltanet": gated_deltanet,
     "gated_deltanet, values as keys, two taps": lambda: gated_deltanet(heads=5, expand_v=1, conv=2),
+    "kda": kda,
+    "kda, five heads, two taps": lambda: kda(heads=5, conv=2),
     "attention": attention,
     "attention, narrow, fast turning": lambda: attention(width=32, rope_theta=50.0),
 }
@@ -262,10 +306,23 @@ def test_gradients_flow_through_states_as_through_a_whole_sequence_of_the_peer(p
     same_learning(pair, inputs(cuts[-1]), cuts)
 
 
-def by_hand(p, x, size):
-    """A Gated DeltaNet with keys of `size`, token after token and head after head, S [values, keys].
+# a token's log decay before -exp(A_log), a head or a channel after the other, and its output gate
+WRITTEN = {
+    "gated_deltanet": (
+        lambda p, token: F.softplus(p["a_proj.weight"] @ token + p["dt_bias"]),
+        lambda p, token: F.silu(p["g_proj.weight"] @ token),
+    ),
+    "kda": (
+        lambda p, token: F.softplus(p["f_b_proj.weight"] @ (p["f_a_proj.weight"] @ token) + p["dt_bias"]),
+        lambda p, token: torch.sigmoid(p["g_b_proj.weight"] @ (p["g_a_proj.weight"] @ token)),
+    ),
+}
 
-    S <- S a (I - b k k^T) + b v k^T          o = S q          as the paper writes it (arXiv 2412.06464)
+
+def by_hand(p, x, size, steps, gate):
+    """A Gated DeltaNet or KDA with keys of `size`, token after token and head after head, S [values, keys].
+
+    S <- S diag(a) (I - b k k^T) + b v k^T          o = S q          as the papers write it (arXiv 2412.06464, 2510.26692)
     """
     heads, taps = len(p["A_log"]), p["conv1d.weight"][:, 0]
     qkv = torch.cat([p[f"{name}_proj.weight"] for name in "qkv"])
@@ -277,29 +334,38 @@ def by_hand(p, x, size):
         for t, token in enumerate(x[row]):
             seen = padded[row, t : t + taps.shape[1]]
             parts = F.silu((seen @ qkv.T * taps.T).sum(0)).split([keys, keys, values])
+            decays, gates = steps(p, token).chunk(heads), gate(p, token).chunk(heads)
             after, out = [], []
             for h, (q, k, v) in enumerate(zip(*(part.chunk(heads) for part in parts), strict=True)):
                 q, k = (u / (u.dot(u) + 1e-6).sqrt() for u in (q, k))
-                a = torch.exp(-p["A_log"][h].exp() * F.softplus(p["a_proj.weight"][h].dot(token) + p["dt_bias"][h]))
+                a = torch.exp(-p["A_log"][h].exp() * decays[h])
                 b = torch.sigmoid(p["b_proj.weight"][h].dot(token))
-                after.append(S[h] @ (a * (torch.eye(size) - b * k.outer(k))) + b * v.outer(k))
+                after.append(S[h] * a @ (torch.eye(size) - b * k.outer(k)) + b * v.outer(k))
                 o = after[-1] @ q / size**0.5
                 normed = o / (o.square().mean() + EPS).sqrt() * p["o_norm.weight"]
-                out.append(normed * F.silu(p["g_proj.weight"].chunk(heads)[h] @ token))
+                out.append(normed * gates[h])
             S = torch.stack(after)
             said.append(p["o_proj.weight"] @ torch.cat(out))
     return torch.stack(said).view(x.shape)
 
 
+@pytest.mark.parametrize("kind", WRITTEN)
 @pytest.mark.parametrize("length", [1, 2, 65])
-def test_gated_deltanet_is_the_recurrence_written_out(length):
-    mixer, x = built("gated_deltanet").ours, inputs(length)
+def test_a_delta_rule_is_the_recurrence_written_out(kind, length):
+    mixer, x = built(kind).ours, inputs(length)
     exact = {name: p.detach().double().requires_grad_() for name, p in mixer.named_parameters()}
-    wanted, theirs = learned(exact, x.double(), lambda x: by_hand(exact, x, size=16))
+    wanted, theirs = learned(exact, x.double(), lambda x: by_hand(exact, x, 16, *WRITTEN[kind]))
     for cuts in ([0, length], list(range(length + 1))):
         found, ours = learned(mixer.named_parameters(), x, lambda x, cuts=cuts: in_pieces(mixer, x, cuts)[0])
         same_names(found, wanted)
         same_names(ours, theirs, "gradient of")
+
+
+def test_kda_with_wide_values_is_the_recurrence_written_out():
+    mixer, x = stirred(KDA(WIDTH, KDAOptions(head_size=16, heads=3, expand_v=2), EPS)), inputs(33)
+    exact = {name: p.detach().double() for name, p in mixer.named_parameters()}
+    with torch.no_grad():
+        close(in_pieces(mixer, x, [0, 20, 33])[0].double(), by_hand(exact, x.double(), 16, *WRITTEN["kda"]), dtype=torch.float32)
 
 
 @pytest.mark.parametrize(

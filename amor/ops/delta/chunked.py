@@ -4,7 +4,10 @@ With e the decays inside a chunk (never above 1), the corrected values u solve
 
     (1 + tril(beta (k k^T) e, -1)) u = beta (v - since k s)
 
+Where every channel has a decay of its own (KDA), e stands inside the sum over channels: `by_channel`.
+
 Kept for the gradient, in floats a row: T H (6 chunk + 8 K + 3 V + 3) + (T / chunk) H K V; linear in T.
+With a decay a channel: T H (3 chunk + (2.5 log2 chunk + 9) K + 3 V) + (T / chunk) H K V.
 """
 
 from typing import Any
@@ -30,23 +33,66 @@ def delta(
     rows, length, heads, size = k.shape
     values = v.shape[-1]
     chunk = min(chunk or chunk_size("delta", "chunked", length, (heads, size, values)), length)
+    if g.ndim == 4:
+        chunk = 1 << (chunk - 1).bit_length()  # its blocks double
     q_, k_, v_, g_, beta_ = (cut(t, chunk).transpose(2, 3) for t in (q, k, v, g, beta))  # [B, n, H, Q, ...]
-    e = decays(g_, None if reset is None else cut(reset, chunk))
-    strength, since = beta_[..., None], e.since[..., None]
+    begins, strength = None if reset is None else cut(reset, chunk), beta_[..., None]
+    if g.ndim == 4:
+        same, scores, since, until, carry = by_channel(q_, k_, g_, begins)
+        system = strength * same
+    else:
+        e = decays(g_, begins)
+        system, scores = strength * (k_ @ k_.mT) * e.between, (q_ @ k_.mT) * e.between
+        since, until, carry = e.since[..., None], e.until[..., None], e.carry[..., None, None]
 
-    inverse = UnitLowerInverse.apply((strength * (k_ @ k_.mT) * e.between).tril(-1))
+    inverse = UnitLowerInverse.apply(system.tril(-1))
     own, against = (inverse @ torch.cat([strength * v_, strength * since * k_], dim=-1)).split([values, size], dim=-1)
-    scores = (q_ @ k_.mT) * e.between
-    asked, kept = q_ * since, (k_ * e.until[..., None]).mT
+    asked, kept = q_ * since, (k_ * until).mT
 
     s = q.new_zeros(rows, heads, size, values, dtype=torch.float32) if state is None else state.float()
     outputs = []
-    parts = (t.unbind(1) for t in (own, against, asked, scores, kept, e.carry[..., None, None]))
-    for mine, against_i, asked_i, scores_i, kept_i, carry in zip(*parts):
+    parts = (t.unbind(1) for t in (own, against, asked, scores, kept, carry))
+    for mine, against_i, asked_i, scores_i, kept_i, carry_i in zip(*parts):
         u = mine - against_i @ s
         outputs.append(asked_i @ s + scores_i @ u)
-        s = torch.addcmul(kept_i @ u, carry, s)
+        s = torch.addcmul(kept_i @ u, carry_i, s)
     return torch.stack(outputs, dim=1).transpose(2, 3).flatten(1, 2)[:, :length], s
+
+
+def by_channel(q: Tensor, k: Tensor, logs: Tensor, begins: Tensor | None) -> tuple[Tensor, ...]:
+    """KDA: k k^T and q k^T [.., Q, Q] with decays inside their sums over channels, and since, until [.., Q, K], carry [.., K, 1].
+
+    As in `decays`, running sums are float64, and no exponent is above 0.
+    """
+    total = logs.to(torch.float32 if logs.device.type == "mps" else torch.float64).cumsum(-2)
+    since, until = total.float().exp(), (total[..., -1:, :] - total).float().exp()
+    carry = since[..., -1, :, None]
+    same, scores = channel_pairs(torch.stack([k, q], dim=-2), k, total).unbind(-2)
+    if begins is not None:  # where nothing decays, what is left of a decay is the edges of documents
+        edges = decays(logs.new_zeros(*begins.shape[:2], 1, begins.shape[2]), begins)
+        same, scores = same * edges.between, scores * edges.between
+        since, until, carry = since * edges.since[..., None], until * edges.until[..., None], carry * edges.carry[..., None, None]
+    return same, scores, since, until, carry
+
+
+def channel_pairs(later: Tensor, earlier: Tensor, total: Tensor) -> Tensor:
+    """[.., Q, n, Q] the sum over channels of later_t earlier_s exp(total_t - total_s), s <= t; later is [.., Q, n, K].
+
+    By blocks that double: a decay from the first block of a pair to the second is one to the edge between them times one from
+    there, and neither is above 1. A token's own is 1.
+    """
+    found = (later * earlier[..., None, :]).sum(-1)[..., None, :, None]  # [.., blocks, rows, n, columns]
+    while (half := found.shape[-1]) < total.shape[-2]:
+        (first, second), (_, asks), (told, _) = (
+            t.unflatten(3, (-1, 2, half)).unbind(4) for t in (total, later, earlier)
+        )  # [.., pairs of blocks, half, ..]
+        edge = first[..., -1:, :].detach()  # the answer does not depend on it
+        asks = asks * (second - edge).float().exp()[..., None, :]
+        told = told * (edge - first).float().exp()
+        square = (asks.flatten(-3, -2) @ told.mT).unflatten(-2, (half, -1))
+        above, below = found.unflatten(3, (-1, 2)).unbind(4)
+        found = torch.cat([torch.cat([above, torch.zeros_like(square)], -1), torch.cat([square, below], -1)], -3)
+    return found.squeeze(3)
 
 
 class UnitLowerInverse(torch.autograd.Function):

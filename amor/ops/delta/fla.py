@@ -1,7 +1,9 @@
-"""The gated delta rule by flash-linear-attention's Triton kernels (0.6 and later), on a GPU.
+"""The gated delta rule by flash-linear-attention's Triton kernels (0.6 and later), on a GPU; a decay a channel by those of KDA.
 
 Products run in the dtype of v (bfloat16 in training), sums and states in float32. Resets become fla's `cu_seqlens`.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,12 +19,11 @@ def missing() -> str | None:
 def delta(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None = None, reset: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
-
     rows, length, heads, size = k.shape
     inputs = [t.to(doors.kernel_dtype(v.dtype)) for t in (q, k, v)] + [g.float(), beta.float()]
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*inputs, state))
-    kernel = chunk_gated_delta_rule if learns or length > 1 else fused_recurrent_gated_delta_rule  # the latter has no gradient
+    chunked, recurrent = kernels(by_channel=g.ndim == 4)
+    kernel = chunked if learns or length > 1 else recurrent  # the latter has no gradient
     s = k.new_zeros(rows, heads, size, v.shape[3], dtype=torch.float32) if state is None else state.float()
     pieces = None if reset is None else documents(reset)
     if pieces is not None:
@@ -33,3 +34,14 @@ def delta(
     if pieces is not None:
         o, after = o[0].unflatten(0, (rows, length)), after[pieces.last]
     return o.float(), after.float()
+
+
+def kernels(by_channel: bool) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., tuple[Tensor, Tensor]]]:
+    """For many tokens and for one; all four are called alike."""
+    if by_channel:
+        from fla.ops.kda import chunk_kda, fused_recurrent_kda
+
+        return chunk_kda, fused_recurrent_kda
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+
+    return chunk_gated_delta_rule, fused_recurrent_gated_delta_rule

@@ -1,5 +1,6 @@
 """The gated delta rule in matrix form as C++ for this machine (native.cpp), with its gradient written by hand.
 
+A decay is one a head or one a channel: C++ is told how many.
 Memory beyond inputs and outputs, in floats a row: T H V + (T / chunk) H K V kept for the gradient; linear in T.
 """
 
@@ -23,7 +24,7 @@ def missing() -> str | None:
 
 
 class Shape(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("rows", "length", "heads", "keys", "values", "chunk")]
+    _fields_ = [(name, ctypes.c_long) for name in ("rows", "length", "heads", "keys", "values", "chunk", "decays")]
 
 
 class Inputs(ctypes.Structure):
@@ -73,17 +74,24 @@ def step(
 def token_by_token(inputs: tuple[Tensor | None, ...], after: Tensor) -> tuple[Tensor, Tensor]:
     shape, described = describe(inputs, 1)
     threads = native.threads()
-    o, room = after.new_empty(shape.rows, shape.length, shape.heads, shape.values), after.new_empty(threads.value, shape.values)
+    o = after.new_empty(shape.rows, shape.length, shape.heads, shape.values)
+    room = after.new_empty(threads.value, shape.values + shape.keys)
     outputs = [native.pointer(t) for t in (o, after, room)]
     native.library(SOURCE).delta_step(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
     return o, after
 
 
 def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[Shape, Inputs]:
-    q, k, v = inputs[:3]
-    assert q is not None and k is not None and v is not None
+    q, k, v, g = inputs[:4]
+    assert q is not None and k is not None and v is not None and g is not None
     strides = [t.stride(i) for t in (q, k, v) for i in (0, 1)]
-    return Shape(*k.shape, v.shape[3], chunk), Inputs(*(native.pointer(t) for t in inputs), *strides)
+    decays = 1 if g.ndim == 3 else g.shape[3]
+    return Shape(*k.shape, v.shape[3], chunk, decays), Inputs(*(native.pointer(t) for t in inputs), *strides)
+
+
+def channels(shape: Shape) -> int:
+    """Floats a token of a chunk that decays of single channels need while they run."""
+    return 9 * shape.keys if shape.decays > 1 else 0
 
 
 def forward(inputs: tuple[Tensor | None, ...], chunk: int, solved: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -94,7 +102,7 @@ def forward(inputs: tuple[Tensor | None, ...], chunk: int, solved: Tensor | None
     o = k.new_empty(shape.rows, shape.length, shape.heads, shape.values)
     after = k.new_empty(shape.rows, shape.heads, shape.keys, shape.values)
     threads = native.threads()
-    room = k.new_empty(threads.value, chunk * (3 * chunk + 2 * shape.values))
+    room = k.new_empty(threads.value, chunk * (3 * chunk + 2 * shape.values + channels(shape)))
     outputs = [native.pointer(t) for t in (o, solved, starts, after, room)]
     native.library(SOURCE).delta_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
     return o, after
@@ -129,7 +137,7 @@ class Delta(torch.autograd.Function):
         wanted = [t.new_empty(t.shape) for t in (*inputs[:5], dstate)]
         grads = Grads(*(native.pointer(t) for t in (do, dstate, *wanted)))
         threads = native.threads()
-        room = do.new_empty(threads.value, ctx.chunk * (4 * ctx.chunk + 2 * shape.values + shape.keys))
+        room = do.new_empty(threads.value, ctx.chunk * (4 * ctx.chunk + 2 * shape.values + shape.keys + channels(shape)))
         kept = [native.pointer(t) for t in (solved, starts)]
         arguments = (*kept, ctypes.byref(grads), native.pointer(room), threads)
         native.library(SOURCE).delta_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)

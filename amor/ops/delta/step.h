@@ -5,7 +5,7 @@
 #include "lanes.h"
 
 // Letters as in reference.py. decay[j * decay_step]: the factor (not its logarithm) by which key channel j of the state is kept;
-// decay_step 0 is one decay a head (Gated DeltaNet), 1 one a channel (KDA).
+// decay_step 0 is one decay a head, 1 one a channel.
 // from [K, V]: the state before, null for none; s: the state after, may be `from` itself; o [V]; u: room for V floats
 static inline void delta_token(const float* q, const float* k, const float* v, const float* decay, long decay_step, float beta, long K,
                                long V, const float* from, float* s, float* o, float* u) {
