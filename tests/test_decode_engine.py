@@ -308,7 +308,7 @@ def test_a_format_speaks_as_a_model_of_the_weights_it_stands_for(name, kind):
         state, want = out.state, stands_for.logits(out.hidden[:, 0])
         apart.append(float((got - want).abs().max() / want.abs().max()))
     assert max(apart) <= FORMATS[kind].tolerance
-    assert min(apart) < 1e-3, "before a number of x is rounded the other way, nothing is apart"
+    assert sorted(apart)[len(apart) // 2] <= FORMATS[kind].tolerance / 10, "and mostly far within it"
 
 
 @torch.no_grad()
