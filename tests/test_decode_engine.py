@@ -270,8 +270,10 @@ def test_recurrent_states_are_written_in_place(name):
     assert places == [t.data_ptr() for part in session.state.parts for t in part.values() if isinstance(t, torch.Tensor)]
 
 
-def test_eight_bit_weights_speak_nearly_as_the_model_does():
-    model, prompts = small("amor-mamba2", **{"blocks.gate": "never"}), prompts_of((9, 4))
+@pytest.mark.parametrize("name", ["transformer", "mamba2", "gated-deltanet", "amor-mamba2", "amor-gated-deltanet"])
+def test_eight_bit_weights_speak_nearly_as_the_model_does(name):
+    model, prompts = small(name, **{"blocks.gate": "never"}), prompts_of((9, 4))
+    model.embed.weight.data.mul_(4)  # layers turn the residual by a part of itself, or each would enlarge the last one's rounding
     sessions = [Engine(model, weights=kind).prefill(prompts) for kind in ("float32", "int8")]
     exact, rounded = (s.step([5, 6]).logits for s in sessions)
     assert not torch.equal(exact, rounded)
@@ -298,12 +300,10 @@ def test_what_a_step_spends_is_what_the_model_declares(name):
         context, before = int(session.state.position[0]), dataclasses.replace(engine.head.passes)
         with counting() as spent:
             session.step(session.next.logits.argmax(-1))
-        rate = session.next.fire.float().mean().item() if model.blocks else 0.0
+        rate = session.next.fire.double().mean().item() if model.blocks else 0.0
         passes, rows = engine.head.passes.exact - before.exact, engine.head.passes.rows - before.rows
         assert spent.flops == pytest.approx(model.cost(context, rate, rows).flops)
         declared = model.cost(context, rate, passes)
         norms = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 1 or "conv1d" in n)  # counted by nobody
-        small_ones = 4 * norms
-        assert (
-            declared.weights * 4 + declared.state_read - small_ones <= spent.bytes <= declared.weights * 4 + declared.state_read
-        )
+        most = round(declared.weights * 4 + declared.state_read)  # a whole number but for the rate's rounding
+        assert most - 4 * norms <= spent.bytes <= most

@@ -20,6 +20,21 @@ def test_however_tokens_are_fed_the_model_says_the_same(name):
     assert sum(f.ties for f in findings) == 0  # a tie would excuse differences; these seeds have none
 
 
+@pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
+def test_a_stirred_model_has_nothing_uniform_and_predicts_more_than_the_token_it_reads(name):
+    """What the laws compare must be able to differ: a norm of ones hides that its weights are not used."""
+    model, text = small(name), tokens(4, 60)
+    for part, parameter in model.named_parameters():
+        assert parameter.std() > 0.1 * parameter.abs().mean(), f"{part} is nearly uniform"
+    steps = torch.cat([torch.zeros(0), *(p for n, p in model.named_parameters() if n.endswith("dt_bias"))])
+    if len(steps):  # softplus is curved below 2 or so, and computed as a straight line from 20 on
+        assert steps.min() < -2 and ((steps > 0) & (steps < 20)).any() and (steps > 20).any()
+    out = model(text)
+    assert (model.logits(out.hidden).argmax(-1) == text).float().mean() < 0.2
+    assert name.endswith("nogate") or all(0.2 < gate.fire.float().mean() < 0.6 for gate in out.gates)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_loss_is_the_mean_over_targets_and_its_gradient_that_of_dense_logits(name):
     model, text = small(name), tokens(2, 30)
