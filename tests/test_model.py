@@ -5,6 +5,7 @@ import torch
 from laws import Largest, close, small, tokens
 
 import amor
+from amor.gates.base import Gate, Verdict
 from amor.models.check import check
 from amor.ops import head
 from amor.presets import ABLATION_NAMES, NAMES
@@ -89,11 +90,23 @@ def test_at_init_the_residual_after_the_blocks_is_the_backbones_to_the_bit(name)
     before, after = [], []
     for block in model.each_block():
         closed_start(block)
-    model.each_block()[0].register_forward_pre_hook(lambda module, args: before.append(args[0]))
+    model.backbone.register_forward_hook(lambda module, args, out: before.append(out[0]))
     model.final_norm.register_forward_hook(lambda module, args, out: after.append(args[0]))
     out = model(tokens(2, 70))
     assert all(gate.fire.any() for gate in out.gates)
-    assert torch.equal(before[0], after[0])
+    assert torch.equal(after[0], before[0] if "prenorm" in name else model.norm_f(before[0]))
+
+
+@pytest.mark.parametrize("name", AMORS)
+@torch.no_grad()
+def test_block_0_reads_what_norm_f_gives_and_prenorm_alone_leaves_the_residual_unnormed(name):
+    model, raw, met = small(name), [], []
+    model.backbone.register_forward_hook(lambda module, args, out: raw.append(out[0]))
+    model.each_block()[0].register_forward_pre_hook(lambda module, args: met.append(args[:2]))
+    model(tokens(2, 20))
+    (residual, read), normed = met[0], model.norm_f(raw[0])
+    assert torch.equal(read, normed)
+    assert torch.equal(residual, raw[0] if "prenorm" in name else normed)
 
 
 def test_a_fresh_model_has_the_paper_s_first_weights():
@@ -198,11 +211,38 @@ def test_queries_learn_only_where_the_gate_fires_keys_wherever_a_later_query_loo
     assert not seen["k_proj"].grad[0, last + 1 :].any()
 
 
-def test_the_gate_sends_no_gradient_into_the_backbone():
-    """With all blocks shut by hand, entropy is still computed: the loss must not feel it."""
-    model, text = small("amor-mamba2"), tokens(1, 30)
-    out = model(text)
-    assert all(not gate.score.requires_grad for gate in out.gates)
+class Told(Gate):
+    """Decides as it is told."""
+
+    def __init__(self, fire):
+        super().__init__(0, None, 0)
+        self.fire = fire
+
+    def forward(self, evidence):
+        return Verdict(self.fire, self.fire.float())
+
+
+@pytest.mark.parametrize("kind", ["entropy", "margin", "learned"])
+def test_the_gate_sends_no_gradient_into_the_backbone(kind):
+    """All but the gate itself learn what they would learn if its decisions had been given as numbers."""
+    model, text = small("amor-mamba2", **{"blocks.gate": kind}), tokens(2, 30)
+
+    def gradients():
+        model.zero_grad()
+        out = model(text, targets=text.roll(-1, 1))
+        out.loss.backward()
+        return out, {n: p.grad.clone() for n, p in model.named_parameters() if ".gate." not in n}
+
+    for block in model.each_block():
+        block.compute = "full_with_mask"  # as a gate that learns has it
+    out, own = gradients()
+    assert all(0 < gate.fire.float().mean() < 1 for gate in out.gates)
+    for block, gate in zip(model.each_block(), out.gates, strict=True):
+        block.gate = Told(gate.fire)
+    _, told = gradients()
+    for name, grad in told.items():
+        assert grad.any(), f"{name} learns nothing"
+        close(own[name] / grad.abs().max(), grad / grad.abs().max(), name)
 
 
 @torch.no_grad()
