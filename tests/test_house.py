@@ -1,4 +1,4 @@
-"""The laws of the house: imports point one way, heavy packages stay behind their doors, the map is the tree on disk."""
+"""The laws of the house: imports point one way, a heavy package stays in one room, the map is the tree on disk."""
 
 import ast
 import re
@@ -117,7 +117,7 @@ def test_an_import_of_the_config_is_noticed():
 
 
 @pytest.mark.parametrize("package", HEAVY)
-def test_a_heavy_package_has_one_door(package):
+def test_a_heavy_package_stays_in_one_room(package):
     doors = [p for p in FILES if any(m.split(".")[0] == package for m in imports(p))]
     rooms = {room(p) for p in doors}
     assert len(rooms) <= 1, f"{package} is imported in {[str(d.relative_to(ROOT)) for d in doors]}"

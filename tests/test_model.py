@@ -6,6 +6,7 @@ from laws import Largest, close, small, tokens
 
 import amor
 from amor import registry
+from amor.gates.base import Gate, Verdict
 from amor.judge.check import check
 from amor.ops import head
 from amor.presets import NAMES, every_name
@@ -19,6 +20,21 @@ def test_however_tokens_are_fed_the_model_says_the_same(name):
     findings = check(small(name), length=70, rows=3)
     assert all(f.ok for f in findings), [f for f in findings if not f.ok]
     assert sum(f.ties for f in findings) == 0  # a tie would excuse differences; these seeds have none
+
+
+@pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
+def test_a_stirred_model_has_nothing_uniform_and_predicts_more_than_the_token_it_reads(name):
+    """What the laws compare must be able to differ: a norm of ones hides that its weights are not used."""
+    model, text = small(name), tokens(4, 60)
+    for part, parameter in model.named_parameters():
+        assert parameter.std() > 0.1 * parameter.abs().mean(), f"{part} is nearly uniform"
+    steps = torch.cat([torch.zeros(0), *(p for n, p in model.named_parameters() if n.endswith("dt_bias"))])
+    if len(steps):  # softplus is curved below 2 or so, and computed as a straight line from 20 on
+        assert steps.min() < -2 and ((steps > 0) & (steps < 20)).any() and (steps > 20).any()
+    out = model(text)
+    assert (model.logits(out.hidden).argmax(-1) == text).float().mean() < 0.2
+    assert name.endswith("nogate") or all(0.2 < gate.fire.float().mean() < 0.6 for gate in out.gates)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,11 +91,23 @@ def test_at_init_the_residual_after_the_blocks_is_the_backbones_to_the_bit(name)
     before, after = [], []
     for block in model.each_block():
         closed_start(block)
-    model.each_block()[0].register_forward_pre_hook(lambda module, args: before.append(args[0]))
+    model.backbone.register_forward_hook(lambda module, args, out: before.append(out[0]))
     model.final_norm.register_forward_hook(lambda module, args, out: after.append(args[0]))
     out = model(tokens(2, 70))
     assert all(gate.fire.any() for gate in out.gates)
-    assert torch.equal(before[0], after[0])
+    assert torch.equal(after[0], before[0] if "prenorm" in name else model.norm_f(before[0]))
+
+
+@pytest.mark.parametrize("name", AMORS)
+@torch.no_grad()
+def test_block_0_reads_what_norm_f_gives_and_prenorm_alone_leaves_the_residual_unnormed(name):
+    model, raw, met = small(name), [], []
+    model.backbone.register_forward_hook(lambda module, args, out: raw.append(out[0]))
+    model.each_block()[0].register_forward_pre_hook(lambda module, args: met.append(args[:2]))
+    model(tokens(2, 20))
+    (residual, read), normed = met[0], model.norm_f(raw[0])
+    assert torch.equal(read, normed)
+    assert torch.equal(residual, raw[0] if "prenorm" in name else normed)
 
 
 def test_a_fresh_model_has_the_paper_s_first_weights():
@@ -195,11 +223,38 @@ def test_queries_learn_only_where_the_gate_fires_keys_wherever_a_later_query_loo
     assert not seen["k_proj"].grad[0, last + 1 :].any()
 
 
-def test_the_gate_sends_no_gradient_into_the_backbone():
-    """With all blocks shut by hand, entropy is still computed: the loss must not feel it."""
-    model, text = small("amor-mamba2"), tokens(1, 30)
-    out = model(text)
-    assert all(not gate.score.requires_grad for gate in out.gates)
+class Told(Gate):
+    """Decides as it is told."""
+
+    def __init__(self, fire):
+        super().__init__(0, None, 0)
+        self.fire = fire
+
+    def forward(self, evidence):
+        return Verdict(self.fire, self.fire.float())
+
+
+@pytest.mark.parametrize("kind", ["entropy", "margin", "learned"])
+def test_the_gate_sends_no_gradient_into_the_backbone(kind):
+    """All but the gate itself learn what they would learn if its decisions had been given as numbers."""
+    model, text = small("amor-mamba2", **{"blocks.gate": kind}), tokens(2, 30)
+
+    def gradients():
+        model.zero_grad()
+        out = model(text, targets=text.roll(-1, 1))
+        out.loss.backward()
+        return out, {n: p.grad.clone() for n, p in model.named_parameters() if ".gate." not in n}
+
+    for block in model.each_block():
+        block.compute = "full_with_mask"  # as a gate that learns has it
+    out, own = gradients()
+    assert all(0 < gate.fire.float().mean() < 1 for gate in out.gates)
+    for block, gate in zip(model.each_block(), out.gates, strict=True):
+        block.gate = Told(gate.fire)
+    _, told = gradients()
+    for name, grad in told.items():
+        assert grad.any(), f"{name} learns nothing"
+        close(own[name] / grad.abs().max(), grad / grad.abs().max(), name)
 
 
 @torch.no_grad()

@@ -61,6 +61,16 @@ def test_a_paper_recipe_has_the_steps_and_tokens_of_the_paper(scale):
     assert f"{billions} B tokens" in "\n".join(lines(found))
 
 
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith("paper/")])
+def test_a_paper_recipe_clips_at_one_and_has_the_paper_s_betas_and_decay(name):
+    recipe = load(name)
+    found = recipe.optimiser
+    assert (found.clip, found.betas, found.weight_decay, found.skip_spikes) == (1.0, (0.9, 0.95), 0.1, False)
+    assert found.eps == 1e-8  # of which the paper says nothing
+    optimizer = adamw(groups(build(recipe.config(), device="meta"), found, recipe.lr), found)
+    assert {(g["betas"], g["eps"]) for g in optimizer.param_groups} == {((0.9, 0.95), 1e-8)}
+
+
 def test_memory_kept_for_the_backward_pass_is_less_when_it_is_recomputed():
     kept, again = (predict(load("tiny/amor-mamba2", ["context=64", f"recompute={r}"]), 1e12, "given") for r in ("false", "true"))
     assert 0 < again["memory"]["activations"] < kept["memory"]["activations"]

@@ -4,13 +4,19 @@ import json
 
 import pytest
 import torch
+from amor.judge.check import stir
+from amor.train.evaluate import evaluate
 from laws import close
 from training import Watch, small_recipe, trained
 
 import amor
+from amor.data.loader import Batches
+from amor.data.shards import Shards
 from amor.errors import AmorError
+from amor.models.build import build
 from amor.train.distributed import Team
 from amor.train.loop import train
+from amor.train.optim import adamw, groups
 from amor.train.step import Stepper, Tally, check_precision
 from amor.train.trouble import ENOUGH, Spikes
 
@@ -19,11 +25,6 @@ CPU = torch.device("cpu")
 
 def stepper(data, **keys):
     """A stepper outside of any run, its data in hand."""
-    from amor.data.loader import Batches
-    from amor.data.shards import Shards
-    from amor.models.build import build
-    from amor.train.optim import adamw, groups
-
     recipe = small_recipe(data, **keys)
     model = build(recipe.config(), recipe.seed)
     optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
@@ -35,13 +36,15 @@ def buffers(model):
     return {name: t.clone() for name, t in model.named_buffers()}
 
 
+def other_text(data):
+    """Eight windows that are not trained on."""
+    return Batches(Shards.open(data / "valid"), 24, 8, 1)
+
+
 def fired(folder, data):
     """What the gates of a trained model decide on other tokens."""
     model, _ = amor.load(folder)
-    from amor.data.loader import Batches
-    from amor.data.shards import Shards
-
-    tokens, _ = Batches(Shards.open(data / "valid"), 24, 8, 1).rows(0, 0, 8)
+    tokens, _ = other_text(data).rows(0, 0, 8)
     return torch.stack([g.fire for g in model(tokens).gates])
 
 
@@ -57,6 +60,46 @@ def test_four_micro_batches_are_one_large_batch(prepared, tmp_path):
     rates = [x["fire"] for x in whole["metrics"][-2]["blocks"]]
     assert all(0.1 < r < 0.9 for r in rates)  # gates that fire now and then, or the law says nothing
     assert torch.equal(fired(tmp_path / "16/latest", prepared), fired(tmp_path / "4/latest", prepared))
+
+
+class Half(Team):
+    """One of two ranks, without the other: each has as many targets, and gradients are summed by the law."""
+
+    def __init__(self, rank):
+        super().__init__(CPU)
+        self.rank, self.world = rank, 2
+
+    def sum(self, t):
+        return 2 * t
+
+
+def gradients(data, micro_batch, team=None):
+    """Loss and gradients of one step of 8 sequences, and how it was cut."""
+    s = stepper(data, batch=8, micro_batch=micro_batch)
+    stir(s.model)  # weights all of which learn, and gates that have met data
+    if team is not None:
+        s.team, (s.first, s.last) = team, team.share(8)
+    pieces = list(s.pieces(0))
+    tally = s.learn(pieces)
+    found = {name: p.grad for name, p in s.model.named_parameters()}
+    return found | {"loss": tally.loss.float()}, [len(p.tokens) for p in pieces]
+
+
+def test_uneven_micro_batches_have_the_gradients_of_one_large_batch(prepared):
+    whole, _ = gradients(prepared, 8)
+    for micro_batch, sizes in ((3, [3, 3, 2]), (5, [5, 3]), (7, [7, 1])):
+        parts, cut = gradients(prepared, micro_batch)
+        assert cut == sizes
+        for name, wanted in whole.items():
+            close(parts[name] / wanted.abs().max(), wanted / wanted.abs().max(), f"{name}, {sizes}")
+
+
+def test_uneven_micro_batches_of_two_ranks_sum_to_the_gradients_of_one_large_batch(prepared):
+    whole, _ = gradients(prepared, 8)
+    (one, cut), (other, _) = (gradients(prepared, 3, Half(rank)) for rank in range(2))
+    assert cut == [3, 1]
+    for name, wanted in whole.items():
+        close((one[name] + other[name]) / wanted.abs().max(), wanted / wanted.abs().max(), name)
 
 
 def test_the_threshold_is_the_same_to_the_bit_however_the_batch_is_cut(prepared):
@@ -110,6 +153,17 @@ def test_a_step_decides_with_the_statistics_from_before_it_and_then_takes_in_its
         assert block["fire"] == float((scores[k] > block["tau"]).double().mean())
         close(after[f"blocks.{k}.gate.mu"], torch.lerp(mu, scores[k].median(), 0.5))
         assert int(after[f"blocks.{k}.gate.updates"]) == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_evaluation_changes_no_gate_statistic_and_no_weight(prepared, steps):
+    s = stepper(prepared)
+    for step in range(steps):
+        s(step)
+    before = {name: t.clone() for name, t in s.model.state_dict().items()}
+    found = evaluate(s, other_text(prepared), 8)
+    assert all((0 < rate < 1) == bool(steps) for rate in found["fire"])  # a gate that has met no data is asked too
+    assert all(torch.equal(t, before[name]) for name, t in s.model.state_dict().items())
 
 
 def test_computing_activations_again_changes_nothing(prepared, tmp_path):

@@ -8,14 +8,17 @@ comparison of its row, because what follows differs by right; ties are counted a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amor.decode.engine import Engine
 from amor.errors import AmorError, nearest
 from amor.judge.feeding import WAYS, Feeder, Seen, alone
 from amor.judge.following import ENGINE_WAYS
+from amor.mixers.mamba2 import Mamba2
 from amor.models.amor import Amor
 from amor.models.block import Block
 from amor.parts import ShortConv
@@ -44,8 +47,10 @@ class Finding:
 
 @torch.no_grad()
 def stir(model: Amor, seed: int = 0) -> Amor:
-    """Make an untrained model worth checking: weights that matter everywhere, blocks that speak, gates that fire."""
+    """Make an untrained model worth checking: every weight matters, no two are alike, gates fire now and then."""
     generator = torch.Generator().manual_seed(seed)
+    # logits have a spread of about 2, and layers add more than the embedding holds: else every token would predict itself
+    model.embed.weight.normal_(0, 2 * model.config.width**-0.5, generator=generator)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.normal_(0, module.in_features**-0.5, generator=generator)
@@ -55,16 +60,29 @@ def stir(model: Amor, seed: int = 0) -> Amor:
                 module.bias.normal_(0, 0.2, generator=generator)
         elif isinstance(module, Block):
             module.alpha.normal_(0, 1, generator=generator)
-    model.embed.weight.normal_(0, 1, generator=generator)
-    # a head that is sure of some tokens and unsure of others
-    model.norm_f.weight.mul_(0.1)
-    if model.final_norm is not None:
-        model.final_norm.weight.mul_(0.1)
-    for block in model.each_block():
-        if block.norm is not None:
-            block.norm.weight.mul_(0.1)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("norm.weight", "norm_f.weight", "_scale", ".D")):
+            parameter.log_normal_(0, 0.3, generator=generator)
+        elif name.endswith("q_proj.weight"):
+            parameter.mul_(2)  # queries that prefer some keys to others
+        elif name.startswith("backbone.") and name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):
+            parameter.mul_(0.7)  # layers that do not enlarge each other's rounding
+    for module in model.modules():
+        if hasattr(module, "dt_bias"):
+            _stir_steps(module, generator)
     calibrate(model, torch.randint(0, model.config.vocab, (4, 96), generator=generator))
     return model
+
+
+def _stir_steps(mixer: Any, generator: torch.Generator) -> None:
+    """Steps of a recurrence from hardly any to beyond 20, where softplus is a straight line; memories short and long."""
+    mixer.dt_bias.uniform_(-5, 3, generator=generator)
+    mixer.dt_bias[::8] = 21
+    step = F.softplus(mixer.dt_bias).view(len(mixer.A_log), -1).mean(1)  # of a head
+    mixer.A_log.uniform_(-4, 1, generator=generator).sub_(step.log())
+    if isinstance(mixer, Mamba2):  # takes in dt times what it reads, and no head may drown the others in the norm they share
+        reads = mixer.conv1d.weight[: mixer.inner].view(len(step), -1)
+        reads.div_(step.clamp(min=1)[:, None])
 
 
 @torch.no_grad()
