@@ -11,13 +11,13 @@ RUN/failures/              batches that gave numbers that are not finite
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from amor.errors import AmorError
+from amor.files import replace_file
 
 
 class Run:
@@ -72,13 +72,3 @@ class Run:
 def _append(path: Path, line: dict[str, Any]) -> None:
     with path.open("a") as file:
         file.write(json.dumps(line, allow_nan=False) + "\n")
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Put a whole new text in the place of a file: a reader, or a kill, meets the old one or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)

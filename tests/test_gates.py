@@ -6,7 +6,9 @@ from laws import close, small, tokens
 
 import amor
 from amor import registry
+from amor.errors import AmorError
 from amor.gates.base import Evidence
+from amor.gates.words import chosen
 from amor.judge.check import check
 
 KINDS = registry.kinds("gates")
@@ -136,3 +138,34 @@ def test_the_oracle_fires_exactly_where_attention_lowers_the_loss():
     assert torch.equal(fire, losses["always"] < losses["never"])
     with pytest.raises(amor.AmorError, match="targets"):
         model(text)
+
+
+def test_another_gate_given_in_words_leaves_the_model_s_own_alone():
+    model = small("amor-mamba2")
+    own = [block.gate for block in model.each_block()]
+    assert all(a is b for a, b in zip(chosen(own), own, strict=True)) and chosen(own, "entropy")[0] is own[0]
+    assert [gate.kind for gate in chosen(own, "never")] == ["never"] * 3
+    spread = chosen(own, "random:0.25")
+    assert [float(gate.threshold) for gate in spread] == [0.75] * 3
+    assert not torch.equal(*(gate(Evidence(torch.zeros(9, 1), torch.arange(9))).score for gate in spread[:2]))
+    lifted = chosen(own, rate=0.1)
+    assert all(a is not b and a.threshold > b.threshold and b.aimed is None for a, b in zip(lifted, own, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "rate", "said"),
+    [
+        ("allways", None, "always"),
+        ("random:x", None, "not a number"),
+        ("random:2", None, "at most 1"),
+        ("never:1", None, "no number"),
+        (None, 2.0, "between 0 and 1"),
+        ("always", 0.5, "cannot aim"),
+    ],
+)
+def test_a_gate_that_cannot_be_had_is_refused_with_a_hint(words, rate, said):
+    own = [block.gate for block in small("amor-mamba2").each_block()]
+    with pytest.raises(AmorError, match=said):
+        chosen(own, words, rate)
+    with pytest.raises(AmorError, match="no gated blocks"):
+        chosen([], words, rate)

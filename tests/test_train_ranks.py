@@ -131,10 +131,10 @@ def test_ranks_must_be_asked_for_and_must_share_the_batch_evenly(prepared, tmp_p
         form("none", "cpu")
     monkeypatch.undo()
     team = form("fsdp", "cpu")  # one process shares with nobody
-    assert (team.world, team.share(7)) == (1, (0, 7))
+    assert (team.world, team.own_rows(7)) == (1, (0, 7))
     team.world, team.rank = 2, 1
-    assert team.share(8) == (4, 8)
+    assert team.own_rows(8) == (4, 8)
     with pytest.raises(AmorError, match="multiple of 2"):
-        team.share(7)
+        team.own_rows(7)
     with pytest.raises(KilledError):
         train(recipe_for(prepared, "fsdp"), tmp_path / "run", observers=[Killer(1)])

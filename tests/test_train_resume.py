@@ -164,6 +164,36 @@ def test_a_full_disk_is_said_and_leaves_the_checkpoint_before(prepared, tmp_path
     same(trained(small_recipe(prepared), out), unbroken)
 
 
+@pytest.mark.parametrize(("where", "allowed"), [("weights", 100_000), ("moments", 1_000_000)])
+def test_a_system_that_refuses_to_write_is_told_as_such(prepared, tmp_path, monkeypatch, where, allowed):
+    """No file may grow past a limit: what the system says then comes wrapped by safetensors and by torch."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    written = []
+    honest = checkpoint._write_moments
+    monkeypatch.setattr(checkpoint, "_write_moments", lambda *given: written.append(1) or honest(*given))
+
+    class Limit(Observer):
+        def on_step(self, metrics):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (allowed, before[1]))
+
+    try:
+        with pytest.raises(AmorError, match=r"step-000002 could not be written \(.*File too large"):
+            train(small_recipe(prepared), tmp_path / "run", observers=[Limit()])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert bool(written) == (where == "moments")
+    assert not list((tmp_path / "run/checkpoints").iterdir())
+
+
+def test_a_mistake_in_the_code_is_not_told_as_a_full_disk(prepared, tmp_path, monkeypatch):
+    wrong = amor.preset("mamba2", "tiny")
+    monkeypatch.setattr(checkpoint, "build", lambda config, device: amor.build(wrong, device=device))
+    with pytest.raises(RuntimeError, match="loading state_dict"):
+        train(small_recipe(prepared), tmp_path / "run")
+
+
 def test_checkpoints_are_kept_by_policy(prepared, tmp_path):
     keeping = {"every": 1, "latest": 1, "milestones": 3, "best": True}
     found = trained(

@@ -15,6 +15,7 @@ import numpy as np
 
 from amor.data.shards import Shard, dtype_for, little_endian
 from amor.errors import AmorError
+from amor.files import replace_file
 
 
 @dataclass
@@ -125,10 +126,5 @@ class Writer:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a small file so that no reader sees half of it. What a kill leaves beside it, the next write takes."""
-    beside = path.with_name(f".{path.name}.part")
     with disk(path):
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        replace_file(path, text, mark="part")  # a lock keeps others away

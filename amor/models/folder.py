@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from amor.config import Config
 from amor.errors import AmorError
+from amor.files import replace_file, replacing
 from amor.models.amor import Amor
 
 if TYPE_CHECKING:
@@ -21,22 +21,17 @@ LATEST = "latest"  # in a run directory: a link to its newest checkpoint, which 
 
 
 def save(model: Amor, folder: str | Path, tokenizer: Tokenizer | None = None) -> None:
-    """Write a model folder. Every file is written beside its name first, so that a reader never sees half of one."""
+    """Write a model folder, each file whole or not at all."""
     from safetensors.torch import save_file
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous().cpu() for name, t in model.state_dict().items()}
-    _in_place(folder / WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-    _in_place(folder / CONFIG, lambda path: Path(path).write_text(model.config.to_json() + "\n"))
+    with replacing(folder / WEIGHTS) as beside:
+        save_file(tensors, str(beside), metadata={"format": "pt"})
+    replace_file(folder / CONFIG, model.config.to_json() + "\n")
     if tokenizer is not None:
-        _in_place(folder / TOKENIZER, lambda path: tokenizer.save(path))
-
-
-def _in_place(path: Path, write: Any) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    write(str(beside))
-    os.replace(beside, path)
+        replace_file(folder / TOKENIZER, tokenizer.to_str(pretty=True))
 
 
 def resolve(path: str | Path) -> Path:

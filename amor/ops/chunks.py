@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from amor.errors import AmorError
+from amor.files import replace_file
 from amor.ops import native
 
 # The best of 16, 32, 48, 64, 96, 128 at the 180M shape (T = 1024, forward and backward) on a two-core AVX2 machine.
@@ -72,7 +73,5 @@ def keep(op: str, backend: str, shape: tuple[int, ...], chunk: int) -> None:
     """From now on this chunk is taken, by this and every later process; what was stored for other keys stays."""
     path().parent.mkdir(parents=True, exist_ok=True)
     stored.cache_clear()
-    fresh = path().with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps(stored() | {key(op, backend, shape): chunk}, indent=1))
-    fresh.replace(path())
+    replace_file(path(), json.dumps(stored() | {key(op, backend, shape): chunk}, indent=1))
     stored.cache_clear()

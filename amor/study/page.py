@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from amor.errors import AmorError
-from amor.run import replace_file
+from amor.files import replace_file
 
 HERE = Path(__file__).parent
 SHARES = ("fire_rate", "best", "fire_rate", "precision", "precision_by_chance", "recall", "captured", "captured_by_chance")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from amor.errors import AmorError
-from amor.run import Run, replace_file
+from amor.files import replace_file
+from amor.run import Run
 from amor.study import strip
 from amor.study.charts import Band, Chart, Line, bar_chart, line_chart
 from amor.study.html import folded, page, section, side_by_side, table, tiles

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from amor.data.shards import sha256_of
 from amor.errors import AmorError
+from amor.files import replace_file, to_disk
 from amor.models import folder as model_folder
 from amor.models.amor import Amor
 from amor.models.build import build
-from amor.run import Run, replace_file
+from amor.run import Run
 from amor.train.distributed import Team
 from amor.train.recipe import Keeping
 
@@ -55,7 +56,7 @@ def save(
     """Write the checkpoint of trainer["step"]; every rank calls it. A full disk leaves the earlier ones as they were."""
     final = run.checkpoints / name_of(trainer["step"])
     writing = run.checkpoints / f"{WRITING}{final.name}"
-    weights = {name: team.whole(t).detach().cpu() for name, t in model.state_dict().items()}
+    weights = {name: team.full_tensor(t).detach().cpu() for name, t in model.state_dict().items()}
 
     def write_model() -> None:
         shutil.rmtree(writing, ignore_errors=True)
@@ -69,7 +70,9 @@ def save(
         _by_leader(team, write_model)
         _write_moments(writing / OPTIMIZER, moments(model, optimizer), team)
         _by_leader(team, lambda: _finish(run, writing, final))
-    except _write_errors() as error:
+    except BaseException as error:  # torch's CheckpointException is no Exception
+        if not of_the_disk(error):
+            raise
         _by_leader(team, lambda: shutil.rmtree(writing, ignore_errors=True))
         kept = [p.name for p in listed(run)]
         raise AmorError(
@@ -82,25 +85,29 @@ def save(
 
 def _by_leader(team: Team, work: Callable[[], None]) -> None:
     """Done by one, an error known to all."""
-    problem: BaseException | None = None
+    problem: Exception | None = None
     if team.leads:
         try:
             work()
-        except _write_errors() as error:  # handed to every rank below, so that none waits for ever
+        except Exception as error:  # handed to every rank below, so that none waits for ever
             problem = error
-    told = team.tell(None if problem is None else _reason(problem))
+    told = team.broadcast(None if problem is None else (_reason(problem), of_the_disk(problem)))
     if problem is not None:
         raise problem
     if told is not None:
-        raise OSError(told)
+        words, disk = told
+        raise OSError(words) if disk else RuntimeError(f"the leading rank failed: {words}")
 
 
-def _write_errors() -> tuple[type[BaseException], ...]:
-    """What a full or failing disk looks like: the system's error, or the same in the wrapping of torch or safetensors."""
-    from safetensors import SafetensorError
-    from torch.distributed.checkpoint.api import CheckpointException
-
-    return OSError, RuntimeError, SafetensorError, CheckpointException
+def of_the_disk(error: BaseException) -> bool:
+    """Whether the system refused to write: its own error, or the same in the wrapping of torch or safetensors."""
+    inner = [pair[0] for pair in getattr(error, "failures", {}).values()]  # torch's CheckpointException: rank -> (error, ...)
+    if inner:
+        return all(of_the_disk(one) for one in inner)
+    if isinstance(error, OSError) or "(os error " in str(error):  # so ends what safetensors says of the system's errors
+        return True
+    below = error.__cause__ or error.__context__
+    return below is not None and of_the_disk(below)
 
 
 def _reason(error: BaseException) -> str:
@@ -116,22 +123,14 @@ def _reason(error: BaseException) -> str:
 def _finish(run: Run, writing: Path, final: Path) -> None:
     files = sorted(p for p in writing.rglob("*") if p.is_file())
     for path in files:
-        _to_disk(path)
+        to_disk(path)
     held = {str(p.relative_to(writing)): {"bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in files}
     replace_file(writing / MANIFEST, json.dumps(held, indent=1) + "\n")
-    _to_disk(writing / OPTIMIZER)
-    _to_disk(writing)
+    to_disk(writing / OPTIMIZER)
+    to_disk(writing)
     os.rename(writing, final)
-    _to_disk(final.parent)
+    to_disk(final.parent)
     point(run, "latest", final)
-
-
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def point(run: Run, name: str, target: Path) -> None:

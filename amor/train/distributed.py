@@ -31,7 +31,7 @@ class Team:
         """Writes files and talks to people."""
         return self.rank == 0
 
-    def share(self, rows: int) -> tuple[int, int]:
+    def own_rows(self, rows: int) -> tuple[int, int]:
         """Which rows of a global batch are this process's: first and one past the last."""
         if rows % self.world:
             raise AmorError(f"{rows} sequences cannot be shared by {self.world} ranks; give a multiple of {self.world}")
@@ -42,10 +42,10 @@ class Team:
         """Move a model to where it is trained."""
         model.to(self.device)
 
-    def settle(self, model: nn.Module) -> None:
+    def reduce_gradients(self, model: nn.Module) -> None:
         """Turn gradients of own rows into gradients of the global batch."""
 
-    def whole(self, t: Tensor) -> Tensor:
+    def full_tensor(self, t: Tensor) -> Tensor:
         """The full tensor, whatever part of it this process holds."""
         return t
 
@@ -56,11 +56,11 @@ class Team:
         """The same-shaped tensors of all ranks, one after the other."""
         return t
 
-    def tell(self, thing: Any) -> Any:
+    def broadcast(self, thing: Any) -> Any:
         """What the leader has, to all."""
         return thing
 
-    def all(self, thing: Any) -> list[Any]:
+    def gather_objects(self, thing: Any) -> list[Any]:
         """What everyone has, to all."""
         return [thing]
 
@@ -80,7 +80,7 @@ class Replicas(Team):
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
 
-    def settle(self, model: nn.Module) -> None:
+    def reduce_gradients(self, model: nn.Module) -> None:
         for bucket in buckets([p.grad for p in model.parameters() if p.grad is not None], BUCKET):
             together = torch.cat([g.flatten() for g in bucket])
             dist.all_reduce(together)
@@ -97,12 +97,12 @@ class Replicas(Team):
         dist.all_gather(parts, t.contiguous())
         return torch.cat(parts)
 
-    def tell(self, thing: Any) -> Any:
+    def broadcast(self, thing: Any) -> Any:
         box = [thing]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def all(self, thing: Any) -> list[Any]:
+    def gather_objects(self, thing: Any) -> list[Any]:
         box: list[Any] = [None] * self.world
         dist.all_gather_object(box, thing)
         return box
@@ -114,7 +114,7 @@ class Replicas(Team):
         dist.destroy_process_group()
 
 
-class Shared(Replicas):
+class Sharded(Replicas):
     """Every rank holds a shard of every tensor (FSDP2); a layer's weights are gathered while it works."""
 
     def place(self, model: Amor) -> None:
@@ -133,10 +133,10 @@ class Shared(Replicas):
                 module.set_gradient_divide_factor(1.0)  # a sum, not a mean
                 module.set_force_sum_reduction_for_comms(True)  # gloo can only sum
 
-    def settle(self, model: nn.Module) -> None:
+    def reduce_gradients(self, model: nn.Module) -> None:
         """FSDP2 has summed them in the backward pass."""
 
-    def whole(self, t: Tensor) -> Tensor:
+    def full_tensor(self, t: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
 
         return t.full_tensor() if isinstance(t, DTensor) else t
@@ -162,7 +162,7 @@ def form(mode: str, device: str) -> Team:
         return Team(place)
     if mode == "none":
         raise AmorError(f'{world} processes were started but distributed = "none"; use --set distributed=ddp or fsdp')
-    return {"ddp": Replicas, "fsdp": Shared}[mode](place)
+    return {"ddp": Replicas, "fsdp": Sharded}[mode](place)
 
 
 def pick_device(device: str) -> torch.device:

@@ -117,7 +117,7 @@ class Trainer:
         if self.data.valid is None:
             return
         started = time.perf_counter()
-        mine = Drawn(self.data.valid, *self.team.share(self.data.valid.batch), self.stepper.apart)
+        mine = Drawn(self.data.valid, *self.team.own_rows(self.data.valid.batch), self.stepper.apart)
         found = evaluate(self.model, mine, self.recipe.micro_batch, self.stepper.forward, self.team.sum)
         self.valid = {"step": self.done, **found}
         self.tell("on_eval", {"step": self.done, "valid": found, "timing": {"seconds": time.perf_counter() - started}})
@@ -153,7 +153,7 @@ class Trainer:
             checkpoint.prune(self.run, self.recipe.checkpoint)
             for key, (was, now) in changed.items() if found else ():
                 self.event("changed", f"{key} was {was!r} and is {now!r} from here on", key=key, was=was, now=now)
-        found = self.team.tell(found)
+        found = self.team.broadcast(found)
         if go_on == "yes" and found is None:
             raise AmorError(f"{self.run.folder} holds no checkpoint to resume from; leave --resume away to start")
         if self.team.leads:
@@ -205,8 +205,8 @@ class Trainer:
     def unsound(self, error: UnsoundError) -> AmorError:
         """Name what is not finite, keep the batch, and save what was good before it."""
         pieces = list(self.stepper.pieces(error.step))
-        where = first_unsound(self.model, lambda: [self.stepper.read(part, 1.0) for part in pieces], self.team.whole)
-        where = min(self.team.all(where), key=lambda words: words == "the loss itself")
+        where = first_unsound(self.model, lambda: [self.stepper.read(part, 1.0) for part in pieces], self.team.full_tensor)
+        where = min(self.team.gather_objects(where), key=lambda words: words == "the loss itself")
         folder = self.run.failures / f"step-{error.step + 1:06d}"
         if self.team.leads:
             keep_batch(folder, self.data.train.rows(error.step, 0, self.recipe.batch))

@@ -63,18 +63,18 @@ class Stepper:
         self.apart = boundary(recipe.documents, end_of_text)
         self.spikes = Spikes(recipe.optimiser.spike)
         self.updates = 0  # optimiser steps that changed the weights
-        self.first, self.last = team.share(recipe.batch)
+        self.first, self.last = team.own_rows(recipe.batch)
         check_precision(recipe.precision, team.device)
 
     def __call__(self, step: int) -> dict[str, Any]:
         """Take step number `step` (the first is 0); what it found, or UnsoundError before anything is changed."""
-        share = shape(step, self.recipe.total_steps, self.recipe.lr)
-        set_rate(self.optimizer, share)
+        lr_scale = shape(step, self.recipe.total_steps, self.recipe.lr)
+        set_rate(self.optimizer, lr_scale)
         pieces = list(self.pieces(step))
         fresh = self.meet(pieces)
         used = self.gate_numbers()
         tally = self.learn(pieces)
-        self.team.settle(self.model)
+        self.team.reduce_gradients(self.model)
         norm = self.gradient_norm()
         loss = float(self.team.sum(tally.loss))
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -87,7 +87,7 @@ class Stepper:
             if not fresh:
                 self.model.observe(pooled)
         blocks = self.blocks_found(tally, pooled, used)
-        found: dict[str, Any] = {"step": step + 1, "loss": loss, "lr": self.recipe.lr.peak * share, "grad_norm": norm}
+        found: dict[str, Any] = {"step": step + 1, "loss": loss, "lr": self.recipe.lr.peak * lr_scale, "grad_norm": norm}
         found["tokens"] = (step + 1) * self.recipe.step_tokens
         if spike:
             found["spike"] = "skipped" if skipped else "taken"
@@ -99,8 +99,9 @@ class Stepper:
             tokens, targets = self.source.rows(step, first, min(first + self.recipe.micro_batch, self.last))
             yield paired(tokens, targets, self.apart).to(self.team.device)
 
-    def read(self, part: Windows, share: float) -> Output:
-        return self.forward(part.tokens, reset=part.reset, targets=part.targets, share=share)
+    def read(self, part: Windows, target_weight: float) -> Output:
+        """A micro-batch, every target weighed so in the loss."""
+        return self.forward(part.tokens, reset=part.reset, targets=part.targets, share=target_weight)
 
     def forward(self, tokens: Tensor, state: State | None = None, **more: Any) -> Output:
         """The model's forward in the precision of the recipe."""
@@ -121,11 +122,11 @@ class Stepper:
     def learn(self, pieces: list[Windows]) -> Tally:
         """Forward and backward over the micro-batches: gradients and scores of the whole batch."""
         scored = self.team.sum(torch.stack([(p.targets != IGNORE).sum() for p in pieces]).sum())
-        share = 1 / max(int(scored), 1)
+        target_weight = 1 / max(int(scored), 1)
         tally = Tally(self.nothing())
         self.optimizer.zero_grad(set_to_none=True)
         for part in pieces:
-            out = self.read(part, share)
+            out = self.read(part, target_weight)
             assert out.loss is not None
             out.loss.backward()
             tally.add(out.loss, out.gates)
@@ -133,7 +134,7 @@ class Stepper:
 
     def gradient_norm(self) -> float:
         self.gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return float(self.team.whole(torch.nn.utils.get_total_norm(self.gradients)))
+        return float(self.team.full_tensor(torch.nn.utils.get_total_norm(self.gradients)))
 
     def update(self, norm: float) -> None:
         clip = self.recipe.optimiser.clip
@@ -156,7 +157,7 @@ class Stepper:
         for block in self.blocks():
             gate = block.gate
             numbers = {"mu": gate.mu, "sigma": gate.sigma} if isinstance(gate, Adaptive) else {}
-            numbers |= {"tau": gate.threshold, "alpha": self.team.whole(block.alpha).detach().sigmoid().mean()}
+            numbers |= {"tau": gate.threshold, "alpha": self.team.full_tensor(block.alpha).detach().sigmoid().mean()}
             found.append({name: finite(float(value)) for name, value in numbers.items()})
         return found
 

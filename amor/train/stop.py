@@ -39,7 +39,7 @@ class Stop:
         heard = torch.tensor(float(self.signal), device=self.team.device)
         if not float(self.team.sum(heard)):
             return False
-        self.signal = max(self.team.all(self.signal))
+        self.signal = max(self.team.gather_objects(self.signal))
         return True
 
     @property

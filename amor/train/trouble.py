@@ -35,16 +35,16 @@ class Spikes:
         return self.factor > 0 and len(known) >= ENOUGH and norm > self.factor * statistics.median(known)
 
 
-def first_unsound(model: nn.Module, forward: Callable[[], Any], whole: Callable[[Tensor], Tensor]) -> str:
+def first_unsound(model: nn.Module, forward: Callable[[], Any], full_tensor: Callable[[Tensor], Tensor]) -> str:
     """Where the first number that is not finite stands: a parameter, a module's output, or else a gradient."""
     for name, parameter in model.named_parameters():
-        if not sound(whole(parameter)):
+        if not sound(full_tensor(parameter)):
             return f"parameter {name}"
     found = first_unsound_output(model, forward)
     if found:
         return f"output of {found}"
     # gradients flow from the last parameter to the first, so the first to go wrong is the last in order
-    wrong = [name for name, p in model.named_parameters() if p.grad is not None and not sound(whole(p.grad))]
+    wrong = [name for name, p in model.named_parameters() if p.grad is not None and not sound(full_tensor(p.grad))]
     return f"gradient of {wrong[-1]}" if wrong else "the loss itself"
 
 
