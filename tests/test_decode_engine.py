@@ -1,10 +1,8 @@
 """The engine says what the full forward says: text and gate decisions, however prompts are cut, batched, forked or stored."""
 
-import copy
 import dataclasses
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
@@ -17,10 +15,9 @@ from amor.decode.head import Head
 from amor.decode.policy import Fixed, Follow
 from amor.decode.reader import HeadReader
 from amor.decode.savings import Savings
-from amor.ops.backends import module
-from amor.ops.product import FORMATS, pack
+from amor.judge.standing import standing_for
+from amor.ops.product import FORMATS
 from amor.ops.spent import counting
-from amor.parts import Linear
 from amor.presets import NAMES as PAPER
 from amor.presets import more_names
 
@@ -309,21 +306,6 @@ def test_a_format_speaks_as_a_model_of_the_weights_it_stands_for(name, kind):
         apart.append(float((got - want).abs().max() / want.abs().max()))
     assert max(apart) <= FORMATS[kind].tolerance
     assert sorted(apart)[len(apart) // 2] <= FORMATS[kind].tolerance / 10, "and mostly far within it"
-
-
-@torch.no_grad()
-def standing_for(model, kind):
-    """A model whose products are as a format says, by its definition; its embedding is read exactly."""
-    other = copy.deepcopy(model)
-    for layer in other.modules():
-        if type(layer) is Linear:
-            layer.forward = partial(rounded_product, pack(layer.weight, kind))
-    other.logits = partial(rounded_product, pack(model.embed.weight, kind))
-    return other
-
-
-def rounded_product(matrix, x):
-    return module("product", "reference").product(x.flatten(0, -2), matrix).view(*x.shape[:-1], -1)
 
 
 def test_wrong_calls_are_refused_with_a_reason():

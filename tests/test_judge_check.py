@@ -112,6 +112,9 @@ def test_the_engine_s_ways_compare_most_tokens(rows):
     assert all(0 < ways[name].tokens <= whole for name in ENGINE_WAYS)
 
 
+RUN_AHEAD = {"engine, blocks run ahead"}
+
+
 def wrong_logits(honest):
     return lambda self, *words: dataclasses.replace(found := honest(self, *words), logits=found.logits.roll(1, -1))
 
@@ -126,7 +129,7 @@ def lost_order(honest):
 )
 def test_an_engine_that_says_something_else_is_noticed(monkeypatch, method, wrong, ways):
     monkeypatch.setattr(Session, method, wrong(getattr(Session, method)))
-    assert {f.way for f in check(small("amor-mamba2"), length=40, rows=4) if not f.ok} == set(ways)
+    assert {f.way for f in check(small("amor-mamba2"), length=40, rows=4, formats=[]) if not f.ok} - RUN_AHEAD == set(ways)
 
 
 def test_an_engine_that_would_have_to_know_the_future_is_left_out_with_a_reason():
@@ -135,6 +138,6 @@ def test_an_engine_that_would_have_to_know_the_future_is_left_out_with_a_reason(
     assert not found["token by token"].left_out
 
 
-def test_a_format_of_weights_without_a_bound_is_refused():
-    with pytest.raises(AmorError, match="float32"):
-        check(small("mamba2"), weights="float31")
+def test_a_format_of_weights_that_is_not_there_is_refused():
+    with pytest.raises(AmorError, match="int8"):
+        check(small("mamba2"), formats=["int9"])

@@ -1,22 +1,33 @@
 """Seeded bugs, one a family: each breaks the code the way this field breaks it, and the contract must notice."""
 
+import dataclasses
+
 import pytest
 import torch
 from laws import small
 
+from amor.decode import compile
+from amor.decode.compile import Compiled
+from amor.decode.reader import Column
+from amor.decode.step import BlockPass
 from amor.gates.entropy import Entropy
 from amor.judge.check import check
 from amor.layout import Layout
 from amor.mixers.attention import Attention
 from amor.mixers.gated_deltanet import GatedDeltaNet
 from amor.mixers.mamba2 import Mamba2
+from amor.models.block import Block
 from amor.ops import attend
+from amor.ops.product import FORMATS
+from amor.ops.product.native import Weights
+from amor.program import Program
 from amor.state import KV
 
 
 def caught(name, *ways):
     """Which of the ways the contract reports as differing."""
-    failed = {f.way for f in check(small(name), length=70, rows=3) if not f.ok}
+    formats = [kind for kind in FORMATS if any(f" {kind} " in way for way in ways)]
+    failed = {f.way for f in check(small(name), length=70, rows=3, formats=formats) if not f.ok}
     assert set(ways) <= failed, f"{failed} differ, {set(ways) - failed} should too"
 
 
@@ -114,3 +125,121 @@ def test_a_chunk_that_forgets_what_came_before_it_is_noticed(monkeypatch):
     monkeypatch.setenv("AMOR_KERNELS", "scan=chunked")
     monkeypatch.setattr(chunked, "scan", lambda x, dt, A, B, C, state=None, *more: honest(x, dt, A, B, C, None, *more))
     caught("mamba2", "chunked at random cuts", "state through disk")
+
+
+# Steps of the decode engine: what a program says, how it is compiled, and the native code that walks it.
+
+
+ENGINE = ("engine steps", "engine, rows join and leave")
+
+
+def test_a_program_that_forgets_the_skip_of_mamba2_is_noticed(monkeypatch):
+    honest = Program.scan
+    monkeypatch.setattr(Program, "scan", lambda self, u, dt, B, C, A, D, *more: honest(self, u, dt, B, C, A, 0 * D, *more))
+    caught("mamba2", *ENGINE)
+
+
+def test_a_program_that_norms_by_the_mean_of_the_weights_is_noticed(monkeypatch):
+    honest = Program.norm
+
+    def levelled(self, x, norm, scale=None, out=None):
+        mean = norm.weight.detach().mean() / norm.weight.detach()
+        return honest(self, x, norm, mean if scale is None else mean * scale, out)
+
+    monkeypatch.setattr(Program, "norm", levelled)
+    caught("gated-deltanet", *ENGINE)
+    caught("mamba2-fused", *ENGINE)
+
+
+def test_a_program_that_leaves_out_alpha_is_noticed(monkeypatch):
+    honest = Program.accumulate
+    monkeypatch.setattr(Program, "accumulate", lambda self, h, y, scale=None: honest(self, h, y))
+    caught("amor-mamba2", *ENGINE)
+
+
+def test_a_program_that_leaves_out_the_norm_of_the_mlp_is_noticed(monkeypatch):
+    def unnormed(self, p, h, x):
+        p.accumulate(h, self.attention.queries_program(p, x), self.alpha.detach().sigmoid())
+        p.accumulate(h, p.swiglu(h, self.mlp))
+
+    monkeypatch.setattr(Block, "program", unnormed)
+    caught("amor-mamba2-mlp", *ENGINE)
+
+
+def test_keys_turned_by_the_position_before_theirs_are_noticed_in_decode(monkeypatch):
+    honest = Compiled._keys
+
+    def late(self, held, found, layout, keep):
+        before = Layout((layout.start - 1).clamp(min=0), 1, layout.even, layout.past)
+        return honest(self, held, found, before, keep)
+
+    monkeypatch.setattr(Compiled, "_keys", late)
+    caught("transformer", *ENGINE)
+
+
+def test_a_convolution_whose_window_stands_still_is_noticed_in_decode(monkeypatch):
+    honest = Compiled.__call__
+
+    def still(self, given, parts=(), layout=None, rows=None):
+        kept = [part["conv"].clone() if "conv" in part else None for part in parts]
+        honest(self, given, parts, layout, rows)
+        for part, window in zip(parts, kept, strict=True):
+            if window is not None:
+                part["conv"].copy_(window)
+
+    monkeypatch.setattr(Compiled, "__call__", still)
+    caught("amor-kda", *ENGINE)
+
+
+def test_a_fired_row_whose_later_readings_are_kept_is_noticed(monkeypatch):
+    """What the head said ahead is of the residual before the firing."""
+    monkeypatch.setattr(Column, "stale", lambda self, x: [row for row, said in enumerate(self.rows) if said is None])
+    caught("amor-mamba2", *ENGINE)
+
+
+def test_foresight_that_is_not_undone_is_noticed(monkeypatch):
+    honest = BlockPass.through
+
+    def believed(self, index, sparse, policy):
+        ahead, written = dict(self.ahead), self.written
+        honest(self, index, sparse, policy)
+        self.ahead, self.written = {k: v for k, v in ahead.items() if k > index} or self.ahead, max(written, self.written)
+
+    monkeypatch.setattr(BlockPass, "through", believed)
+    caught("amor-mamba2", "engine, blocks run ahead")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "name"),
+    [
+        ("x > 20.f ? x :", "x > 2.f ? x :", "mamba2"),
+        ("const long keys = call.at[r] + 1,", "const long keys = call.at[r] + (call.at[r] > 3 ? 0 : 1),", "transformer"),
+    ],
+    ids=["softplus straight above 2", "a query that does not see itself"],
+)
+def test_wrong_native_steps_are_noticed(monkeypatch, tmp_path, right, wrong, name):
+    source = compile.SOURCE.read_text()
+    assert source.count(right) == 1
+    (tmp_path / "walk.cpp").write_text(source.replace(right, wrong))
+    monkeypatch.setattr(compile, "SOURCE", tmp_path / "walk.cpp")
+    compile._library.cache_clear()
+    try:
+        caught(name, *ENGINE)
+    finally:
+        compile._library.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8", "int4"])
+def test_a_format_whose_scales_or_numbers_are_off_is_noticed(monkeypatch, kind):
+    honest = Weights.of
+
+    def other(matrix):
+        weight = matrix.weight.roll(1, 0)
+        KEPT.append(weight)
+        return honest(dataclasses.replace(matrix, weight=weight))
+
+    monkeypatch.setattr(Weights, "of", other)
+    caught("mamba2", f"engine, {kind} weights")
+
+
+KEPT = []  # memory that native code was told of

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from amor.judge.check import stir
 from amor.train.evaluate import evaluate
 from laws import close
 from training import Watch, small_recipe, trained
@@ -13,6 +12,7 @@ import amor
 from amor.data.loader import Batches
 from amor.data.shards import Shards
 from amor.errors import AmorError
+from amor.judge.check import stir
 from amor.models.build import build
 from amor.train.distributed import Team
 from amor.train.loop import train

@@ -1,7 +1,7 @@
 """The model, its gradients and the engine against the model written out from the paper (tests/written_out.py)."""
 
 import math
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -24,9 +24,7 @@ STEPS = 9
 
 def computing(model, how):
     """The model with its blocks' queries computed one way or the other."""
-    for block in model.each_block():
-        block.compute = how
-    return model
+    return partial(model, compute=how)
 
 
 @torch.no_grad()

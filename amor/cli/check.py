@@ -22,6 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=80, help="tokens of the longest row (default 80)")
     parser.add_argument("--rows", type=int, default=4, help="rows of the batch (default 4)")
     parser.add_argument("--seed", type=int, default=0, help="of tokens, lengths and cuts")
+    words = "formats of the decode engine's weights, with commas (default: all)"
+    parser.add_argument("--weights", default="float32,float16,int8,int4", help=words)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise AmorError("--set changes a preset; a model folder is checked as it is")
     else:
         model = load_model(named(args))
-    findings = check(model, args.length, args.rows, args.seed)
+    findings = check(model, args.length, args.rows, args.seed, args.weights.split(","))
     draw(model.config.name, findings)
     rows = [dataclasses.asdict(f) for f in findings]
     for row in rows:  # JSON has neither nan nor infinity

@@ -7,8 +7,10 @@ could fall either way unseen, so a prompt ends before the first token whose deci
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from amor.decode.engine import Engine, Next, Session
 from amor.judge.feeding import Feeder, Seen
@@ -37,6 +39,11 @@ class Followed:
         self.note(fresh.next, rows)
         self.leave()
 
+    def begin(self, row: int) -> None:
+        """Read a row from its very first token in steps: a prompt would be read by the model's forward."""
+        self.session = self.engine.resume(self.engine.model.start(1))
+        self.rows = [row]
+
     def step(self) -> None:
         assert self.session is not None
         tokens = [self.tokens[row][self.place(row)] for row in self.rows]
@@ -49,7 +56,7 @@ class Followed:
 
     def note(self, found: Next, rows: Sequence[int]) -> None:
         for index, row in enumerate(rows):
-            self.known[row].append(found.map(lambda t, index=index: t[index : index + 1].clone()))
+            self.known[row].append(found.map(partial(_row, index)))
 
     def leave(self) -> None:
         """Rows that are at their end go; what they remember is kept."""
@@ -84,11 +91,24 @@ class Followed:
         ]
 
 
+def _row(index: int, t: Tensor) -> Tensor:
+    return t[index : index + 1].clone()
+
+
 def engine_steps(feeder: Feeder, engine: Engine, clear: list[int]) -> list[Seen]:
     """Every row by itself: its first token, then token by token."""
     followed = Followed(feeder, engine)
     for row in range(len(feeder.lengths)):
         followed.prefill([row], [1])
+        followed.finish()
+    return followed.seen()
+
+
+def engine_steps_only(feeder: Feeder, engine: Engine) -> list[Seen]:
+    """Every row by itself, every token a step."""
+    followed = Followed(feeder, engine)
+    for row in range(len(feeder.lengths)):
+        followed.begin(row)
         followed.finish()
     return followed.seen()
 
