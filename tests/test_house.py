@@ -196,3 +196,23 @@ def test_the_readme_names_only_verbs_and_options_that_exist(capsys):
 def test_the_readme_s_python_runs():
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
     exec(compile(code, "README.md", "exec"), {})
+
+
+def test_the_files_that_name_kimi_delta_attention_are_those_of_the_recipe():
+    """docs/extending.md promises that a mixer touches few files; KDA is the proof."""
+    naming = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "amor").rglob("*")
+        if path.suffix in (".py", ".cpp", ".h", ".toml", ".json", ".html") and re.search(r"kda|kimi", path.read_text(), re.I)
+    }
+    recipe = (ROOT / "docs" / "extending.md").read_text()
+    listed = set(re.findall(r"^\d\. `(amor/[\w/.]+)`", recipe, re.M))
+    assert naming == listed
+    assert len(listed) <= 5
+
+
+def test_everything_the_table_of_additions_names_is_there():
+    table = (ROOT / "docs" / "extending.md").read_text().split("## A mixer")[0]
+    for named in set(re.findall(r"`(amor/[\w/.]+)", table)):
+        folder = ROOT / named.split("<")[0]
+        assert folder.exists(), named

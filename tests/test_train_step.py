@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from amor.train.evaluate import evaluate
 from laws import close
 from training import Watch, small_recipe, trained
 
@@ -13,6 +12,8 @@ from amor.data.loader import Batches
 from amor.data.shards import Shards
 from amor.errors import AmorError
 from amor.judge.check import stir
+from amor.judge.evaluate import evaluate
+from amor.judge.windows import Drawn
 from amor.models.build import build
 from amor.train.distributed import Team
 from amor.train.loop import train
@@ -78,7 +79,7 @@ def gradients(data, micro_batch, team=None):
     s = stepper(data, batch=8, micro_batch=micro_batch)
     stir(s.model)  # weights all of which learn, and gates that have met data
     if team is not None:
-        s.team, (s.first, s.last) = team, team.share(8)
+        s.team, (s.first, s.last) = team, team.own_rows(8)
     pieces = list(s.pieces(0))
     tally = s.learn(pieces)
     found = {name: p.grad for name, p in s.model.named_parameters()}
@@ -161,7 +162,7 @@ def test_evaluation_changes_no_gate_statistic_and_no_weight(prepared, steps):
     for step in range(steps):
         s(step)
     before = {name: t.clone() for name, t in s.model.state_dict().items()}
-    found = evaluate(s, other_text(prepared), 8)
+    found = evaluate(s.model, Drawn(other_text(prepared), 0, 8), 4, s.forward, s.team.sum)
     assert all((0 < rate < 1) == bool(steps) for rate in found["fire"])  # a gate that has met no data is asked too
     assert all(torch.equal(t, before[name]) for name, t in s.model.state_dict().items())
 

@@ -1,7 +1,7 @@
 """The model, its gradients and the engine against the model written out from the paper (tests/written_out.py)."""
 
 import math
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
@@ -22,11 +22,6 @@ PROMPTS = (19, 1, 30)  # tokens of each row of TEXT; the next ones are read in s
 STEPS = 9
 
 
-def computing(model, how):
-    """The model with its blocks' queries computed one way or the other."""
-    return partial(model, compute=how)
-
-
 @torch.no_grad()
 def said(model, text):
     """What the written-out model says of rows of tokens: logits [B, T, V], scores and fires [B, T, K]."""
@@ -42,9 +37,9 @@ def said_of_the_text(name):
 
 
 @torch.no_grad()
-def read(model, text):
+def read(model, text, compute="auto"):
     """What the model's own forward says of them."""
-    out = model(text)
+    out = model(text, compute=compute)
     nothing = torch.zeros(*text.shape, 0)
     scores, fires = (torch.stack(t, -1) if t else nothing for t in ([g.score for g in out.gates], [g.fire for g in out.gates]))
     return model.logits(out.hidden), scores, fires.bool()
@@ -80,7 +75,7 @@ def same(found, wanted, model, what=""):
 def test_the_forward_is_the_model_written_out(name, length):
     model, wanted = small(name), [t[:, :length] for t in said_of_the_text(name)]
     for how in COMPUTE if model.blocks else COMPUTE[:1]:
-        same(read(computing(model, how), TEXT[:, :length]), wanted, model, how)
+        same(read(model, TEXT[:, :length], how), wanted, model, how)
 
 
 @pytest.mark.parametrize("savings", SAVINGS)
@@ -118,7 +113,7 @@ def test_every_gradient_is_that_of_the_model_written_out(name, pattern):
     loss.backward()
     for how in COMPUTE if model.blocks else COMPUTE[:1]:
         model.zero_grad()
-        out = computing(model, how)(text[:, :-1], targets=text[:, 1:])
+        out = model(text[:, :-1], targets=text[:, 1:], compute=how)
         out.loss.backward()
         close(out.loss.double(), loss, f"loss {how}", torch.float32)
         for parameter_name, parameter in model.named_parameters():
