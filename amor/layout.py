@@ -16,8 +16,8 @@ from torch import Tensor
 class Layout:
     start: Tensor  # [B] position of each row's first token in this call
     columns: int
-    even: bool  # every row starts at the same position, `past`
-    past: int  # the largest start: how many slots a state holds at the most
+    rows_aligned: bool  # every row starts at the same position, `max_position`
+    max_position: int  # the largest start: how many slots a state holds at the most
     lengths: Tensor | None = None  # [B] real tokens a row; None: all columns are real
     reset: Tensor | None = None  # True where a document begins and nothing before it may be seen
     _shared: dict = field(default_factory=dict, repr=False)  # what layers compute alike, computed once
@@ -64,19 +64,19 @@ class Layout:
     @property
     def causal(self) -> bool:
         """Plain causal attention inside this call is right: nothing came before and no document ends."""
-        return self.past == 0 and self.reset is None
+        return self.max_position == 0 and self.reset is None
 
     @cached_property
     def mask(self) -> Tensor | None:
         """[B, T, keys] what a query may see of the keys a state offers; None when every key is seen."""
         if self.reset is None:
-            if self.even and self.columns == 1:
+            if self.rows_aligned and self.columns == 1:
                 return None
-            slots = torch.arange(self.past + self.columns, device=self.start.device)
+            slots = torch.arange(self.max_position + self.columns, device=self.start.device)
             return slots <= self.positions[..., None]
         # keys: first the slots of the state, then the columns of this call
         assert self.segments is not None
-        old = torch.arange(self.past, device=self.start.device)[None] < self.start[:, None]
+        old = torch.arange(self.max_position, device=self.start.device)[None] < self.start[:, None]
         old = (self.segments == 0)[..., None] & old[:, None]
         new = (self.segments[..., None] == self.segments[:, None]) & (self.column.mT >= self.column)
         return torch.cat([old, new], dim=-1)
@@ -91,8 +91,8 @@ class Layout:
 
     def last(self) -> "Layout":
         """The layout of each row's last real token alone, as seen after this call."""
-        even = self.even and self.lengths is None and self.reset is None
-        past = self.past + self.columns if self.reset is None else max(int(self.end.max()), 1)
+        even = self.rows_aligned and self.lengths is None and self.reset is None
+        past = self.max_position + self.columns if self.reset is None else max(int(self.end.max()), 1)
         return Layout((self.end - 1).clamp(min=0), 1, even, past - 1)
 
 

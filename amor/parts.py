@@ -36,7 +36,7 @@ class Cost:
         return Cost(self.flops * times, self.weights * times, self.state_read * times, self.state_held * times)
 
 
-def product(*layers: nn.Linear) -> Cost:
+def linear_cost(*layers: nn.Linear) -> Cost:
     """One token through linear layers."""
     count = sum(layer.weight.numel() for layer in layers)
     return Cost(flops=2 * count, weights=count)
@@ -76,14 +76,14 @@ def plain(layer: nn.Module) -> bool:
     return type(layer) is Linear and not touched(layer)
 
 
-def together(x: Tensor, *groups: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+def linears_sharing_input(x: Tensor, *groups: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
     """Layers that read the same x; the results of a group stand side by side."""
     if all(plain(layer) for group in groups for layer in group):
         return linears(x, [[layer.weight for layer in group] for group in groups])
     return tuple(joined([layer(x) for layer in group]) for group in groups)
 
 
-def apart(x: Tensor, layer: nn.Linear, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+def split_linear(x: Tensor, layer: nn.Linear, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """The result of one layer in parts, each dense in memory where the layer is plain."""
     if plain(layer):
         return linears(x, [[part] for part in layer.weight.split(sizes)])
@@ -100,10 +100,10 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(d_ff, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(rowwise.swiglu(*together(x, [self.gate_proj], [self.up_proj])))
+        return self.down_proj(rowwise.swiglu(*linears_sharing_input(x, [self.gate_proj], [self.up_proj])))
 
     def cost(self) -> Cost:
-        return product(self.gate_proj, self.up_proj, self.down_proj)
+        return linear_cost(self.gate_proj, self.up_proj, self.down_proj)
 
 
 class ShortConv(nn.Module):

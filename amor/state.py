@@ -21,12 +21,18 @@ Part = dict[str, "Tensor | KV"]
 
 
 class Buffer:
-    """Room for keys and values, [B, H, capacity, size] each, and the marks that keep two readers out of each other's way."""
+    """Room for keys and values, [B, H, capacity, size] each, and two numbers that keep readers out of each other's way.
+
+    Several States may hold one buffer, each knowing the version and epoch it was made at. Say A has read 10 tokens and B grew
+    from it by one: B's key stands in slot 10, behind all that A may look at, so both stay right. If A now reads another token, slot 10
+    is taken; A's version is not the newest, so its keys are copied to a buffer of its own first. A rollback cuts B back to 9
+    tokens and will write over slot 9, which A still looks at: the epoch moves on, and A is refused from then on.
+    """
 
     def __init__(self, k: Tensor, v: Tensor):
         self.k, self.v = k, v
-        self.mark = 0  # grows with every append; only the holder of the newest mark may append in place
-        self.age = 0  # grows with every rollback; a State that was rolled back is refused
+        self.version = 0  # grows with every append; only the holder of the newest version may append in place
+        self.epoch = 0  # grows with every rollback; a State that was rolled back is refused
 
     @property
     def capacity(self) -> int:
@@ -38,8 +44,8 @@ class KV:
     """The keys and values of one attention; slot = position. Slots past a row's position hold nothing."""
 
     buffer: Buffer
-    mark: int
-    age: int
+    version: int
+    epoch: int
     used: int  # slots any row may use
 
     @classmethod
@@ -62,7 +68,7 @@ class KV:
         return self.buffer.v[:, :, : self.used]
 
     def _fresh(self) -> None:
-        if self.age != self.buffer.age:
+        if self.epoch != self.buffer.epoch:
             raise AmorError("this state was rolled back and is gone; fork it before rollback to keep both")
 
     def map(self, change: Callable[[Tensor], Tensor]) -> KV:
@@ -81,8 +87,8 @@ class KV:
     def _append_in_place(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
         after = self.with_open_slots(layout)
         for room, new in ((after.buffer.k, k), (after.buffer.v, v)):
-            if layout.even:
-                room[:, :, layout.past : after.used] = new
+            if layout.rows_aligned:
+                room[:, :, layout.max_position : after.used] = new
             else:
                 room[_rows(layout), :, layout.positions] = new.transpose(1, 2)
         return after
@@ -90,18 +96,18 @@ class KV:
     def with_open_slots(self, layout: Layout) -> KV:
         """The keys and values after a call whose own are yet to be written, to the slots of their positions."""
         self._fresh()
-        used = layout.past + layout.columns
+        used = layout.max_position + layout.columns
         buffer = self.buffer
-        if buffer.mark != self.mark or buffer.capacity < used:
+        if buffer.version != self.version or buffer.capacity < used:
             buffer = Buffer(*(_with_room(t, used) for t in (self.k, self.v)))
-        buffer.mark += 1
-        return KV(buffer, buffer.mark, buffer.age, used)
+        buffer.version += 1
+        return KV(buffer, buffer.version, buffer.epoch, used)
 
     def _append_by_value(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
-        if layout.even:
-            past = layout.past
+        if layout.rows_aligned:
+            past = layout.max_position
             return KV.of(torch.cat([self.k[:, :, :past], k], 2), torch.cat([self.v[:, :, :past], v], 2))
-        used, where = layout.past + layout.columns, (_rows(layout), layout.positions)
+        used, where = layout.max_position + layout.columns, (_rows(layout), layout.positions)
         grown = [
             _with_room(old, used, exact=True).transpose(1, 2).index_put(where, new.transpose(1, 2)).transpose(1, 2)
             for old, new in ((self.k, k), (self.v, v))
@@ -111,20 +117,20 @@ class KV:
     def _append_documents(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
         """Keep the keys of each row's last document only, moved to the slots of its positions."""
         slots = torch.arange(max(int(layout.end.max()), 1), device=k.device)[None]
-        kept = torch.where(slots < layout.start[:, None], slots, layout.past + slots - layout.start[:, None])
+        kept = torch.where(slots < layout.start[:, None], slots, layout.max_position + slots - layout.start[:, None])
         began = layout.last_reset[:, None]
-        source = torch.where(began < 0, kept, layout.past + began + slots)
-        source = source.clamp(max=layout.past + layout.columns - 1)[:, None, :, None]
+        source = torch.where(began < 0, kept, layout.max_position + began + slots)
+        source = source.clamp(max=layout.max_position + layout.columns - 1)[:, None, :, None]
 
         def moved(old: Tensor, new: Tensor) -> Tensor:
-            both = torch.cat([old[:, :, : layout.past], new], 2)
+            both = torch.cat([old[:, :, : layout.max_position], new], 2)
             return both.gather(2, source.expand(-1, both.shape[1], -1, both.shape[3]))
 
         return KV.of(moved(self.k, k), moved(self.v, v))
 
     def reserve(self, slots: int) -> KV:
         """The same keys and values with room for this many slots."""
-        if self.buffer.capacity == slots and self.buffer.mark == self.mark:
+        if self.buffer.capacity == slots and self.buffer.version == self.version:
             return self
         k, v = (_with_room(t, max(slots, self.used), exact=True) for t in (self.k, self.v))
         return KV(Buffer(k, v), 0, 0, self.used)
@@ -132,9 +138,9 @@ class KV:
     def claim(self, used: int) -> KV:
         """This buffer up to fewer slots, to be written on from there; every State that used more is gone."""
         self._fresh()
-        self.buffer.age += 1
-        self.buffer.mark += 1
-        return KV(self.buffer, self.buffer.mark, self.buffer.age, used)
+        self.buffer.epoch += 1
+        self.buffer.version += 1
+        return KV(self.buffer, self.buffer.version, self.buffer.epoch, used)
 
     @property
     def nbytes(self) -> int:
@@ -175,8 +181,8 @@ class State:
 
     position: Tensor  # [B] tokens each row has read of its current document
     parts: tuple[Part, ...]  # one a layer, then one a block
-    even: bool = True
-    longest: int = 0
+    rows_aligned: bool = True  # all rows stand at the same position
+    max_position: int = 0  # the largest position of a row
     memory: int = 0  # how many tokens can be taken back
     steps: tuple[Step, ...] = field(default=(), repr=False)
     lease: Lease = field(default_factory=Lease, repr=False, compare=False)
@@ -205,11 +211,11 @@ class State:
 
     def layout(self, columns: int, lengths: Tensor | None, reset: Tensor | None) -> Layout:
         self.fresh()
-        return Layout(self.position, columns, self.even, self.longest, lengths, reset)
+        return Layout(self.position, columns, self.rows_aligned, self.max_position, lengths, reset)
 
     def advance(self, layout: Layout, parts: Sequence[Part], tokens: Tensor, in_place: bool = False) -> State:
         """The State after a call; in_place: its recurrent tensors were written over, so that this one is gone."""
-        longest, even = layout.past + layout.columns, layout.even
+        longest, even = layout.max_position + layout.columns, layout.rows_aligned
         if layout.reset is not None or layout.lengths is not None:
             longest = int(layout.end.max())
             even = bool((layout.end == longest).all())
@@ -228,7 +234,7 @@ class State:
         """A new State of changed tensors (batch first in each)."""
         self.fresh()
         parts = tuple({k: t.map(change) if isinstance(t, KV) else change(t) for k, t in part.items()} for part in self.parts)
-        return State(change(self.position), parts, self.even, self.longest)
+        return State(change(self.position), parts, self.rows_aligned, self.max_position)
 
     def reserve(self, slots: int) -> State:
         """The same State with room for this many tokens a row: until they are read, no key is copied again."""
@@ -253,7 +259,7 @@ class State:
         """The rows of several States as one batch."""
         for state in states:
             state.fresh()
-        longest = max(s.longest for s in states)
+        longest = max(s.max_position for s in states)
 
         def joined(name: str, layer: int) -> Tensor | KV:
             held = [s.parts[layer][name] for s in states]
@@ -269,7 +275,7 @@ class State:
     def _tight(self) -> State:
         """Positions looked at again: even when all rows stand at the same one."""
         longest = int(self.position.max()) if self.rows else 0
-        return replace(self, longest=longest, even=bool((self.position == longest).all()))
+        return replace(self, max_position=longest, rows_aligned=bool((self.position == longest).all()))
 
     def keep_history(self, tokens: int) -> State:
         """From here on, the last `tokens` tokens can be taken back by `rollback`."""
@@ -315,7 +321,7 @@ class State:
             for name, held in mine.items():
                 other = theirs[name]
                 if isinstance(held, KV) and isinstance(other, KV):
-                    part[name] = other.claim(self.longest) if held.used else held
+                    part[name] = other.claim(self.max_position) if held.used else held
                 else:
                     part[name] = held
             parts.append(part)
@@ -333,7 +339,7 @@ class State:
                     tensors[f"{layer}.{name}.k"], tensors[f"{layer}.{name}.v"] = held.k, held.v
                 else:
                     tensors[f"{layer}.{name}"] = held
-        facts = {"layers": len(self.parts), "even": self.even, "longest": self.longest}
+        facts = {"layers": len(self.parts), "even": self.rows_aligned, "longest": self.max_position}
         save_file({k: t.contiguous().clone() for k, t in tensors.items()}, str(path), metadata={"amor": json.dumps(facts)})
 
     @staticmethod

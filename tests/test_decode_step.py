@@ -287,7 +287,7 @@ def test_a_position_outside_its_slots_is_refused_and_nothing_is_written():
     engine = Engine(model)
     state, token = read(model, 2)
     for wrong in (-1, 10_000):
-        broken = dataclasses.replace(state.fork(), position=torch.tensor([6, wrong]), even=False)
+        broken = dataclasses.replace(state.fork(), position=torch.tensor([6, wrong]), rows_aligned=False)
         with pytest.raises(amor.AmorError, match="slots"):
             engine.step(token, broken)
 

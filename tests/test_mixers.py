@@ -173,6 +173,8 @@ def test_declared_parameters_state_and_flops_are_what_is_built_and_run(kind, con
 
 
 def test_layouts_number_positions_inside_documents():
-    layout = Layout(torch.tensor([3, 0]), 5, even=False, past=3, reset=torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 0, 1]]).bool())
+    layout = Layout(
+        torch.tensor([3, 0]), 5, rows_aligned=False, max_position=3, reset=torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 0, 1]]).bool()
+    )
     assert layout.positions.tolist() == [[3, 4, 0, 1, 2], [0, 1, 2, 3, 0]]
     assert layout.end.tolist() == [3, 1]

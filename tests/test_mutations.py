@@ -70,7 +70,9 @@ def test_keys_written_to_the_wrong_slot_are_noticed(monkeypatch):
     honest = KV._append_in_place
 
     def misplaced(self, k, v, layout):
-        return honest(self, k, v, layout if layout.even else Layout(layout.start - 1, layout.columns, False, layout.past))
+        return honest(
+            self, k, v, layout if layout.rows_aligned else Layout(layout.start - 1, layout.columns, False, layout.max_position)
+        )
 
     monkeypatch.setattr(KV, "_append_in_place", misplaced)
     caught("amor-mamba2", "ragged batch")
@@ -90,7 +92,9 @@ def test_documents_that_leak_into_each_other_are_noticed(monkeypatch):
     honest = Mamba2.forward
 
     def leaky(self, x, state, layout):
-        return honest(self, x, state, Layout(layout.start, layout.columns, layout.even, layout.past, layout.lengths))
+        return honest(
+            self, x, state, Layout(layout.start, layout.columns, layout.rows_aligned, layout.max_position, layout.lengths)
+        )
 
     monkeypatch.setattr(Mamba2, "forward", leaky)
     caught("mamba2", "packed documents")
@@ -167,13 +171,13 @@ def test_a_program_that_leaves_out_the_norm_of_the_mlp_is_noticed(monkeypatch):
 
 
 def test_keys_turned_by_the_position_before_theirs_are_noticed_in_decode(monkeypatch):
-    honest = Compiled._keys
+    honest = Compiled._turns
 
-    def late(self, held, found, layout, keep):
-        before = Layout((layout.start - 1).clamp(min=0), 1, layout.even, layout.past)
-        return honest(self, held, found, before, keep)
+    def late(self, held, layout, keep):
+        before = Layout((layout.start - 1).clamp(min=0), 1, layout.rows_aligned, layout.max_position)
+        return honest(self, held, before, keep)
 
-    monkeypatch.setattr(Compiled, "_keys", late)
+    monkeypatch.setattr(Compiled, "_turns", late)
     caught("transformer", *ENGINE)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.linear import native
-from amor.parts import Linear, apart, together
+from amor.parts import Linear, linears_sharing_input, split_linear
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
 
@@ -107,14 +107,14 @@ class Adapted(nn.Module):
 
 def test_a_layer_that_was_replaced_or_is_watched_is_called_itself() -> None:
     x, layers = torch.randn(70, 16), [Linear(16, 8), Linear(16, 4), Linear(16, 6)]
-    joined, alone = together(x, layers[:2], layers[2:])
+    joined, alone = linears_sharing_input(x, layers[:2], layers[2:])
     close(torch.cat([joined, alone], 1), torch.cat([x @ layer.weight.T for layer in layers], 1))
     seen: list[int] = []
     layers[1].register_forward_hook(lambda module, args, out: seen.append(len(out)))
-    close(together(x, layers[:2])[0], joined)
+    close(linears_sharing_input(x, layers[:2])[0], joined)
     assert seen == [70]
     adapted = Adapted(layers[2])
-    close(together(x, [adapted])[0], alone + 1)  # type: ignore[list-item]
-    first, second = apart(x, adapted, [2, 4])  # type: ignore[arg-type]
+    close(linears_sharing_input(x, [adapted])[0], alone + 1)  # type: ignore[list-item]
+    first, second = split_linear(x, adapted, [2, 4])  # type: ignore[arg-type]
     close(torch.cat([first, second], 1), alone + 1)
-    assert all(torch.equal(a, b) for a, b in zip(apart(x, layers[2], [2, 4]), alone.split([2, 4], 1), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(split_linear(x, layers[2], [2, 4]), alone.split([2, 4], 1), strict=True))

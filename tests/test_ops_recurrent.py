@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from laws import close
 from torch import Tensor
 
-from amor.ops import conv, delta, scan
 from amor.ops.backends import BACKENDS, missing, module
 from amor.ops.chunks import CHOICES
 
@@ -226,29 +225,6 @@ def test_a_convolution_knows_ragged_rows(length: int) -> None:
             same("conv", name, inputs | start, lengths=lengths)
             same("conv", name, inputs | start, lengths=lengths, reset=begins(2, length))
             same("conv", name, {n: t for n, t in (inputs | start).items() if n != "bias"})
-
-
-@pytest.mark.parametrize("backend", ["native", "chunked", "reference"])
-@pytest.mark.parametrize(("op", "package"), [("scan", scan), ("delta", delta), ("kda", delta), ("conv", conv)])
-def test_a_step_writes_the_state_where_it_is_told(
-    op: str, package: object, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if (op, backend) not in [*GUESTS, (op, "reference")]:
-        return
-    monkeypatch.setenv("AMOR_KERNELS", f"{OPERATOR[op]}={backend}")
-    inputs = made(op, 1 if op == "conv" else 3)
-    start = remembered(op, inputs)
-    (name, state), kept = next(iter(start.items())), next(iter(start.values())).clone()
-    with torch.no_grad():
-        want, after = kernel(op, "reference")(**inputs, **start)
-        got, fresh = package.step(**inputs, **start)
-        close(got, want, "output")
-        close(fresh, after, "state after")
-        assert torch.equal(state, kept), "a step without `out` must leave its state as it was"
-        got, written = package.step(**inputs, **{name: state}, out=state)
-    close(got, want, "output in place")
-    assert written is state
-    close(state, after, "state in place")
 
 
 @pytest.mark.parametrize("order", ["gate_norm", "norm_gate"])

@@ -238,7 +238,7 @@ def in_pieces(mixer, x, cuts):
     """What our mixer says of x read in pieces, and what it remembers after the last."""
     state, said = mixer.start(len(x), x.device, x.dtype), []
     for a, b in pairwise(cuts):
-        y, state = mixer(x[:, a:b], state, Layout(torch.full((len(x),), a), columns=b - a, even=True, past=a))
+        y, state = mixer(x[:, a:b], state, Layout(torch.full((len(x),), a), columns=b - a, rows_aligned=True, max_position=a))
         said.append(y)
     held = {}
     for name, value in state.items():

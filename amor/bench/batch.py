@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             table.ask("decode")
             for rows in batches:
                 steps = STEPS.get(rows, 8)
-                work = decoding(engine, rows, steps)
+                work: Callable[[], Any] = decoding(engine, rows, steps)
                 measure(table, args, name, weights, f"decode:{rows}:{steps}", work, rows * steps)
             table.ask("prefill")
             for tokens in prompts:

@@ -171,5 +171,5 @@ def back(state: State, base: State) -> State:
     """A State with the position of one it grew from: keys behind it are given up, recurrent tensors stay as they are now."""
     parts: list[Part] = []
     for part in state.parts:
-        parts.append({name: held.claim(base.longest) if isinstance(held, KV) else held for name, held in part.items()})
-    return State(base.position, tuple(parts), base.even, base.longest)
+        parts.append({name: held.claim(base.max_position) if isinstance(held, KV) else held for name, held in part.items()})
+    return State(base.position, tuple(parts), base.rows_aligned, base.max_position)

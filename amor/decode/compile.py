@@ -109,6 +109,8 @@ class Compiled:
         self.pack = pack
         structs = [self._struct(step) for step in program.steps]
         self.kept += structs
+        self.memory = (HeldStruct * len(self.held))()
+        self.met: list[object] = [None] * len(self.held)  # what each of them points to
         self.steps = (StepStruct * len(structs))(
             *(StepStruct(step.kind, ctypes.addressof(s)) for step, s in zip(program.steps, structs, strict=True))
         )
@@ -157,7 +159,8 @@ class Compiled:
             assert t.shape == (count, width) and t.is_contiguous() and t.dtype == torch.float32, (t.shape, count, width)
         room = torch.empty(count * self.room)
         keep: list[Any] = [room]
-        held = (HeldStruct * len(self.held))(*(self._memory(h, parts, layout, keep) for h in self.held))
+        for index, one in enumerate(self.held):
+            self._memory(index, one, parts, layout, keep)
         memory = (c_void_p * len(given))(*(t.data_ptr() for t in given))
         row = at = None
         if layout is not None:
@@ -165,44 +168,55 @@ class Compiled:
             places = layout.start.contiguous() if rows is None else layout.start[rows]
             keep += [whole, places]
             row, at = whole.data_ptr(), places.data_ptr()
-        call = CallStruct(count, room.data_ptr(), ctypes.addressof(memory), ctypes.addressof(held), row, at)
+        call = CallStruct(count, room.data_ptr(), ctypes.addressof(memory), ctypes.addressof(self.memory), row, at)
         if someone_counts():
             self._spend(count, layout, rows)
         if _library().walk(self.steps, len(self.steps), ctypes.addressof(call), torch.get_num_threads()):
             assert layout is not None
             raise AmorError(f"positions {layout.start.tolist()} lie outside the slots of the state; is it of this batch?")
 
-    def _memory(self, held: Held, parts: Sequence[Part], layout: Layout | None, keep: list[Any]) -> HeldStruct:
-        """Where a tensor of the state lies, refused before native code sees it where it is not what the program needs."""
-        part = parts[held.part]
-        found = part.get(held.name)
+    def _memory(self, index: int, held: Held, parts: Sequence[Part], layout: Layout | None, keep: list[Any]) -> None:
+        """Where a tensor of the state lies, refused before native code sees it where it is not what the program needs.
+
+        A session hands in the same memory step after step, so what was looked at the last time is not looked at again.
+        """
         assert layout is not None
+        found, rows, struct = parts[held.part].get(held.name), len(layout.start), self.memory[index]
         if held.theta:
-            return self._keys(held, found, layout, keep)
-        want = (len(layout.start), *held.shape)
+            memory = found.buffer if isinstance(found, KV) else None
+            if memory is None or memory is not self.met[index] or memory.k.shape[0] != rows:
+                self.met[index], self.memory[index] = memory, self._keys(held, found, rows)
+            struct.cos, struct.sin = self._turns(held, layout, keep)
+        elif found is not self.met[index] or found.shape[0] != rows:  # type: ignore[union-attr]
+            self.met[index], struct.p = found, self._recurrent(held, found, rows)
+
+    def _turns(self, held: Held, layout: Layout, keep: list[Any]) -> tuple[int, int]:
+        """Cosines and sines of each row's position, [rows, size / 2] dense."""
+        cos, sin = layout.rotary(held.shape[1], held.theta)  # [rows, 1, size / 2]: as good as dense
+        keep += [cos, sin]
+        return cos.data_ptr(), sin.data_ptr()
+
+    def _recurrent(self, held: Held, found: object, rows: int) -> int:
+        want = (rows, *held.shape)
         if not isinstance(found, Tensor) or found.shape != want:
             shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise AmorError(f"state {held.name!r} has shape {shape}, this step needs {list(want)}; is it of another model?")
         if found.dtype != torch.float32 or not found.is_contiguous() or found.device.type != "cpu":
             raise AmorError(f"state {held.name!r} is {found.dtype} on {found.device}; compiled steps need dense float32 on cpu")
-        return HeldStruct(found.data_ptr())
+        return found.data_ptr()
 
-    def _keys(self, held: Held, found: object, layout: Layout, keep: list[Any]) -> HeldStruct:
+    def _keys(self, held: Held, found: object, rows: int) -> HeldStruct:
         heads, size = held.shape
-        if not isinstance(found, KV) or found.buffer.k.shape[:2] != (len(layout.start), heads) or found.buffer.k.shape[3] != size:
+        if not isinstance(found, KV) or found.buffer.k.shape[:2] != (rows, heads) or found.buffer.k.shape[3] != size:
             shape = list(found.buffer.k.shape) if isinstance(found, KV) else type(found).__name__
-            raise AmorError(
-                f"keys have shape {shape}, this step needs {[len(layout.start), heads, '...', size]}; of another model?"
-            )
+            raise AmorError(f"keys have shape {shape}, this step needs {[rows, heads, '...', size]}; of another model?")
         k, v = found.buffer.k, found.buffer.v
         dense = k.stride() == v.stride() and k.stride()[2:] == (size, 1) and k.shape == v.shape
         if not dense or not k.dtype == v.dtype == torch.float32 or k.device.type != "cpu":
             raise AmorError(
                 "a compiled step needs keys and values in float32 on cpu, a head's in one piece; State.reserve makes them so"
             )
-        cos, sin = (t[:, 0].contiguous() for t in layout.rotary(size, held.theta))
-        keep += [cos, sin]
-        return HeldStruct(k.data_ptr(), v.data_ptr(), cos.data_ptr(), sin.data_ptr(), *k.stride()[:2], found.buffer.capacity)
+        return HeldStruct(k.data_ptr(), v.data_ptr(), None, None, *k.stride()[:2], found.buffer.capacity)
 
     def _spend(self, rows: int, layout: Layout | None, which: Tensor | None) -> None:
         for one in self.spent:

@@ -28,7 +28,7 @@ from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.models.amor import Amor, Output
 from amor.models.block import Trace
-from amor.models.probe import Separate
+from amor.models.probe import DirectProbe
 from amor.ops import head as head_op
 from amor.ops.backends import wishes
 from amor.ops.head import reference as all_logits
@@ -189,6 +189,7 @@ class Engine:
             raise AmorError("an empty prompt has no last token to go on from; begin it with the tokenizer's end-of-text token")
         if chunk < 1:
             raise AmorError(f"chunk is {chunk}; at least 1 token is read at a time")
+        self._current(begins=True)
         began = time.perf_counter()
         order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         live = _Live(self, [list(prompts[i]) for i in order])
@@ -202,17 +203,22 @@ class Engine:
         self.tally.prompt_seconds += time.perf_counter() - began
         return session
 
+    def _current(self, begins: bool = False) -> None:
+        """Compile anew where the model is not what it was."""
+        changed = self.seal.broken(begins)
+        if changed:
+            log.info("the model changed (%s): steps are compiled anew", changed)
+            self.repack()
+
     def resume(self, state: State) -> Session:
         """A session from a State that was saved or taken elsewhere; it is copied, and knows nothing of the next token yet."""
+        self._current(begins=True)
         return Session(self, state.fork(), None)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, best: bool = False) -> tuple[State, Next]:
         """One token a row, [B]; the State is written over. best: the logits of the next one may be left out."""
-        changed = self.seal.broken()
-        if changed:
-            log.info("the model changed (%s): steps are compiled anew", changed)
-            self.repack()
+        self._current()
         before = replace(self.passes)
         if self.compiled is None:
             after, found = self._forward(tokens[:, None], state, "true_sparse")
@@ -227,12 +233,10 @@ class Engine:
         if compiled.blocks is None:
             mixed = replace(state, parts=(*parts, *state.parts[len(parts) :]))
             return self._forward(tokens[:, None], mixed, "true_sparse", residual=h[:, None])
-        if compiled.blocks.norm_f is not None:
-            compiled.blocks.norm_f([h])
         kept: list[Part] = [{"kv": _keys(part).with_open_slots(layout)} for part in state.parts[len(parts) :]]
         reader = HeadReader(self.head, self.gates, lambda h, columns: walk.some_inputs(h, columns), self.savings.joint, best)
         walk = BlockPass(compiled.blocks, compiled.normed, h, layout, kept, reader)
-        hidden = walk.run(self.savings.sparse, self.policy)
+        hidden = walk.run(self.savings.sparse, self.policy) if kept else h
         after = state.advance(layout, [*parts, *kept], tokens[:, None], compiled.overwrites and not state.memory)
         shape = len(walk.fires), len(hidden)
         fire = torch.tensor(walk.fires, dtype=torch.bool).view(shape).T
@@ -258,7 +262,7 @@ class Engine:
     ) -> tuple[State, Next]:
         """The model's own forward with the savings switched on, and what it says of each row's next token."""
         savings, gates = self.savings, self.gates
-        plain = Separate(self.model, None, self._read)
+        plain = DirectProbe(self.model, None, self._read)
         reader = None
         if savings.joint and tokens.shape[1] == 1:
             reader = HeadReader(self.head, gates, _inputs_of(self.model))

@@ -25,7 +25,7 @@ from amor.decode.head import Head
 from amor.errors import AmorError
 from amor.gates.base import Evidence, Gate
 from amor.layout import Layout
-from amor.models.probe import Residuals, Separate
+from amor.models.probe import DirectProbe, Residuals
 from amor.ops.head.reference import HeadStats
 from amor.ops.product import ROWS
 
@@ -199,7 +199,7 @@ class HeadReader:
 class ReadAhead:
     """A reader as a strategy for the model's own forward: one token a row is read ahead, longer calls a block at a time."""
 
-    def __init__(self, reader: HeadReader, plain: Separate):
+    def __init__(self, reader: HeadReader, plain: DirectProbe):
         self.reader, self.plain = reader, plain
 
     @torch.no_grad()

@@ -43,6 +43,7 @@ class Stretch:
     layers: list[Layer]
     compiled: Compiled | None = None
     why: str = ""
+    normed: bool = False  # norm_f is its last instruction
 
     def __call__(self, h: Tensor, parts: list[Part], layout: Layout) -> Tensor:
         """h [R, D] through the layers; `parts`, of all layers, become what they are after the token."""
@@ -76,8 +77,8 @@ class CompiledModel:
             raise AmorError(f"steps cannot be compiled: {why}; the model's own forward decodes without that")
         self.model, self.weights = model, weights
         self.pack = partial(pack, name=weights)
-        self.stretches = self._stretches()
         self.blocks, self.blocks_why = self._blocks()
+        self.stretches = self._stretches()
         use_huge_pages(t for m in self.matrices() for t in (m.weight, m.scales) if t is not None)
 
     def _stretches(self) -> list[Stretch]:
@@ -91,7 +92,7 @@ class CompiledModel:
             if not why:
                 waiting.append(layer)
             if waiting and (why or index == len(said) - 1):
-                found.append(self._compile(index + (not why) - len(waiting), waiting))
+                found.append(self._compile(index + (not why) - len(waiting), waiting, index == len(said) - 1 and not why))
                 waiting = []
             if why:
                 found.append(Stretch(index, [layer], None, why))
@@ -106,12 +107,15 @@ class CompiledModel:
             return str(why)
         return ""
 
-    def _compile(self, first: int, layers: list[Layer]) -> Stretch:
+    def _compile(self, first: int, layers: list[Layer], last: bool) -> Stretch:
         program = Program(self.model.config.width)
         for index, layer in enumerate(layers):
             program.layer(first + index)
             layer.program(program, program.given[0])
-        return Stretch(first, list(layers), Compiled(program, self.pack))
+        ends = last and self.blocks is not None and self.blocks.norm_f is not None
+        if ends:  # the norm behind the layers needs no call of its own
+            program.norm(program.given[0], self.model.norm_f, out=program.given[0])
+        return Stretch(first, list(layers), Compiled(program, self.pack), normed=ends)
 
     def _blocks(self) -> tuple[Blocks | None, str]:
         model, width = self.model, self.model.config.width
@@ -172,7 +176,7 @@ class CompiledModel:
         return sum(m.nbytes for m in self.matrices())
 
     def through_layers(self, tokens: Tensor, state: State, layout: Layout) -> tuple[Tensor, list[Part]]:
-        """The residual [R, D] behind the layers, and their parts of the state after the token.
+        """The residual [R, D] behind the layers (and norm_f, where blocks are compiled), and their parts of the state after it.
 
         Recurrent tensors of the state are written over, unless it remembers tokens for rollback.
         """
@@ -184,6 +188,8 @@ class CompiledModel:
         h = self.model.embed(tokens).contiguous()
         for stretch in self.stretches:
             h = stretch(h, parts, layout)
+        if self.blocks is not None and self.blocks.norm_f is not None and not self.stretches[-1].normed:
+            self.blocks.norm_f([h])
         return h, parts
 
     def _writes(self, layer: int) -> bool:
@@ -223,7 +229,8 @@ class BlockPass:
         self.scores: list[list[float]] = []
         self.written = 0  # blocks whose keys and values are written
         self.ahead: dict[int, Tensor] = {}  # the residual after a block if all rows fire there, and at those run ahead before it
-        self.move(h, 0)
+        if parts:
+            self.move(h, 0)
 
     def move(self, h: Tensor, start: int) -> None:
         """From here on the residual is h [R, D], and what blocks from `start` on and the output read is known with it."""

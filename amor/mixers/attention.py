@@ -10,7 +10,7 @@ from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops import attend
 from amor.ops.rowwise import rotate
-from amor.parts import Cost, Linear, fan_heads, product, together
+from amor.parts import Cost, Linear, fan_heads, linear_cost, linears_sharing_input
 from amor.program import Program, Vector
 from amor.state import KV, Part
 
@@ -46,12 +46,12 @@ class Attention(Mixer):
 
     def append_keys(self, x: Tensor, kv: KV, layout: Layout) -> tuple[Tensor, Tensor, KV]:
         """Keys and values that queries of this call may look at, [B, H, L, d], and the state after it."""
-        k, v = (fan_heads(t, self.head_size) for t in together(x, [self.k_proj], [self.v_proj]))
+        k, v = (fan_heads(t, self.head_size) for t in linears_sharing_input(x, [self.k_proj], [self.v_proj]))
         k, v = rotate(k, *layout.rotary(self.head_size, self.theta)).transpose(1, 2), v.transpose(1, 2)
         after = kv.append(k, v, layout)
         if layout.reset is None:
             return after.k, after.v, after
-        return torch.cat([kv.k[:, :, : layout.past], k], 2), torch.cat([kv.v[:, :, : layout.past], v], 2), after
+        return torch.cat([kv.k[:, :, : layout.max_position], k], 2), torch.cat([kv.v[:, :, : layout.max_position], v], 2), after
 
     def ask(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries [..., H, d] of tokens x [..., D] at the positions of cos and sin."""
@@ -88,5 +88,5 @@ class Attention(Mixer):
     def cost(self, context: int) -> Cost:
         inner, seen = self.heads * self.head_size, context + 1
         token = 2 * 4 * inner  # bytes of one key and value
-        products = product(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+        products = linear_cost(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
         return products + Cost(flops=4 * inner * seen, state_read=token * seen, state_held=token * context)

@@ -14,7 +14,7 @@ from amor.mixers.mamba2 import inverse_softplus, random_dt
 from amor.ops.delta import delta
 from amor.ops.gated_norm import norm_gate
 from amor.ops.rowwise import norm
-from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, product, together
+from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input
 from amor.program import Program, Vector
 from amor.state import Part
 
@@ -77,7 +77,7 @@ class GatedDeltaNet(Mixer):
 
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
         joined = self.q_proj, self.k_proj, self.v_proj
-        qkv, gate, a, b = together(x, joined, [self.g_proj], [self.a_proj], [self.b_proj])
+        qkv, gate, a, b = linears_sharing_input(x, joined, [self.g_proj], [self.a_proj], [self.b_proj])
         qkv, window = self.conv1d(qkv, state["conv"], layout)
         q, k, v = qkv.split([self.keys, self.keys, self.values], dim=-1)
         size = self.options.head_size
@@ -105,7 +105,7 @@ class GatedDeltaNet(Mixer):
         numbers = self.keys * self.value_size
         held = 4 * (numbers + (2 * self.keys + self.values) * (self.options.conv - 1))
         small = self.conv1d.weight.numel() + 2 * self.heads + self.value_size
-        products = product(self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj, self.o_proj)
+        products = linear_cost(self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj, self.o_proj)
         return products + Cost(flops=6 * numbers, weights=small, state_read=held, state_held=held)
 
 

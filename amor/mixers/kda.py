@@ -20,7 +20,7 @@ from amor.mixers.base import Mixer
 from amor.mixers.gated_deltanet import UNIT_EPS, unit
 from amor.mixers.mamba2 import inverse_softplus, random_dt
 from amor.ops.delta import delta
-from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, product, together
+from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input
 from amor.program import Program, Vector
 from amor.state import Part
 
@@ -79,7 +79,7 @@ class KDA(Mixer):
 
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
         joined = self.q_proj, self.k_proj, self.v_proj
-        qkv, f, gate, b = together(x, joined, [self.f_a_proj], [self.g_a_proj], [self.b_proj])
+        qkv, f, gate, b = linears_sharing_input(x, joined, [self.f_a_proj], [self.g_a_proj], [self.b_proj])
         qkv, window = self.conv1d(qkv, state["conv"], layout)
         q, k, v = qkv.split([self.keys, self.keys, self.values], dim=-1)
         size = self.options.head_size
@@ -111,5 +111,5 @@ class KDA(Mixer):
         held = 4 * (numbers + (2 * self.keys + self.values) * (self.options.conv - 1))
         small = self.conv1d.weight.numel() + self.heads + self.keys + self.value_size
         into = self.q_proj, self.k_proj, self.v_proj, self.f_a_proj, self.g_a_proj, self.b_proj
-        products = product(*into, self.f_b_proj, self.g_b_proj, self.o_proj)
+        products = linear_cost(*into, self.f_b_proj, self.g_b_proj, self.o_proj)
         return products + Cost(flops=6 * numbers, weights=small, state_read=held, state_held=held)

@@ -12,7 +12,7 @@ from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops.gated_norm import gate_norm
 from amor.ops.scan import scan
-from amor.parts import Cost, Linear, RMSNorm, ShortConv, apart, product
+from amor.parts import Cost, Linear, RMSNorm, ShortConv, linear_cost, split_linear
 from amor.program import Program, Vector
 from amor.state import Part
 
@@ -63,7 +63,7 @@ class Mamba2(Mixer):
         return {"conv": self.conv1d.start(batch, device, dtype), "scan": s}
 
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
-        z, xBC, dt = apart(x, self.in_proj, [self.inner, self.mixed, self.heads])
+        z, xBC, dt = split_linear(x, self.in_proj, [self.inner, self.mixed, self.heads])
         xBC, window = self.conv1d(xBC, state["conv"], layout)
         states = self.options.groups * self.options.state_size
         u, B, C = xBC.split([self.inner, states, states], dim=-1)
@@ -89,7 +89,7 @@ class Mamba2(Mixer):
         numbers = self.inner * self.options.state_size
         held = 4 * (numbers + self.mixed * (self.options.conv - 1))
         small = self.conv1d.weight.numel() + self.mixed + 3 * self.heads + self.inner
-        return product(self.in_proj, self.out_proj) + Cost(flops=4 * numbers, weights=small, state_read=held, state_held=held)
+        return linear_cost(self.in_proj, self.out_proj) + Cost(flops=4 * numbers, weights=small, state_read=held, state_held=held)
 
 
 def random_dt(count: int, generator: torch.Generator | None) -> Tensor:

@@ -21,7 +21,7 @@ from amor.gates.base import Gate
 from amor.layout import Layout, align
 from amor.models.backbone import Backbone
 from amor.models.block import Block, Trace, last_real
-from amor.models.probe import Probing, Separate
+from amor.models.probe import DirectProbe, Probing
 from amor.ops import head
 from amor.parts import Cost, RMSNorm
 from amor.state import Part, State
@@ -92,7 +92,7 @@ class Amor(nn.Module):
         if residual is None:
             residual, parts = self.backbone(self.embed(tokens), parts, layout)
         chosen = [block.gate for block in self.each_block()] if gates is None else list(gates)
-        ways = Ways(probe or Separate(self, targets), chosen, compute, keep)
+        ways = Ways(probe or DirectProbe(self, targets), chosen, compute, keep)
         h, parts_of_blocks, traces = self._through_blocks(residual, state.parts[depth:], layout, ways)
         after = state.advance(layout, parts + parts_of_blocks, tokens)
 

@@ -37,7 +37,7 @@ class Trace:
 
 
 # What a block asks: the residual and x [B, T, D], what the gate needs, the residual closed and opened -> evidence
-Probe = Callable[[Tensor, Tensor, Layout, frozenset[str], Callable[[], tuple[Tensor, Tensor]]], Evidence]
+AskHead = Callable[[Tensor, Tensor, Layout, frozenset[str], Callable[[], tuple[Tensor, Tensor]]], Evidence]
 
 
 class Block(nn.Module):
@@ -62,7 +62,7 @@ class Block(nn.Module):
         state: Part,
         layout: Layout,
         gate: Gate,
-        probe: Probe,
+        probe: AskHead,
         compute: str = "auto",
         keep: str = "all",
     ) -> tuple[Tensor, Part, Trace]:

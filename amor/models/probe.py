@@ -36,7 +36,7 @@ class Probing(Protocol):
     ) -> Evidence: ...
 
 
-class Separate:
+class DirectProbe:
     """One reading of the head a block, of every token of the call."""
 
     def __init__(self, model: Amor, targets: Tensor | None = None, read: Callable[..., head.HeadStats] = head.read):

@@ -62,15 +62,6 @@ def delta(
     return forward(inputs, chunk, None, None)
 
 
-def step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """A few tokens without a gradient; the state after them is written into `out`, which may be `state`."""
-    q, k, v = (native.inner_dense(t.float()) for t in (q, k, v))
-    inputs = q, k, v, g.float().contiguous(), beta.float().contiguous(), state, None
-    return token_by_token(inputs, torch.empty_like(state) if out is None else out)
-
-
 def token_by_token(inputs: tuple[Tensor | None, ...], after: Tensor) -> tuple[Tensor, Tensor]:
     shape, described = describe(inputs, 1)
     threads = native.threads()

@@ -70,7 +70,7 @@ struct Plain {
     const float* x;
     long inner, x_step;
 
-    static constexpr int AHEAD = 2;  // blocks of rows that are fetched ahead: measured
+    static constexpr int ahead(int R) { return R == 1 ? 6 : 2; }  // blocks of rows that are fetched ahead: measured
 
     static vec get_w(const float* p) { return load(p); }
     static vec get_w(const uint16_t* p) { return load_halves(p); }
@@ -81,8 +81,8 @@ struct Plain {
         return v;
     }
 
-    // rows of W at a time: for one row of x many streams are read (widened, four fill the registers), for more the sums need them
-    static constexpr int together(int R) { return R == 1 ? (sizeof(Number) == 2 ? 4 : 8) : R == 2 ? 6 : R == 3 ? 4 : 3; }
+    // rows of W at a time: for one row of x many streams are read (widened, fewer), for more the sums need them
+    static constexpr int together(int R) { return R == 1 ? (sizeof(Number) == 2 ? 3 : 8) : R == 2 ? 6 : R == 3 ? 4 : 3; }
 
     // `count` rows of W, from `row`, against R rows of x from `first` on: out[r * step + n]. cold: W comes from memory
     template <int R>
@@ -119,7 +119,7 @@ struct Plain {
             // for one row of x against floats the processor runs far enough ahead by itself, and was measured to be faster alone
             if constexpr (COLD && (R > 1 || sizeof(Number) == 2)) {
 #pragma GCC unroll 8
-                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + AHEAD * N) * inner + j);
+                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + ahead(R) * N) * inner + j);
             }
             advance(j);
             advance(j + LANES);

@@ -28,6 +28,9 @@ def scan(
 ) -> tuple[Tensor, Tensor]:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dt, A, B, C, state, D))
+    if x.shape[1] == 1 and state is not None and reset is None and not learns:
+        return step(x, dt, A, B, C, state, D)
     x, B, C = (t.to(doors.kernel_dtype(x.dtype)).contiguous() for t in (x, B, C))
     y, after = mamba_chunk_scan_combined(
         x,
@@ -44,21 +47,16 @@ def scan(
     return y.float(), after.float()
 
 
-def step(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None = None, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """A few tokens without a gradient; the state after them is written into `out`, which may be `state`."""
+def step(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """One token a row without a gradient, by the kernel made for it."""
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
-    after = state.clone() if out is None else out if out is state else out.copy_(state)  # the kernel writes in place
+    after = state.float().clone()  # the kernel writes in place
     heads, size = x.shape[2:]
     # strides of 0 tell the kernel that a head has one decay; it cannot do without dt_bias and D, so there are zeros for them
     decay = A.float()[:, None, None].expand(heads, size, B.shape[3])
     nothing = torch.zeros(heads, 1, device=x.device).expand(heads, size)
     skip = nothing if D is None else D.float()[:, None].expand(heads, size)
-    ys = []
-    for t in range(x.shape[1]):
-        steps = dt[:, t].float()[..., None].expand(-1, heads, size)
-        given = x[:, t].contiguous(), steps, decay, B[:, t].contiguous(), C[:, t].contiguous()
-        ys.append(selective_state_update(after, *given, D=skip, dt_bias=nothing))
-    return torch.stack(ys, dim=1).float(), after
+    steps = dt[:, 0].float()[..., None].expand(-1, heads, size)
+    given = x[:, 0].contiguous(), steps, decay, B[:, 0].contiguous(), C[:, 0].contiguous()
+    return selective_state_update(after, *given, D=skip, dt_bias=nothing)[:, None].float(), after

@@ -64,15 +64,6 @@ def scan(
     return forward(inputs, chunk, room_for_scores(x, B, chunk), None, None)
 
 
-def step(
-    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None = None, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """A few tokens without a gradient; the state after them is written into `out`, which may be `state`."""
-    x, B, C = (native.inner_dense(t.float()) for t in (x, B, C))
-    inputs = x, dt.float().contiguous(), A.float(), B, C, None if D is None else D.float(), state, None
-    return token_by_token(inputs, torch.empty_like(state) if out is None else out)
-
-
 def token_by_token(inputs: tuple[Tensor | None, ...], after: Tensor) -> tuple[Tensor, Tensor]:
     shape, described = describe(inputs, 1)
     y = after.new_empty(shape.rows, shape.length, shape.heads, shape.size)
