@@ -24,9 +24,9 @@ class Buffer:
     """Room for keys and values, [B, H, capacity, size] each, and two numbers that keep readers out of each other's way.
 
     Several States may hold one buffer, each knowing the version and epoch it was made at. Say A has read 10 tokens and B grew
-    from it by one: B's key stands in slot 10, behind all that A may look at, so both stay right. If A now reads another token, slot 10
-    is taken; A's version is not the newest, so its keys are copied to a buffer of its own first. A rollback cuts B back to 9
-    tokens and will write over slot 9, which A still looks at: the epoch moves on, and A is refused from then on.
+    from it by one: B's key stands in slot 10, behind all that A may look at, so both stay right. If A now reads another token,
+    slot 10 is taken; A's version is not the newest, so its keys are copied to a buffer of its own first. A rollback cuts B back
+    to 9 tokens and will write over slot 9, which A still looks at: the epoch moves on, and A is refused from then on.
     """
 
     def __init__(self, k: Tensor, v: Tensor):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
@@ -110,7 +112,8 @@ class Compiled:
         structs = [self._struct(step) for step in program.steps]
         self.kept += structs
         self.memory = (HeldStruct * len(self.held))()
-        self.met: list[object] = [None] * len(self.held)  # what each of them points to
+        self.met: list[Any] = [weakref.ref(self)] * len(self.held)  # what each of them points to
+        self.lock = threading.Lock()
         self.steps = (StepStruct * len(structs))(
             *(StepStruct(step.kind, ctypes.addressof(s)) for step, s in zip(program.steps, structs, strict=True))
         )
@@ -152,15 +155,17 @@ class Compiled:
         parts: Sequence[Part] = (),  # of the state: recurrent tensors are written over, keys and values into free slots
         layout: Layout | None = None,  # of the whole batch
         rows: Tensor | None = None,  # which rows of the batch these are; None: all
-        steps: slice = slice(None),
+        steps: tuple[int, int] | None = None,  # from, to: some instructions only
     ) -> None:
         count = given[0].shape[0]
         for t, width in zip(given, self.given, strict=True):
             assert t.shape == (count, width) and t.is_contiguous() and t.dtype == torch.float32, (t.shape, count, width)
         room = torch.empty(count * self.room)
         keep: list[Any] = [room]
-        for index, one in enumerate(self.held):
-            self._memory(index, one, parts, layout, keep)
+        with self.lock:  # another thread may step another session
+            for index, one in enumerate(self.held):
+                self._memory(index, one, parts, layout, keep)
+            held = type(self.memory).from_buffer_copy(self.memory)
         memory = (c_void_p * len(given))(*(t.data_ptr() for t in given))
         row = at = None
         if layout is not None:
@@ -168,10 +173,12 @@ class Compiled:
             places = layout.start.contiguous() if rows is None else layout.start[rows]
             keep += [whole, places]
             row, at = whole.data_ptr(), places.data_ptr()
-        call = CallStruct(count, room.data_ptr(), ctypes.addressof(memory), ctypes.addressof(self.memory), row, at)
+        call = CallStruct(count, room.data_ptr(), ctypes.addressof(memory), ctypes.addressof(held), row, at)
+        first, last = steps or (0, len(self.steps))
         if someone_counts():
-            self._spend(count, layout, rows)
-        if _library().walk(self.steps, len(self.steps), ctypes.addressof(call), torch.get_num_threads()):
+            self._spend(count, layout, rows, first, last)
+        begin = ctypes.addressof(self.steps) + first * ctypes.sizeof(StepStruct)
+        if _library().walk(begin, last - first, ctypes.addressof(call), torch.get_num_threads()):
             assert layout is not None
             raise AmorError(f"positions {layout.start.tolist()} lie outside the slots of the state; is it of this batch?")
 
@@ -184,11 +191,11 @@ class Compiled:
         found, rows, struct = parts[held.part].get(held.name), len(layout.start), self.memory[index]
         if held.theta:
             memory = found.buffer if isinstance(found, KV) else None
-            if memory is None or memory is not self.met[index] or memory.k.shape[0] != rows:
-                self.met[index], self.memory[index] = memory, self._keys(held, found, rows)
+            if memory is None or memory is not self.met[index]() or memory.k.shape[0] != rows:
+                self.memory[index], self.met[index] = self._keys(held, found, rows), weakref.ref(memory)  # type: ignore[arg-type]
             struct.cos, struct.sin = self._turns(held, layout, keep)
-        elif found is not self.met[index] or found.shape[0] != rows:  # type: ignore[union-attr]
-            self.met[index], struct.p = found, self._recurrent(held, found, rows)
+        elif not isinstance(found, Tensor) or found is not self.met[index]() or found.shape[0] != rows:
+            struct.p, self.met[index] = self._recurrent(held, found, rows), weakref.ref(found)  # type: ignore[arg-type]
 
     def _turns(self, held: Held, layout: Layout, keep: list[Any]) -> tuple[int, int]:
         """Cosines and sines of each row's position, [rows, size / 2] dense."""
@@ -218,8 +225,8 @@ class Compiled:
             )
         return HeldStruct(k.data_ptr(), v.data_ptr(), None, None, *k.stride()[:2], found.buffer.capacity)
 
-    def _spend(self, rows: int, layout: Layout | None, which: Tensor | None) -> None:
-        for one in self.spent:
+    def _spend(self, rows: int, layout: Layout | None, which: Tensor | None, first: int, last: int) -> None:
+        for one in self.spent[first:last]:
             for matrix in one.matrices:
                 spend_product("products", rows, matrix)
             if one.flops:

@@ -61,11 +61,12 @@ class Blocks:
 
     norm_f: Compiled | None  # of the residual, in place; None where it is block 0's pre-norm
     inputs: list[Compiled]  # by first column: what blocks from there on and the output read of the residual
-    keys: list[Compiled]
+    keys: Compiled  # of all blocks, one after the other
+    key_steps: list[int]  # how many of its instructions belong to the first 0, 1, ... blocks
     fired: list[Compiled]
 
     def each(self) -> list[Compiled]:
-        return [*([self.norm_f] if self.norm_f else []), *self.inputs, *self.keys, *self.fired]
+        return [*([self.norm_f] if self.norm_f else []), *self.inputs, self.keys, *self.fired]
 
 
 class CompiledModel:
@@ -141,17 +142,17 @@ class CompiledModel:
                         p.norm(p.given[0], norm, out=out)
                 inputs.append(Compiled(p, self.pack))
             self.normed = [norm is not None for norm in norms]
-            keys, fired = [], []
-            for block in blocks:
-                p = Program(width)
-                block.keys_program(p, p.given[0])
-                keys.append(Compiled(p, self.pack))
+            keys, ends, fired = Program(*([width] * len(blocks))), [0], []
+            for index, block in enumerate(blocks):
+                keys.layer(index)
+                block.keys_program(keys, keys.given[index])
+                ends.append(len(keys.steps))
                 p = Program(width, width)
                 block.program(p, *p.given)
                 fired.append(Compiled(p, self.pack))
         except UnsaidError as why:
             return None, str(why)
-        return Blocks(norm_f, inputs, keys, fired), ""
+        return Blocks(norm_f, inputs, Compiled(keys, self.pack), ends, fired), ""
 
     @property
     def path(self) -> str:
@@ -304,9 +305,11 @@ class BlockPass:
         self.reader.foretell(start, torch.stack(vectors))
 
     def write_keys(self, to: int) -> None:
-        """Keys and values of blocks up to `to`; the residual has not moved since the last ones."""
-        for index in range(self.written, to):
-            self.blocks.keys[index]([self.inputs[index - self.start]], [self.parts[index]], self.layout)
+        """Keys and values of blocks up to `to`, in one call; the residual has not moved since the last ones."""
+        if to > self.written:
+            ends, known = self.blocks.key_steps, range(self.written, to)
+            read = [self.inputs[k - self.start] if k in known else self.h for k in range(self.count)]
+            self.blocks.keys(read, self.parts, self.layout, steps=(ends[self.written], ends[to]))
         self.written = max(self.written, to)
 
     def fire(self, index: int, h: Tensor, x: Tensor, rows: Tensor | None = None) -> Tensor:
