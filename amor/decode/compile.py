@@ -192,10 +192,10 @@ class Compiled:
         if held.theta:
             memory = found.buffer if isinstance(found, KV) else None
             if memory is None or memory is not self.met[index]() or memory.k.shape[0] != rows:
-                self.memory[index], self.met[index] = self._keys(held, found, rows), weakref.ref(memory)  # type: ignore[arg-type]
+                self.memory[index], self.met[index] = self._keys(held, found, rows), weakref.ref(memory)
             struct.cos, struct.sin = self._turns(held, layout, keep)
         elif not isinstance(found, Tensor) or found is not self.met[index]() or found.shape[0] != rows:
-            struct.p, self.met[index] = self._recurrent(held, found, rows), weakref.ref(found)  # type: ignore[arg-type]
+            struct.p, self.met[index] = self._recurrent(held, found, rows), weakref.ref(found)
 
     def _turns(self, held: Held, layout: Layout, keep: list[Any]) -> tuple[int, int]:
         """Cosines and sines of each row's position, [rows, size / 2] dense."""
