@@ -193,7 +193,7 @@ def test_the_last_block_looks_at_the_last_token_of_a_prompt_only():
 
 
 def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypatch):
-    from amor.decode.step import BlockPass
+    from amor.decode.blocks import BlockPass
 
     asked = []
     honest = BlockPass.fire

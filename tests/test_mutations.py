@@ -7,9 +7,9 @@ import torch
 from laws import small
 
 from amor.decode import compile
+from amor.decode.blocks import BlockPass
 from amor.decode.compile import Compiled
 from amor.decode.reader import Column
-from amor.decode.step import BlockPass
 from amor.gates.entropy import Entropy
 from amor.judge.check import check
 from amor.layout import Layout

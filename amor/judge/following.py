@@ -12,7 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from amor.decode.engine import Engine, Next, Session
+from amor.decode.engine import Engine, Session
+from amor.decode.known import Next
 from amor.judge.feeding import Feeder, Seen
 from amor.state import State
 
