@@ -98,6 +98,12 @@ def test_doctor_says_which_backend_runs_and_why(capsys, monkeypatch):
     assert main(["doctor", "--quick"]) == 2
 
 
+def test_doctor_names_the_code_of_a_decode_step(capsys):
+    assert main(["doctor", "--quick", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["operators"]
+    assert [row["backend"] for row in rows if row["operator"] == "decode step"] in (["compiled"], ["the model's forward"])
+
+
 def test_doctor_measures_chunks_and_keeps_them(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(chunks, "path", lambda: tmp_path / "new" / "chunks.json")
     monkeypatch.setattr("amor.bench.chunks.TOKENS", 40)

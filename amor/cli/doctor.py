@@ -73,7 +73,9 @@ def operators() -> list[dict[str, Any]]:
     """For every operator and device here: the backend that will run, why, and why not the others."""
     import torch
 
+    from amor.decode.compile import SOURCE
     from amor.ops.backends import BACKENDS, choice, missing
+    from amor.ops.native import missing as missing_source
 
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     rows = []
@@ -82,7 +84,9 @@ def operators() -> list[dict[str, Any]]:
             name, why = choice(op, device)
             others = {b.name: missing(op, b, device) or "slower" for b in backends if b.name != name}
             rows.append({"operator": op, "device": device, "backend": name, "why": why, "others": others})
-    return rows
+    why_not = missing_source(SOURCE)
+    step = {"backend": "the model's forward", "why": why_not} if why_not else {"backend": "compiled", "why": "the fastest"}
+    return [*rows, {"operator": "decode step", "device": "cpu", **step, "others": {}}]
 
 
 def draw(found: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """How a gate comes to know what the tied head says: the strategy a model asks at every block, and the plain one.
 
-A strategy may read the head earlier, more cheaply or for several blocks at once (amor/decode/probe.py does); it may never
+A strategy may read the head earlier, more cheaply or for several blocks at once (amor/decode/reader.py does); it may never
 give a gate a number that would change its decision.
 """
 

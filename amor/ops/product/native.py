@@ -15,7 +15,7 @@ from amor.ops.product.formats import FORMATS, TILE
 from amor.ops.product.matrix import Matrix
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-TOLD = 5  # numbers a probe tells of a row: entropy, its bound, logsumexp, the two best logits
+STATS = 5  # numbers a probe tells of a row: entropy, its bound, logsumexp, the two best logits
 
 
 def missing() -> str | None:
@@ -87,7 +87,7 @@ def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = No
     rows = x.shape[0]
     kept = 0 if not logits else rows if last is None else last
     y = torch.empty(kept, matrix.outputs) if logits else None
-    told, tokens = torch.empty(TOLD, rows), torch.empty(rows, dtype=torch.long)
+    told, tokens = torch.empty(STATS, rows), torch.empty(rows, dtype=torch.long)
     memory = x.data_ptr(), rows, None if y is None else y.data_ptr(), rows - kept, told.data_ptr(), tokens.data_ptr()
     _functions().probe(Weights.of(matrix), _lost(matrix), *memory, torch.get_num_threads())
     return _stats(told, tokens, matrix, y)
@@ -109,7 +109,7 @@ def entropies(logits: Tensor) -> Tensor:
 def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int) -> tuple[HeadStats, int]:
     """As in reference.py, but of the likeliest it may look at a few more, and of nearly equal ones leave out some."""
     x, logits, rows, looked_at = x.float().contiguous(), logits.contiguous(), x.shape[0], 0
-    told, tokens = torch.empty(TOLD, rows), torch.empty(rows, dtype=torch.long)
+    told, tokens = torch.empty(STATS, rows), torch.empty(rows, dtype=torch.long)
     for row in range(rows):
         to = told[0, row:].data_ptr(), rows, tokens[row:].data_ptr()
         mine = Weights.of(exact), _lost(copy), x[row].data_ptr(), likely, logits[row].data_ptr()
