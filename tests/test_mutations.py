@@ -184,9 +184,9 @@ def test_keys_turned_by_the_position_before_theirs_are_noticed_in_decode(monkeyp
 def test_a_convolution_whose_window_stands_still_is_noticed_in_decode(monkeypatch):
     honest = Compiled.__call__
 
-    def still(self, given, parts=(), layout=None, rows=None):
+    def still(self, given, parts=(), *more, **named):
         kept = [part["conv"].clone() if "conv" in part else None for part in parts]
-        honest(self, given, parts, layout, rows)
+        honest(self, given, parts, *more, **named)
         for part, window in zip(parts, kept, strict=True):
             if window is not None:
                 part["conv"].copy_(window)
