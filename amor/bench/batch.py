@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     table = Table("batch", args.quick)
-    batches, prompts = ([int(word) for word in filter(None, text.split(","))] for text in (args.batches, args.prefill))
+    batches, prompts = counts("--batches", args.batches), counts("--prefill", args.prefill)
     for name in args.models.split(","):
         model = made(name, args.quick)
         for weights in args.weights.split(","):
@@ -64,6 +64,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 work = partial(engine.prefill, [torch.randint(0, model.config.vocab, (tokens,)).tolist()])
                 measure(table, args, name, weights, f"prefill:{tokens}", work, tokens)
     return table.result()
+
+
+def counts(option: str, text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isdigit() and int(word) for word in words):
+        raise AmorError(f"{option} {text}: give whole numbers of at least 1, with commas, e.g. 1,8,32")
+    return [int(word) for word in words]
 
 
 def made(name: str, quick: bool) -> Amor:
