@@ -108,3 +108,11 @@ def align(valid: Tensor) -> tuple[Tensor, Tensor | None]:
     if bool((valid[:, 1:] <= valid[:, :-1]).all()):
         return lengths, None
     return lengths, torch.argsort(~valid, dim=1, stable=True)
+
+
+def last_real(t: Tensor, layout: Layout) -> Tensor:
+    """[B, 1, ...] each row's last real token."""
+    if layout.lengths is None:
+        return t[:, -1:]
+    index = (layout.lengths - 1).clamp(min=0)
+    return t[torch.arange(len(t), device=t.device), index][:, None]

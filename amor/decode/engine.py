@@ -34,6 +34,7 @@ from amor.models.probe import DirectProbe
 from amor.ops import head as head_op
 from amor.ops.backends import wishes
 from amor.ops.head import reference as all_logits
+from amor.ops.product import pack, product
 from amor.state import KV, Part, State
 
 log = logging.getLogger("amor")
@@ -212,10 +213,15 @@ class Engine:
         else:
             self.passes.exact += 1
             self.passes.rows += len(hidden)
-            told = self.model.logits(hidden).float(), None, None
+            told = self._logits(hidden), None, None
         nothing = torch.zeros(len(hidden), 0, device=hidden.device)
         fire, score = (torch.cat([getattr(g, name) for g in traces], 1) if traces else nothing for name in ("fire", "score"))
         return out.state, _next(*told, fire.bool(), score)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[B, V] by the unrounded head. float32 is read where it lies by the product of the steps, the fastest for few rows."""
+        weight = self.model.embed.weight
+        return product(hidden, pack(weight)) if weight.dtype == torch.float32 else self.model.logits(hidden).float()
 
     def _read(self, x: Tensor, weight: Tensor, *words: Any, **named: Any) -> head_op.HeadStats:
         self.passes.exact += 1

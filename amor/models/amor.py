@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from amor.config import Config
 from amor.errors import AmorError
 from amor.gates.base import Gate
-from amor.layout import Layout, align
+from amor.layout import Layout, align, last_real
 from amor.models.backbone import Backbone
-from amor.models.block import Block, Trace, last_real
+from amor.models.block import Block, Trace
 from amor.models.probe import DirectProbe, Probing
 from amor.ops import head
 from amor.parts import Cost, RMSNorm
@@ -33,7 +33,7 @@ class Output:
 
     hidden: Tensor  # [B, T, D] ready for the head; [B, 1, D] with keep="last"
     state: State
-    residual: Tensor  # [B, T, D] what the backbone said, in aligned columns: no gate can change it
+    residual: Tensor  # [B, T, D] what the backbone said, in aligned columns: no gate can change it; as `hidden` without blocks
     gates: tuple[Trace, ...]  # one a block
     loss: Tensor | None = None  # share-weighted sum of nll, differentiable; with targets
     nll: Tensor | None = None  # [B, T] without gradient; with targets
@@ -90,7 +90,8 @@ class Amor(nn.Module):
         depth = len(self.backbone.layers)
         parts = list(state.parts[:depth])
         if residual is None:
-            residual, parts = self.backbone(self.embed(tokens), parts, layout)
+            last = keep == "last" and not self.blocks
+            residual, parts = self.backbone(self.embed(tokens), parts, layout, last)
         chosen = [block.gate for block in self.each_block()] if gates is None else list(gates)
         ways = Ways(probe or DirectProbe(self, targets), chosen, compute, keep)
         h, parts_of_blocks, traces = self._through_blocks(residual, state.parts[depth:], layout, ways)
@@ -122,8 +123,6 @@ class Amor(nn.Module):
             h, part, trace = block(h, x, part, layout, gate, partial(ways.probe, index), ways.compute, keep)
             after.append(part)
             traces.append(trace)
-        if ways.keep == "last" and not blocks:
-            h = last_real(h, layout)
         return (h if self.final_norm is None else self.final_norm(h)), after, traces
 
     def block_input(self, index: int, h: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from amor import registry
 from amor.config import Config
-from amor.layout import Layout
+from amor.layout import Layout, last_real
 from amor.mixers.base import Mixer
 from amor.parts import Cost, RMSNorm, SwiGLU
 from amor.program import Program, Vector, says_itself
@@ -25,9 +25,10 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.norm_eps) if config.d_ff else None
         self.mlp = SwiGLU(config.width, config.d_ff) if config.d_ff else None
 
-    def forward(self, h: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
+    def forward(self, h: Tensor, state: Part, layout: Layout, last: bool = False) -> tuple[Tensor, Part]:
+        """last: only each row's last token goes on."""
         mixed, after = self.mixer(self.mixer_norm(h), state, layout)
-        h = h + mixed
+        h = last_real(h, layout) + last_real(mixed, layout) if last else h + mixed
         if self.mlp is None or self.mlp_norm is None:
             return h, after
         return h + self.mlp(self.mlp_norm(h)), after
@@ -53,13 +54,15 @@ class Backbone(nn.Module):
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> list[Part]:
         return [layer.mixer.start(batch, device, dtype) for layer in self.layers]  # type: ignore[union-attr, operator]
 
-    def forward(self, h: Tensor, parts: Sequence[Part], layout: Layout) -> tuple[Tensor, list[Part]]:
+    def forward(self, h: Tensor, parts: Sequence[Part], layout: Layout, last: bool = False) -> tuple[Tensor, list[Part]]:
+        """last: of the last layer only each row's last token is wanted."""
         after = []
-        for layer, part in zip(self.layers, parts, strict=True):
+        for index, (layer, part) in enumerate(zip(self.layers, parts, strict=True), 1):
+            ends = last and index == len(self.layers)
             if self.recompute and torch.is_grad_enabled():
-                h, part = checkpoint(layer, h, part, layout, use_reentrant=False)
+                h, part = checkpoint(layer, h, part, layout, ends, use_reentrant=False)
             else:
-                h, part = layer(h, part, layout)
+                h, part = layer(h, part, layout, ends)
             after.append(part)
         return h, after
 

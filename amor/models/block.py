@@ -16,7 +16,7 @@ from amor import registry
 from amor.config import Config
 from amor.errors import AmorError, nearest
 from amor.gates.base import Evidence, Gate, Verdict
-from amor.layout import Layout
+from amor.layout import Layout, last_real
 from amor.mixers.attention import Attention, AttentionOptions
 from amor.ops import attend
 from amor.parts import Cost, RMSNorm, SwiGLU
@@ -150,11 +150,3 @@ def choose(fire: Tensor, opened: Tensor, h: Tensor, verdict: Verdict) -> Tensor:
     if verdict.weight is None:
         return out
     return out + (verdict.weight - verdict.weight.detach())[..., None].to(h.dtype) * (opened - h)
-
-
-def last_real(t: Tensor, layout: Layout) -> Tensor:
-    """[B, 1, ...] each row's last real token."""
-    if layout.lengths is None:
-        return t[:, -1:]
-    index = (layout.lengths - 1).clamp(min=0)
-    return t[torch.arange(len(t), device=t.device), index][:, None]

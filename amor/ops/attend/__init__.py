@@ -14,7 +14,7 @@ __all__ = ["dense", "fired", "gathered", "reference", "single"]
 
 def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
     """q [B, H, T, d] against k, v [B, H, L, d] -> [B, H, T, d]; causal: query t sees keys 0..t, or a mask [B, T, L] says."""
-    if causal and torch.is_grad_enabled() and q.dtype == torch.float32:
+    if causal and q.dtype == torch.float32:
         return backend("attend", q).causal(q, k, v)
     return by_torch(q, k, v, mask, causal)
 

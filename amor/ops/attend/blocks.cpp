@@ -77,9 +77,10 @@ struct Block {
     }
 };
 
-// z -> e^(scale z - log_sum) over the keys a query sees, 0 beyond; with log_sum unknown it is found and written
+// z -> e^(scale z - log_sum) over the keys a query sees, 0 beyond. With log_sum unknown it is found and written, and z is left
+// larger than that by their sum, which is given: one number to divide what they weigh by.
 template <bool FIND>
-void weights(float* z, long seen, long width, float scale, float* log_sum) {
+float weights(float* z, long seen, long width, float scale, float* log_sum) {
     const float shift = FIND ? largest(z, seen) * scale : *log_sum, power = scale * LOG2_E, most = shift * LOG2_E;
     vec total{};
     over(seen, [&](long j, int n) {
@@ -92,10 +93,10 @@ void weights(float* z, long seen, long width, float scale, float* log_sum) {
         }
     });
     std::fill(z + seen, z + width, 0.f);
-    if (!FIND) return;
-    const float whole = sum(total), back = 1.f / whole;
-    over(seen, [&](long j, int n) { put(z + j, get(z + j, n) * back, n); });
+    if (!FIND) return 1.f;
+    const float whole = sum(total);
     *log_sum = shift + std::log(whole);
+    return whole;
 }
 
 // keys that some query of the row sees
@@ -111,6 +112,10 @@ void each_block(const Work& w, long row, long seen, Body body) {
     const long first = w.first[row], queries = w.first[row + 1] - first;
     const long most = std::clamp(SCORES / (seen + 1), FEWEST, MOST), blocks = (queries + most - 1) / most;
     for (long i = 0; i < blocks; i++) body(Block(w, first + queries * i / blocks, first + queries * (i + 1) / blocks));
+}
+
+void divide(float* p, long count, float by) {
+    over(count, [&](long j, int n) { put(p + j, get(p + j, n) / by, n); });
 }
 
 void clear(float* p, long tokens, long token, long size) {
@@ -142,9 +147,12 @@ extern "C" void fired_forward(const Work* w, float* out, float* log_sum, int thr
                 b.each_few([&](long i, int n, long reach) {
                     const long query = b.begin + i, at = query * step + head * size;
                     few(scores.data(), b.ld, n, reach, Matrix{w->q + at, step, 1}, keys, 0, size, false);
+                    float whole[ROWS];
                     for (int j = 0; j < n; j++)
-                        weights<true>(&scores[j * b.ld], w->lengths[query + j], reach, w->scale, log_sum + (query + j) * w->heads + head);
+                        whole[j] = weights<true>(&scores[j * b.ld], w->lengths[query + j], reach, w->scale,
+                                                 log_sum + (query + j) * w->heads + head);
                     few(out + at, step, n, size, Matrix{scores.data(), b.ld, 1}, values, 0, std::min(reach, seen), false);
+                    for (int j = 0; j < n; j++) divide(out + at + j * step, size, whole[j]);
                 });
             });
         }

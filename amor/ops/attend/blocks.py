@@ -43,7 +43,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Te
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every query t of q [B, H, T, d] against keys 0..t: faster than torch's where a gradient is wanted."""
+    """Every query t of q [B, H, T, d] against keys 0..t: faster than torch's."""
     batch, _, length, _ = q.shape
     rows, lengths = torch.arange(batch).repeat_interleave(length), torch.arange(1, length + 1).repeat(batch)
     out = attend(q.transpose(1, 2).flatten(0, 1), k, v, rows, lengths)

@@ -21,7 +21,6 @@ struct Weights {  // a Matrix of amor/ops/product/matrix.py
 
 constexpr int TILE = 16;       // rows of W that a thread's share is a multiple of: of every format whole tiles
 constexpr long CACHED = 48;    // rows of W taken at a time, so that more rows of x find them in the cache
-constexpr int AT_ONCE = 4;     // rows of x in one block
 
 // a b + c with one rounding wherever the machine has it. Left to the compiler, it would fuse in one place and not in
 // another, and a row's bits would depend on its neighbours.
@@ -63,26 +62,15 @@ inline vec load_halves(const uint16_t* p) {
 #endif
 }
 
-// Rows of W as numbers of 32 or 16 bits: a dot product a row of W and of x, sums in lanes.
-template <class Number>
-struct Plain {
-    const Number* w;
-    const float* x;
+// Rows of W as they lie in the model, numbers of 32 bits: a dot product a row of W and of x, sums in lanes.
+struct Floats {
+    static constexpr int AT_ONCE = 4;  // rows of x in one block
+    static constexpr int AHEAD = 8;    // rows of W that are fetched ahead: measured
+    const float *w, *x;
     long inner, x_step;
 
-    static constexpr int ahead(int R) { return R == 1 ? 18 : 8; }  // rows that are fetched ahead: measured
-
-    static vec get_w(const float* p) { return load(p); }
-    static vec get_w(const uint16_t* p) { return load_halves(p); }
-    static vec part_w(const float* p, int n) { return load_part(p, n); }
-    static vec part_w(const uint16_t* p, int n) {
-        vec v{};
-        for (int i = 0; i < n; i++) v[i] = half_to_float(p[i]);
-        return v;
-    }
-
-    // rows of W at a time: for one row of x many streams are read (widened, fewer), for more the sums need them
-    static constexpr int together(int R) { return R == 1 ? (sizeof(Number) == 2 ? 3 : 8) : R == 2 ? 6 : R == 3 ? 4 : 3; }
+    // rows of W at a time: for one row of x many streams are read, for more the sums need them
+    static constexpr int together(int R) { return R == 1 ? 8 : R == 2 ? 6 : R == 3 ? 4 : 3; }
 
     // `count` rows of W, from `row`, against R rows of x from `first` on: out[r * step + n]. cold: W comes from memory
     template <int R>
@@ -101,12 +89,12 @@ struct Plain {
         vec sums[N][R];
         for (int n = 0; n < N; n++)
             for (int r = 0; r < R; r++) sums[n][r] = vec{};
-        const Number* rows = w + row * inner;
+        const float* rows = w + row * inner;
         const float* mine = x + first * x_step;
         const auto advance = [&](long j) {
             vec weights[N];
 #pragma GCC unroll 8
-            for (int n = 0; n < N; n++) weights[n] = get_w(rows + n * inner + j);
+            for (int n = 0; n < N; n++) weights[n] = load(rows + n * inner + j);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const vec xs = load(mine + r * x_step + j);
@@ -115,11 +103,11 @@ struct Plain {
             }
         };
         long j = 0;
-        for (; j + 2 * LANES <= inner; j += 2 * LANES) {  // four steps of 16-bit numbers, a cache line, were measured to be slower
-            // for one row of x against floats the processor runs far enough ahead by itself, and was measured to be faster alone
-            if constexpr (COLD && (R > 1 || sizeof(Number) == 2)) {
+        for (; j + 2 * LANES <= inner; j += 2 * LANES) {
+            // for one row of x the processor runs far enough ahead by itself, and was measured to be faster alone
+            if constexpr (COLD && R > 1) {
 #pragma GCC unroll 8
-                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + ahead(R)) * inner + j);
+                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + AHEAD) * inner + j);
             }
             advance(j);
             advance(j + LANES);
@@ -129,22 +117,68 @@ struct Plain {
         if (left)
             for (int r = 0; r < R; r++)
                 for (int n = 0; n < N; n++) {
-                    const vec w_left = part_w(rows + n * inner + j, left), x_left = load_part(mine + r * x_step + j, left);
+                    const vec w_left = load_part(rows + n * inner + j, left), x_left = load_part(mine + r * x_step + j, left);
                     sums[n][r] = fused(w_left, x_left, sums[n][r]);
                 }
         for (int r = 0; r < R; r++)
             for (int n = 0; n < N; n++) out[r * step + n] = sum(sums[n][r]);
     }
 };
-using Floats = Plain<float>;
-using Halves = Plain<uint16_t>;
+
+// 16-bit weights in tiles of 16 rows, [rows / 16][inner][16]: memory is read as it lies, and a number of x meets a whole tile.
+// A sum goes over the inner dimension in order, a number at a time.
+struct Halves {
+    static constexpr int ROWS = 16, AT_ONCE = 6, VECS = ROWS / LANES;
+    static constexpr long AHEAD = 1024;  // numbers that are fetched ahead
+    const uint16_t* w;
+    const float* x;
+    long inner, x_step;
+
+    // tiles at a time: as many sums as hide the time one addition takes
+    static constexpr int together(int R) { return R == 1 ? 4 : R == 2 ? 3 : R == 3 ? 2 : 1; }
+
+    template <int R>
+    void block(long row, long count, long first, float* out, long step, bool) const {
+        constexpr int N = together(R);
+        long n = 0;
+        for (; n + N * ROWS <= count; n += N * ROWS) tiles<R, N>((row + n) / ROWS, count - n, first, out + n, step);
+        for (; n < count; n += ROWS) tiles<R, 1>((row + n) / ROWS, count - n, first, out + n, step);
+    }
+
+    template <int R, int N>
+    inline void tiles(long index, long left, long first, float* out, long step) const {
+        vec sums[N][R][VECS];
+        for (int n = 0; n < N; n++)
+            for (int r = 0; r < R; r++)
+                for (int i = 0; i < VECS; i++) sums[n][r][i] = vec{};
+        const uint16_t* weights = w + index * inner * ROWS;
+        const float* mine = x + first * x_step;
+        for (long k = 0; k < inner; k++, weights += ROWS) {
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) {
+                vec here[VECS];
+                if (k % 2 == 0) __builtin_prefetch(weights + n * inner * ROWS + AHEAD);
+                for (int i = 0; i < VECS; i++) here[i] = load_halves(weights + n * inner * ROWS + i * LANES);
+#pragma GCC unroll 6
+                for (int r = 0; r < R; r++)
+                    for (int i = 0; i < VECS; i++) sums[n][r][i] = fused(here[i], all(mine[r * x_step + k]), sums[n][r][i]);
+            }
+        }
+        for (int n = 0; n < N; n++)
+            for (int r = 0; r < R; r++)
+                for (int i = 0; i < VECS; i++) {
+                    const long at = n * ROWS + i * LANES;
+                    if (at < left) put(out + r * step + at, sums[n][r][i], (int)(left - at < LANES ? left - at : LANES));
+                }
+    }
+};
 
 // 8-bit weights in tiles of 16 rows: [rows / 16][inner / 2][8][2][2], for two neighbours k of the inner dimension and each
 // i < 8 the weights of rows i (plus 128) and i + 8. As one number of 16 bits such a pair is a + 256 b, and
 // (a + 256 b) x - 256 (b x) = a x: one shift gives b, and no weight has to be unpacked. Sums may wrap around on the way, and
 // are exact in the end. x is rounded to 16 bits a row; sums inside a group of 64 are whole numbers; groups are added in order.
 struct Bytes {
-    static constexpr int GROUP = 64, ROWS = 16;
+    static constexpr int GROUP = 64, ROWS = 16, AT_ONCE = 4;
     static constexpr long AHEAD = 2048;  // bytes: measured
     const int8_t* w;
     const float* scales;   // [rows / ROWS][groups][ROWS]
@@ -229,7 +263,7 @@ struct Bytes {
 // a group. One instruction multiplies 32 of them and adds pairs: at most 16 products of 15 * 127 meet in a sum of 16 bits, which
 // holds them. Groups are added in order, each times its scale (16 bits) and the unit of x.
 struct Nibbles {
-    static constexpr int GROUP = 32, ROWS = 8;
+    static constexpr int GROUP = 32, ROWS = 8, AT_ONCE = 4;
     static constexpr long AHEAD = 1536;  // bytes
     const uint8_t* w;
     const uint16_t* scales;  // [rows / ROWS][groups][ROWS]
@@ -384,15 +418,16 @@ struct Ready {
     }
 };
 
-// Up to CACHED rows of W from `row` on, against all rows of x; the first four of these meet W in memory, the others in the cache.
+// Up to CACHED rows of W from `row` on, against all rows of x; the first few of these meet W in memory, the others in the cache.
+template <int R, class Kind>
+void panel(const Kind& kind, long row, long count, long first, long rows, float* out, long step) {
+    for (; first + R <= rows; first += R) kind.template block<R>(row, count, first, out + first * step, step, first == 0);
+    if constexpr (R > 1) panel<R - 1>(kind, row, count, first, rows, out, step);
+}
+
 template <class Kind>
 void panel(const Kind& kind, long row, long count, long rows, float* out, long step) {
-    long first = 0;
-    for (; first + AT_ONCE <= rows; first += AT_ONCE)
-        kind.template block<AT_ONCE>(row, count, first, out + first * step, step, first == 0);
-    if (rows - first == 3) kind.template block<3>(row, count, first, out + first * step, step, first == 0);
-    if (rows - first == 2) kind.template block<2>(row, count, first, out + first * step, step, first == 0);
-    if (rows - first == 1) kind.template block<1>(row, count, first, out + first * step, step, first == 0);
+    panel<Kind::AT_ONCE>(kind, row, count, 0, rows, out, step);
 }
 
 // y [rows, outputs] (its rows `step` apart) from W's rows `from` to `to`; add: y += ...

@@ -24,8 +24,9 @@ class Format:
     name: str
     tag: int  # skinny.h's number of it
     bits: float  # a weight, its share of the scales included
-    pack: Callable[[Tensor], Stored]  # W [n, K] in float32, n a multiple of TILE (or any n: float formats)
+    pack: Callable[[Tensor], Stored]  # W [n, K] in float32, n a multiple of TILE where tiled
     floats: Callable[[Tensor, Tensor | None], Tensor]  # stored -> the W it stands for, [n', K'] with n' >= n, K' >= K
+    tiled: bool = True  # rows are laid out TILE together; False: W stays where it is
     group: int = 1  # weights that share a scale
     levels: int = 0  # x is rounded to whole numbers of at most this size; 0: not at all
     steps: int = 0  # numbers of x that share their step; 0: a whole row
@@ -59,8 +60,13 @@ def _as_it_is(weight: Tensor) -> Stored:
     return weight.contiguous(), None
 
 
-def _half(weight: Tensor) -> Stored:
-    return weight.half().contiguous(), None
+def _halves(weight: Tensor) -> Stored:
+    """Tiles of 16 rows: [rows / 16, K, 16]."""
+    return weight.half().unflatten(0, (-1, 16)).transpose(1, 2).contiguous(), None
+
+
+def _from_halves(weight: Tensor, scales: Tensor | None) -> Tensor:
+    return weight.transpose(1, 2).flatten(0, 1).float()
 
 
 def _grouped(weight: Tensor, group: int) -> Tensor:
@@ -123,15 +129,15 @@ def _from_nibbles(weight: Tensor, scales: Tensor | None) -> Tensor:
     return (whole * scales.transpose(1, 2).flatten(0, 1)[..., None].float()).flatten(1)
 
 
-def _widened(weight: Tensor, scales: Tensor | None) -> Tensor:
-    return weight.float()
+def _as_it_was(weight: Tensor, scales: Tensor | None) -> Tensor:
+    return weight
 
 
 FORMATS: dict[str, Format] = {
     one.name: one
     for one in (
-        Format("float32", 0, 32, _as_it_is, _widened),
-        Format("float16", 1, 16, _half, _widened),
+        Format("float32", 0, 32, _as_it_is, _as_it_was, tiled=False),
+        Format("float16", 1, 16, _halves, _from_halves),
         Format("int8", 2, 8.5, _bytes, _from_bytes, group=64, levels=32767, tolerance=0.01),
         Format("int4", 3, 4.5, _nibbles, _from_nibbles, group=32, levels=127, steps=32, tolerance=0.1),
     )

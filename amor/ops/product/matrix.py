@@ -58,9 +58,8 @@ def pack(weight: Tensor, name: str = "float32", bounded: bool = False) -> Matrix
     losing = _Losing(outputs, inner) if bounded else None
     weights: list[Tensor] = []
     scales: list[Tensor] = []
-    # numbers without scales stay where they are, in one piece
-    for rows in [weight] if form.group == 1 else weight.split(SLICE * TILE):
-        stored, scale = form.pack(F.pad(rows.float(), (0, 0, 0, -len(rows) % TILE)) if form.group > 1 else rows.float())
+    for rows in weight.split(SLICE * TILE) if form.tiled else [weight]:
+        stored, scale = form.pack(F.pad(rows.float(), (0, 0, 0, -len(rows) % TILE)) if form.tiled else rows.float())
         weights.append(stored)
         scales += [] if scale is None else [scale]
         if losing is not None:
