@@ -171,6 +171,13 @@ def test_without_transformers_the_rest_of_train_is_measured(
     assert "amor[peers]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--batches", "--prefill"])
+@pytest.mark.parametrize("text", ["0", "-1", "x", "1,2.5"])
+def test_counts_of_a_batch_that_are_none_are_refused(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "batch", "--quick", f"{option}={text}"]) == 2
+    assert "whole numbers of at least 1" in capsys.readouterr().err
+
+
 def test_an_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["bench", "opps"])

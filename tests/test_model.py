@@ -291,6 +291,18 @@ def test_keeping_the_last_token_only_changes_nothing_about_it(name):
             assert torch.equal(gate.fire[row, column], full)
 
 
+@torch.no_grad()
+def test_whoever_watches_the_last_attention_sees_it_run_though_only_the_last_token_is_kept():
+    model, text, seen = small("transformer"), tokens(2, 9), []
+    plain = model(text, keep="last")
+    watch = model.backbone.layers[-1].mixer.register_forward_hook(lambda _, __, out: seen.append(out[0].shape))
+    watched = model(text, keep="last")
+    watch.remove()
+    assert seen == [(2, 9, model.config.width)]
+    close(watched.hidden, plain.hidden)
+    close(watched.state.parts[-1]["kv"].k, plain.state.parts[-1]["kv"].k)
+
+
 @pytest.mark.parametrize("context", [5, 60])
 @pytest.mark.parametrize("name", ALL)
 @torch.no_grad()

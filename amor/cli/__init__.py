@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from amor.cli._process import keep_freed_memory
 from amor.errors import AmorError, nearest
 
 # The table of contents: verbs in the order a user meets them. A verb not named here is listed last.
@@ -62,6 +63,7 @@ def main(words: list[str] | None = None) -> int:
     if words[0] not in verbs():
         print(f"amor: no verb {words[0]!r}; {nearest(words[0], verbs())}", file=sys.stderr)
         return 2
+    keep_freed_memory()
     return run_verb(words[0], words[1:])
 
 

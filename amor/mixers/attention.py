@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from amor.checks import at_least, divides, even_heads
-from amor.layout import Layout
+from amor.layout import Layout, last_real
 from amor.mixers.base import Mixer
 from amor.ops import attend
 from amor.ops.rowwise import rotate
-from amor.parts import Cost, Linear, fan_heads, linear_cost, linears_sharing_input
+from amor.parts import Cost, Linear, fan_heads, linear_cost, linears_sharing_input, touched
 from amor.program import Program, Vector
 from amor.state import KV, Part
 
@@ -62,6 +62,14 @@ class Attention(Mixer):
         assert isinstance(kv, KV)
         k, v, after = self.append_keys(x, kv, layout)
         return self.all_queries(x, k, v, layout), {"kv": after}
+
+    def last(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
+        if touched(self):  # whoever watches the forward sees it run
+            return super().last(x, state, layout)
+        kv = state["kv"]
+        assert isinstance(kv, KV)
+        _, _, after = self.append_keys(x, kv, layout)
+        return self.all_queries(last_real(x, layout), after.k, after.v, layout.last()), {"kv": after}
 
     def all_queries(self, x: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         q = self.ask(x, *layout.rotary(self.head_size, self.theta)).transpose(1, 2)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from amor.layout import Layout
+from amor.layout import Layout, last_real
 from amor.parts import Cost
 from amor.state import Part
 
@@ -29,6 +29,11 @@ class Mixer(nn.Module):
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
         """x [B, T, D] -> what the tokens say to each other [B, T, D], and the state after them."""
         raise NotImplementedError
+
+    def last(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
+        """As forward, of each row's last token only, [B, 1, D]. One that can leave out work for the others says how."""
+        out, after = self(x, state, layout)
+        return last_real(out, layout), after
 
     def cost(self, context: int) -> Cost:
         """One more token when `context` tokens stand before it; the state in float32."""

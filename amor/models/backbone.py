@@ -27,8 +27,9 @@ class Layer(nn.Module):
 
     def forward(self, h: Tensor, state: Part, layout: Layout, last: bool = False) -> tuple[Tensor, Part]:
         """last: only each row's last token goes on."""
-        mixed, after = self.mixer(self.mixer_norm(h), state, layout)
-        h = last_real(h, layout) + last_real(mixed, layout) if last else h + mixed
+        mix = self.mixer.last if last else self.mixer
+        mixed, after = mix(self.mixer_norm(h), state, layout)
+        h = (last_real(h, layout) if last else h) + mixed
         if self.mlp is None or self.mlp_norm is None:
             return h, after
         return h + self.mlp(self.mlp_norm(h)), after

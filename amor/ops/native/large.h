@@ -10,7 +10,7 @@
 
 constexpr long DEEP = 512;   // of the inner dimension at a time: a panel of b stays in the first cache
 constexpr long TALL = 48;    // rows of a at a time: they stay in the second, and no thread waits long for another
-constexpr long WIDE = 512;   // columns of b packed at once
+constexpr long WIDE = 1280;  // columns of b packed at once
 constexpr int NEAR = 32;     // of the inner dimension packed at a time: its cache lines serve several panels
 
 struct Free {
