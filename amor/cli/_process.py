@@ -9,7 +9,7 @@ LARGEST = 32 << 20  # the most that glibc takes
 
 
 def keep_freed_memory() -> None:
-    """Memory that was given back is kept for the next layer: asked of the system anew it comes page by page, filled with zeros."""
+    """Memory given back is kept for the next layer: asked of the system anew it comes page by page, filled with zeros."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not every C library has it
