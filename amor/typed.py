@@ -1,0 +1,157 @@
+"""Files as typed things: text becomes a frozen type, strictly, or one AmorError that names the file and the key.
+
+A type is a `File` (or a plain frozen dataclass): its annotations say what may stand where, ranges included
+(`Annotated[int, Meta(ge=1, le=CEILING)]`, or the names below). Nothing is guessed: an unknown key, a text where a number belongs,
+a number out of its range or a file of another version is refused before anything is built from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from amor.errors import AmorError, nearest
+
+T = TypeVar("T")
+MOST_BYTES = 64 << 20  # of one file of text that is read whole
+Count = Annotated[int, Meta(ge=0, le=2**53)]  # a number of things
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file holds. A subclass whose form changes raises `newest` and says in `earlier` which older ones it still reads."""
+
+    newest: ClassVar[int] = 1
+    earlier: ClassVar[tuple[int, ...]] = ()
+    version: int = 1
+
+
+def convert(kind: type[T], value: Any, where: str) -> T:
+    """A tree of plain values (from JSON, TOML or Python) as a typed thing."""
+    _known_keys(kind, value, where)
+    try:
+        found: T = msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise AmorError(_said(where, error)) from None
+    except RecursionError:
+        raise AmorError(f"{where}: nested too deeply") from None
+    if isinstance(found, File) and found.version not in (found.newest, *found.earlier):
+        raise AmorError(f"{where}: of version {found.version}; this amor reads version {found.newest}")
+    return found
+
+
+def from_json(kind: type[T], text: str | bytes, where: str) -> T:
+    return convert(kind, json_tree(text, where), where)
+
+
+def json_tree(text: str | bytes, where: str) -> Any:
+    """Plain values of JSON text; NaN and infinity are no JSON."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AmorError(f"{where}: not JSON ({error})") from None
+    except RecursionError:
+        raise AmorError(f"{where}: nested too deeply") from None
+
+
+def toml_tree(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError) as error:  # a number of too many digits is a ValueError
+        raise AmorError(f"{where}: not TOML ({error})") from None
+    except RecursionError:
+        raise AmorError(f"{where}: nested too deeply") from None
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """A file of text that a person or this program wrote: UTF-8 and of a sane size."""
+    try:
+        if not path.is_file():
+            raise AmorError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
+        with path.open("rb") as file:
+            held = file.read(most + 1)
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        if isinstance(error, AmorError):
+            raise
+        raise AmorError(f"{path}: cannot be read ({error})") from None
+    if len(held) > most:
+        raise AmorError(f"{path}: larger than {most >> 20} MB, which no file of this kind is")
+    try:
+        return held.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise AmorError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def read(kind: type[T], path: Path, most: int = MOST_BYTES) -> T:
+    """A file of JSON, or of TOML where its name ends so."""
+    text = read_text(path, most)
+    tree = toml_tree(text, str(path)) if path.suffix == ".toml" else json_tree(text, str(path))
+    return convert(kind, tree, str(path))
+
+
+def read_lines(kind: type[T], path: Path, most: int = 1 << 30) -> Iterator[T]:
+    """A file of one JSON value a line. A last line without its end is one that a kill cut off, and is left out."""
+    whole, _, _cut = read_text(path, most).rpartition("\n")
+    for number, line in enumerate(whole.split("\n"), 1):
+        if line:
+            yield from_json(kind, line, f"{path}:{number}")
+
+
+def text(thing: Any) -> str:
+    """A typed thing as JSON, one a file: indented, keys in the order of their type."""
+    return json.dumps(msgspec.to_builtins(thing), indent=2, allow_nan=False) + "\n"
+
+
+def line(thing: Any) -> str:
+    """The same in one line."""
+    return msgspec.json.encode(thing).decode() + "\n"
+
+
+def _said(where: str, error: Exception) -> str:
+    """msgspec's words with the place in front: "Expected `int`, got `str` - at `$.a[0]`" -> "FILE: a[0]: expected int, got str"."""
+    words, _, place = str(error).partition(" - at ")
+    path = place.strip("`").removeprefix("key in ").strip("`").removeprefix("$").removeprefix(".")
+    words = words.replace("`", "")
+    return f"{where}: {path + ': ' if path else ''}{words[:1].lower()}{words[1:]}"
+
+
+def _known_keys(kind: Any, value: Any, where: str, path: str = "") -> None:
+    """Refuse keys that no field has, naming the nearest one: msgspec would ignore those of a dataclass, and names no neighbour."""
+    for option in _options(kind):
+        fields = _fields(option)
+        if fields is None or not isinstance(value, Mapping):
+            continue
+        for key, inner in value.items():
+            if key not in fields:
+                raise AmorError(f"{where}: {path}no key {key!r}; {nearest(str(key), fields)}")
+            _known_keys(fields[key], inner, where, f"{path}{key}.")
+        return
+
+
+def _options(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _fields(kind: Any) -> dict[str, Any] | None:
+    if not isinstance(kind, type):
+        return None
+    if dataclasses.is_dataclass(kind):
+        names = [f.name for f in dataclasses.fields(kind)]
+    elif issubclass(kind, msgspec.Struct):
+        names = list(kind.__struct_fields__)
+    else:
+        return None
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in names}
