@@ -118,7 +118,7 @@ def line(thing: Any) -> str:
 
 
 def _said(where: str, error: Exception) -> str:
-    """msgspec's words with the place in front: "Expected `int`, got `str` - at `$.a[0]`" -> "FILE: a[0]: expected int, got str"."""
+    """msgspec's words with the place in front: "Expected `int` - at `$.a[0]`" -> "FILE: a[0]: expected int"."""
     words, _, place = str(error).partition(" - at ")
     path = place.strip("`").removeprefix("key in ").strip("`").removeprefix("$").removeprefix(".")
     words = words.replace("`", "")
@@ -126,7 +126,7 @@ def _said(where: str, error: Exception) -> str:
 
 
 def _known_keys(kind: Any, value: Any, where: str, path: str = "") -> None:
-    """Refuse keys that no field has, naming the nearest one: msgspec would ignore those of a dataclass, and names no neighbour."""
+    """Refuse keys that no field has, naming the nearest: msgspec ignores those of a dataclass, and names no neighbour."""
     for option in _options(kind):
         fields = _fields(option)
         if fields is None or not isinstance(value, Mapping):
