@@ -67,12 +67,18 @@ def main(words: list[str] | None = None) -> int:
     return run_verb(words[0], words[1:])
 
 
-def run_verb(verb: str, words: list[str]) -> int:
+def parser_of(verb: str) -> Parser:
+    """What a verb takes."""
     module = importlib.import_module(f"amor.cli.{verb}")
     parser = Parser(prog=f"amor {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON holding what was found")
-    args = parser.parse_args(words)
+    return parser
+
+
+def run_verb(verb: str, words: list[str]) -> int:
+    module = importlib.import_module(f"amor.cli.{verb}")
+    args = parser_of(verb).parse_args(words)
     try:
         found: dict[str, Any] = module.run(args) or {}
     except AmorError as error:
