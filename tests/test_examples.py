@@ -7,6 +7,7 @@ prepared data, texts. SHRUNK makes examples small, NOT_RUN names those that cann
 import ast
 import contextlib
 import gzip
+import importlib
 import io
 import json
 import re
@@ -19,13 +20,13 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from training import DEMO, corpus, invented_demo, small_recipe
 
-from amor.cli import main, parser_of, verbs
+from amor.cli import bench, main, parser_of, verbs
 from amor.cli._seeing import Reporter
-from amor.cli.bench import suites
 from amor.ops import chunks
 from amor.train.loop import train
 
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 
 # what an example is made smaller by, applied from the first to the last: (pattern, replacement, why)
 SMALLER = " --steps 3 --set model.changes.width=64 --set model.changes.d_ff=96 --set context=24 --set micro_batch=2"
+ONE_RANK = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=0"
 SHRUNK = [
     (r"^make ", f"make --dry-run -C {shlex.quote(str(ROOT))} ", "it installs from the network: what it would do is printed"),
     (r"--steps \d+", "", "three steps show that training runs; added below"),
@@ -41,7 +43,7 @@ SHRUNK = [
     (r"(train tiny/.*)", r"\1" + SMALLER, "a small model and short windows; widths and steps change nothing that is said"),
     (r"changes.vocab=8192", "changes.vocab=4096", "the data here has fewer tokens; the preset's vocabulary holds them"),
     (r"(train paper/1.5b) .*", r"\1 --dry-run --flops 1e15", "a model of this size fits no test; its arguments and recipe are read"),
-    (r"--nproc-per-node \d+", "--nproc-per-node 1", "tests/test_train_ranks.py has two ranks; here torchrun's environment is met"),
+    (r"torchrun --nproc-per-node \d+ -m", ONE_RANK, "as torchrun would set it; tests/test_train_ranks.py starts two"),
     (r"--minutes 2", "--minutes 0.0001", "two minutes are too long"),
     (r"bpe:4096", "bpe:300", "texts here have fewer words"),
     (r"--max-tokens \d+", "", "added below"),
@@ -56,8 +58,12 @@ SHRUNK = [
     (r"--rounds \d+", "", "one round; added below"),
     (r"(bench (?!.*--quick).*)", r"\1 --quick", "shapes that take seconds"),
     (r"(bench .*)", r"\1 --rounds 1", "one round shows that everything runs"),
-    (r"(bench batch (?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
-    (r"(bench batch .*)", r"\1 --prefill 8", "a short prompt"),
+    (r"(bench decode(?!.*(--parts|--model )).*)", r"\1 --parts memory,contexts", "tests/test_decode_bench.py has all parts"),
+    (r"(bench decode(?!.*--models? ).*)", r"\1 --models mamba2,amor-mamba2", "two of eight architectures"),
+    (r"(bench peers(?!.*--only).*)", r"\1 --only entropy", "tests/test_bench.py has every row"),
+    (r"(bench train(?!.*--only).*)", r"\1 --only throughput", "tests/test_bench.py has every row"),
+    (r"(bench batch(?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
+    (r"(bench batch.*)", r"\1 --prefill 8", "a short prompt"),
     (r"--beside COMMAND", "--beside ./their-rows.sh", "COMMAND stands for the reader's own program"),
 ]
 # the same for Python
@@ -154,7 +160,7 @@ def documents():
     """Document -> its examples."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     found = {str(page.relative_to(ROOT)): list(in_markdown(page.read_text())) for page in pages}
-    helps = {f"amor/cli/{verb}.py": verb for verb in verbs()} | {f"amor/bench/{suite}.py": suite for suite in suites()}
+    helps = {f"amor/cli/{verb}.py": verb for verb in verbs()} | {f"amor/bench/{suite}.py": suite for suite in bench.suites()}
     found |= {file: list(in_help(ast.get_docstring(ast.parse((ROOT / file).read_text())))) for file in helps}
     return {name: list(dict.fromkeys(examples)) for name, examples in found.items() if examples}
 
@@ -204,7 +210,24 @@ def room(furnished, tmp_path, monkeypatch):
     monkeypatch.setattr("amor.bench.rates.LENGTHS", (30, 60))  # of `bench decode --model`: prompts of 16,384 tokens do too
     monkeypatch.setattr("amor.bench.machine.gemm_rate", lambda: 100.0)  # as fast as a machine of today
     monkeypatch.setattr("amor.bench.machine.bandwidth", lambda: 20.0)
+    monkeypatch.setattr("amor.bench.decode.ROOM", 2)  # tokens of a round
+    monkeypatch.setattr(bench, "suite", measured_once)
     return folder
+
+
+@cache
+def measured_once(name):
+    """A suite that measures only what it has not measured before: --bars, --out and --json change nothing about it."""
+    module = importlib.import_module(f"amor.bench.{name}")
+    known = {}
+
+    def run(args):
+        asked = str(sorted((key, value) for key, value in vars(args).items() if key not in ("bars", "out", "json")))
+        if asked not in known:
+            known[asked] = module.run(args)
+        return dict(known[asked])
+
+    return SimpleNamespace(run=run, ROWS=module.ROWS)
 
 
 def shrunk(text, table=SHRUNK):
@@ -251,7 +274,8 @@ def ran(command, made, monkeypatch):
             command = command[assigned.end() :]
         words = shlex.split(command)
         if words[0] != "amor":
-            return spawned(words)
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            return done.stderr if done.returncode else ""
         begin_anew(words[1:], made)
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
@@ -260,13 +284,6 @@ def ran(command, made, monkeypatch):
             except SystemExit as left:
                 code = left.code
         return said.getvalue() or f"exit code {code}" if code else ""
-
-
-def spawned(words):
-    if words[0] == "torchrun":
-        words = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stderr[-2000:] if done.returncode else ""
 
 
 def ran_python(code, names):
@@ -289,7 +306,6 @@ DOCUMENTS = documents()
 def test_every_example_of_a_document_runs(document, room, monkeypatch):
     wrong, made, done, names = {}, set(), set(), {}
     for example in DOCUMENTS[document]:
-        import time; print(f'{time.time()%1000:.1f}', example.text[:100], file=open('/tmp/w/front.log','a'))
         if example.python:
             found = ran_python(example.text, names)
         elif example.text in NOT_RUN:

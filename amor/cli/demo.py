@@ -2,7 +2,7 @@
 
   amor demo                      trains by the recipe tiny/demo into runs/demo
   amor demo --minutes 2          as many steps as fit into the time
-  amor demo --model mamba2       another architecture
+  amor demo --model mamba2 --out runs/demo-mamba2      another architecture, beside the first
   amor demo --fresh              forget what runs/demo holds and begin again
 
 The same command again goes on with a demo that was stopped, and shows a finished one without training it again.
