@@ -9,6 +9,7 @@ from amor.cli import main
 from amor.run import Run
 from amor.train.loop import train
 
+
 @pytest.fixture
 def out(tmp_path, monkeypatch):
     invented_demo(tmp_path, monkeypatch)

@@ -42,7 +42,11 @@ SHRUNK = [
     (r"(train tiny/(?!.*batch=).*)", r"\1 --set batch=2", "two windows a step"),
     (r"(train tiny/.*)", r"\1" + SMALLER, "a small model and short windows; widths and steps change nothing that is said"),
     (r"changes.vocab=8192", "changes.vocab=4096", "the data here has fewer tokens; the preset's vocabulary holds them"),
-    (r"(train paper/1.5b) .*", r"\1 --dry-run --flops 1e15", "a model of this size fits no test; its arguments and recipe are read"),
+    (
+        r"(train paper/1.5b) .*",
+        r"\1 --dry-run --flops 1e15",
+        "a model of this size fits no test; its arguments and recipe are read",
+    ),
     (r"torchrun --nproc-per-node \d+ -m", ONE_RANK, "as torchrun would set it; tests/test_train_ranks.py starts two"),
     (r"--minutes 2", "--minutes 0.0001", "two minutes are too long"),
     (r"bpe:4096", "bpe:300", "texts here have fewer words"),

