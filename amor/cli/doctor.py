@@ -31,7 +31,8 @@ EXTRAS = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="do not measure the machine")
     words = (
-        "measure which chunk of the recurrences (tokens computed at a time) is fastest at a scale (tiny, 180m, 440m, 1.5b; default all), "
+        "measure which chunk of the recurrences (tokens computed at a time) is fastest at a scale, "
+        "tiny, 180m, 440m or 1.5b (default: all), "
         "and keep it for later runs; wants a quiet machine"
     )
     parser.add_argument("--measure", nargs="?", const="all", metavar="SCALE", help=words)

@@ -49,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--documents",
         default="joined",
         choices=("joined", "apart"),
-        help="with --value --data: joined (default): a window is read as one text; apart: a document sees nothing of the one before it",
+        help="with --value --data: joined (default): a window is one text; apart: a document sees nothing of the one before it",
     )
 
 
