@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from training import DEMO, corpus, invented_demo, small_recipe
+from training import DEMO, QUICK, corpus, invented_demo, small_recipe
 
 from amor.cli import bench, main, parser_of, verbs
 from amor.cli._seeing import Reporter
@@ -40,7 +40,7 @@ SHRUNK = [
     (r"--steps \d+", "", "three steps show that training runs; added below"),
     (r"(train my-recipe.toml .*)", r"\1 --steps 3", "the recipe in the folder is small, but for its steps"),
     (r"(train tiny/(?!.*batch=).*)", r"\1 --set batch=2", "two windows a step"),
-    (r"(train tiny/.*)", r"\1" + SMALLER, "a small model and short windows; widths and steps change nothing that is said"),
+    (r"(train tiny/.*)", r"\1" + SMALLER, "a small model and short windows train alike"),
     (r"changes.vocab=8192", "changes.vocab=4096", "the data here has fewer tokens; the preset's vocabulary holds them"),
     (
         r"(train paper/1.5b) .*",
@@ -177,7 +177,7 @@ def furnished(tmp_path_factory):
     texts = sorted((folder / "texts").iterdir())
     for name in ("DATA", "FOLDER", "data/mine"):
         shutil.copytree(data, folder / name)
-    train(small_recipe(folder / "DATA"), folder / "RUN", [Reporter()])
+    train(small_recipe(folder / "DATA", changes=QUICK | {"vocab": 4096}), folder / "RUN", [Reporter()])
     for name in ("runs/mine", "runs/other", "runs/demo"):
         shutil.copytree(folder / "RUN", folder / name, symlinks=True)
     shutil.copytree(folder / "RUN" / "latest", folder / "MODEL")
@@ -195,7 +195,7 @@ def furnished(tmp_path_factory):
     (folder / "bars.toml").write_text("bars = []\n")
     (folder / "tests").symlink_to(ROOT / "tests")
     with contextlib.redirect_stdout(io.StringIO()):
-        words = "--parts contexts --contexts 24,48 --models mamba2,amor-mamba2 --quick --rounds 1"
+        words = "--parts contexts --contexts 24,48 --models mamba2 --quick --rounds 1"
         assert main(["bench", "decode", *words.split(), "--out", str(folder / "decode.json")]) == 0
     return folder
 
@@ -321,3 +321,44 @@ def test_every_example_of_a_document_runs(document, room, monkeypatch):
         if found:
             wrong[example.text] = found
     assert not wrong
+
+
+def test_what_is_not_run_and_what_is_shrunk_are_examples_that_exist():
+    """A name or a rewrite that nothing needs any more would hide the next example that looks like it."""
+    shell = [example.text for examples in DOCUMENTS.values() for example in examples if not example.python]
+    code = [example.text for examples in DOCUMENTS.values() for example in examples if example.python]
+    assert not set(NOT_RUN) - set(shell)
+    assert not [beginning for beginning in QUOTED if not any(text.startswith(beginning) for text in code)]
+    for table, texts in ((SHRUNK, shell), (SHRUNK_PYTHON, code)):
+        for number, (pattern, _, _) in enumerate(table):
+            assert any(re.search(pattern, shrunk(text, table[:number])) for text in texts), pattern
+
+
+def test_no_example_is_overlooked():
+    page = """
+Text with `amor info mamba2 --scale
+tiny` in it, and the verb `amor check` alone.
+
+    amor check amor-mamba2     # a comment
+    numbers 1 2 3
+
+    import amor
+    amor.preset("mamba2", "tiny")
+
+```bash
+AMOR_KERNELS=reference amor doctor --quick
+```
+"""
+    kept = ["amor check amor-mamba2", 'import amor\namor.preset("mamba2", "tiny")', "AMOR_KERNELS=reference amor doctor --quick"]
+    assert [example.text for example in in_markdown(page)] == [*kept, "amor info mamba2 --scale tiny"]
+    with pytest.raises(AssertionError, match="nobody knows how to run"):
+        list(in_markdown("```bash\ncurl somewhere\n```\n"))
+
+
+def test_an_example_that_is_wrong_is_found(room, monkeypatch):
+    assert "no recipe" in ran("amor train tiny/no-such-recipe", set(), monkeypatch)
+    assert "no option --lenght" in ran("amor check RUN --lenght 3", set(), monkeypatch)
+    with pytest.raises(SystemExit):
+        parsed("amor prepare hf:NAME --otu data")
+    with pytest.raises(AssertionError, match="nothing"):
+        parsed("pip install 'amor[nothing]'")

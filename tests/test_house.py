@@ -165,41 +165,6 @@ def test_every_file_says_what_it_is():
         assert text, f"{path} says nothing"
 
 
-def readme_commands():
-    """The first block of the README's commands: they need no data of yours."""
-    text = (ROOT / "README.md").read_text()
-    block = re.search(r"```bash\n# look\n(.*?)```", text, re.S)
-    assert block, "the README shows no commands"
-    return [line.split("#")[0].split() for line in block[1].splitlines() if line.startswith("amor ")]
-
-
-@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
-def test_the_readme_s_commands_run(words, capsys):
-    from amor.cli import main
-
-    assert main(words[1:]) == 0
-    assert capsys.readouterr().out
-
-
-def test_the_readme_names_only_verbs_and_options_that_exist(capsys):
-    from amor.cli import main, verbs
-
-    text = (ROOT / "README.md").read_text()
-    for line in re.findall(r"^amor (.*?)(?: +#.*)?$", text, re.M):
-        verb, *rest = line.split()
-        assert verb in verbs(), line
-        with pytest.raises(SystemExit):
-            main([verb, "--help"])
-        shown = capsys.readouterr().out
-        for option in re.findall(r"--[a-z-]+", " ".join(rest)):
-            assert option in shown, f"{verb} has no {option}"
-
-
-def test_the_readme_s_python_runs():
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
-    exec(compile(code, "README.md", "exec"), {})
-
-
 def test_the_files_that_name_kimi_delta_attention_are_those_of_the_recipe():
     """docs/extending.md promises that a mixer touches few files; KDA is the proof."""
     naming = {
