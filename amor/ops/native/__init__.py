@@ -1,13 +1,15 @@
 """C++ written by hand, compiled at first use for this machine and kept in the user's cache folder.
 
-    library = native.library(Path(__file__).with_suffix(".cpp"))     # a ctypes.CDLL, or an AmorError that says why not
-    reason = native.missing(Path(__file__).with_suffix(".cpp"))      # None, or the same reason as a sentence
+    library = native.library(SOURCE, Shape, MAX_TAPS=MAX_TAPS)     # a ctypes.CDLL, or an AmorError that says why not
+    reason = native.missing(SOURCE)                                # None, or the same reason as a sentence
 
 A source is plain C++17 with `extern "C"` functions; it may include the headers beside this file, and as "<operator>/step.h"
 the one-token kernels that stand beside their operators. Functions take raw pointers (`tensor.data_ptr()`) and
-`native.threads()`, torch's own number, as the argument of their `num_threads` clauses.
+`native.threads()`, torch's own number, as the argument of their `num_threads` clauses. Structs and numbers that both sides
+believe are stated by `LAYOUT` (layout.h) and compared when a library is loaded.
 The file name holds a hash of the source, the headers, the compiler, its flags and the processor, so that a changed source
-or another machine on the same disk compiles anew; it appears by one rename, so that processes may race.
+or another machine on the same disk compiles anew, and one of the content, so that a file that is not whole is built anew; it
+appears by one rename, so that processes may race. The folder must be the user's alone (owner.py).
 AMOR_NATIVE=0 switches native code off, AMOR_CACHE moves the folder, CXX names the compiler.
 """
 
