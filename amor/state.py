@@ -436,7 +436,8 @@ def _misshapen(held: Tensor | KV, rows: int, longest: int) -> str:
         return ""
     k, v = held.buffer.k, held.buffer.v
     if k.ndim != 4 or k.shape != v.shape or k.dtype != v.dtype:
-        return f"has keys {k.dtype} of shape {list(k.shape)} and values {v.dtype} of {list(v.shape)}; both are [rows, heads, slots, size]"
+keys, values = (f"{t.dtype} of shape {list(t.shape)}" for t in (k, v))
+        return f"has keys {keys} and values {values}, not both [rows, heads, slots, size]"
     if not longest <= held.used <= held.buffer.capacity:
         return f"has {held.used} slots of {held.buffer.capacity}, but a row has read {longest} tokens"
     return ""
@@ -447,7 +448,7 @@ def _parts(named: Mapping[str, Tensor], count: int, path: Path) -> tuple[Part, .
     parts: list[Part] = [{} for _ in range(count)]
     for key, tensor in named.items():
         layer, _, name = key.partition(".")
-        if not name or layer not in map(str, range(count)):
+        if not name or not layer.isdecimal() or len(layer) > 9 or not 0 <= int(layer) < count:
             raise AmorError(f"{path}: tensor {key!r} belongs to none of the {count} parts of this state")
         whole = key[:-2]
         if name.endswith((".k", ".v")):

@@ -1,4 +1,4 @@
-"""Tensors on disk: what a safetensors file says it holds, its tensors, and whether they are numbers; or one line that says why not."""
+"""Tensors on disk: what a safetensors file lists, and whether it holds finite numbers; or one line that says what is wrong."""
 
 from __future__ import annotations
 

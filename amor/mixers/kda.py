@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amor.checks import Expand, HeadSize, Heads, Taps
+from amor.checks import Expand, Heads, HeadSize, Taps
 from amor.errors import AmorError
 from amor.layout import Layout
 from amor.mixers.base import Mixer
