@@ -436,7 +436,7 @@ def _misshapen(held: Tensor | KV, rows: int, longest: int) -> str:
         return ""
     k, v = held.buffer.k, held.buffer.v
     if k.ndim != 4 or k.shape != v.shape or k.dtype != v.dtype:
-keys, values = (f"{t.dtype} of shape {list(t.shape)}" for t in (k, v))
+        keys, values = (f"{t.dtype} of shape {list(t.shape)}" for t in (k, v))
         return f"has keys {keys} and values {values}, not both [rows, heads, slots, size]"
     if not longest <= held.used <= held.buffer.capacity:
         return f"has {held.used} slots of {held.buffer.capacity}, but a row has read {longest} tokens"

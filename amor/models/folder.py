@@ -82,14 +82,15 @@ def _fits(model: Amor, found: dict[str, on_disk.Listed], path: Path) -> None:
         raise AmorError(f"{path} does not fit its config: no tensor {name[:200]!r}; {_nearest(name, wanted)}")
     for name in sorted(wanted.keys() - found.keys()):
         raise AmorError(f"{path} does not fit its config: tensor {name!r} is missing")
-    one = found["embed.weight"].dtype  # weights are all in one; statistics of gates may stay in float32
+    kind = found["embed.weight"].dtype
+    one = kind if kind.is_floating_point else torch.float32  # weights are all in one; statistics of gates may stay in float32
     weights = dict(model.named_parameters())
     for name, tensor in wanted.items():
         shape, dtype = found[name].shape, found[name].dtype
         if shape != tuple(tensor.shape):
             raise AmorError(f"{path} does not fit its config: {name} has shape {list(shape)}, not {list(tensor.shape)}")
         fitting = (one,) if name in weights else (one, torch.float32) if tensor.is_floating_point() else (tensor.dtype,)
-        if dtype not in fitting or (dtype.is_floating_point != tensor.is_floating_point()):
+        if dtype not in fitting:
             said = " or ".join(str(d).removeprefix("torch.") for d in fitting)
             raise AmorError(f"{path}: {name} is {str(dtype).removeprefix('torch.')}, not {said} as the model's other tensors")
 
