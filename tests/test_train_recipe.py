@@ -9,7 +9,7 @@ from amor.errors import AmorError
 from amor.models.build import build
 from amor.presets import ABLATION_NAMES, NAMES
 from amor.train.optim import adamw, groups, set_rate
-from amor.train.predict import lines, predict
+from amor.train.predict import activations, lines, predict
 from amor.train.recipe import HOME, Rates, Recipe, load
 from amor.train.schedule import shape
 
@@ -75,6 +75,15 @@ def test_memory_kept_for_the_backward_pass_is_less_when_it_is_recomputed():
     kept, again = (predict(load("tiny/amor-mamba2", ["context=64", f"recompute={r}"]), 1e12, "given") for r in ("false", "true"))
     assert 0 < again["memory"]["activations"] < kept["memory"]["activations"]
     assert kept["memory"]["optimiser"] == 8 * kept["parameters"]
+
+
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_memory_of_a_context_too_long_to_walk_is_what_walking_it_would_count(monkeypatch, recompute):
+    recipe = load("tiny/amor-mamba2", ["context=1024", "micro_batch=2", f"recompute={recompute}"])
+    model = build(recipe.config(), device="meta")
+    walked = activations(model, recipe)
+    monkeypatch.setattr("amor.train.predict.MOST_TOKENS", 512)
+    assert activations(model, recipe) == pytest.approx(walked, rel=0.01)
 
 
 def test_the_rate_warms_up_to_the_peak_and_ends_at_the_floor():
