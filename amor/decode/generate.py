@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from amor.config import fill
+from amor import typed
 from amor.data.tokenizer import end_of_text
 from amor.decode.engine import Engine, Session
 from amor.decode.sample import Sampler, Sampling
@@ -181,7 +181,7 @@ def generate_batch(
         raise AmorError("generate_batch takes several prompts; generate takes one")
     engine = model if isinstance(model, Engine) else Engine(model)
     found = [Text(prompt) for prompt in prompts]
-    chosen = fill(Sampling, sampling, "sampling")
+    chosen = typed.convert(Sampling, sampling, "sampling")
     for piece in stream(engine, tokenizer, prompts, max_tokens=max_tokens, stop=stop, rows=rows, sampling=chosen):
         found[piece.row].take(piece)
     return found
