@@ -154,6 +154,10 @@ def _given(path: str, value: Any) -> str:
 def _known_keys(kind: Any, value: Any, where: str, path: str = "") -> None:
     """Refuse keys that no field has, naming the nearest: msgspec ignores those of a dataclass, and names no neighbour."""
     for option in _options(kind):
+        if get_origin(option) is tuple and isinstance(value, list | tuple):
+            for number, inner in enumerate(value):
+                _known_keys(get_args(option)[0], inner, where, f"{path.removesuffix('.')}[{number}].")
+            return
         fields = _fields(option)
         if fields is None or not isinstance(value, Mapping):
             continue
@@ -171,13 +175,14 @@ def _options(kind: Any) -> tuple[Any, ...]:
 
 
 def _fields(kind: Any) -> dict[str, Any] | None:
+    """The keys of a type as they are written, and what may stand there; None for a type without keys."""
     if not isinstance(kind, type):
         return None
     if dataclasses.is_dataclass(kind):
-        names = [f.name for f in dataclasses.fields(kind)]
+        names = {f.name: f.name for f in dataclasses.fields(kind)}
     elif issubclass(kind, msgspec.Struct):
-        names = list(kind.__struct_fields__)
+        names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__))
     else:
         return None
     hints = get_type_hints(kind, include_extras=True)
-    return {name: hints[name] for name in names}
+    return {written: hints[name] for written, name in names.items()}
