@@ -9,23 +9,26 @@ A checkpoint is written under another name, forced to disk, and renamed: whoever
 An old one is renamed before it is deleted, for the same reason.
 """
 
-import json
 import os
 import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from amor import typed
 from amor.data.shards import sha256_of
 from amor.errors import AmorError
 from amor.files import replace_file, to_disk
 from amor.models import folder as model_folder
 from amor.models.amor import Amor
 from amor.models.build import build
+from amor.records import Amount, Part, Steps
+from amor.records.run import Judged
 from amor.run import Run
 from amor.train.distributed import Team
 from amor.train.recipe import Keeping
@@ -35,6 +38,28 @@ if TYPE_CHECKING:
 
 MANIFEST, TRAINER, OPTIMIZER = "manifest.json", "trainer.json", "optimizer"
 WRITING, OLD, DAMAGED = ".writing-", ".old-", "damaged-"
+NEEDED = (TRAINER, model_folder.CONFIG, model_folder.WEIGHTS, f"{OPTIMIZER}/.metadata")  # a checkpoint without one is none
+
+
+class Training(typed.File, frozen=True):
+    """trainer.json: where a run stands beside its weights and moments."""
+
+    step: Steps
+    updates: Steps  # optimiser steps that changed the weights
+    norms: tuple[Amount, ...]  # of the last gradients, by which spikes are told
+    data: str  # fingerprint of the training text
+    valid: Judged | None = None  # where this very step was judged
+
+
+class Written(Part, frozen=True):
+    bytes: typed.Count
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Manifest(typed.File, frozen=True):
+    """manifest.json: size and hash of every other file."""
+
+    files: dict[Annotated[str, Meta(pattern=r"^[\w.-]+(/[\w.-]+)*$", max_length=200)], Written]
 
 
 def name_of(step: int) -> str:
@@ -51,10 +76,10 @@ def listed(run: Run) -> list[Path]:
 
 
 def save(
-    run: Run, team: Team, model: Amor, optimizer: torch.optim.Optimizer, trainer: dict[str, Any], tokenizer: "Tokenizer | None"
+    run: Run, team: Team, model: Amor, optimizer: torch.optim.Optimizer, trainer: Training, tokenizer: "Tokenizer | None"
 ) -> Path:
-    """Write the checkpoint of trainer["step"]; every rank calls it. A full disk leaves the earlier ones as they were."""
-    final = run.checkpoints / name_of(trainer["step"])
+    """Write the checkpoint of trainer.step; every rank calls it. A full disk leaves the earlier ones as they were."""
+    final = run.checkpoints / name_of(trainer.step)
     writing = run.checkpoints / f"{WRITING}{final.name}"
     weights = {name: team.full_tensor(t).detach().cpu() for name, t in model.state_dict().items()}
 
@@ -64,7 +89,7 @@ def save(
         plain = build(model.config, device="meta")
         plain.load_state_dict(weights, assign=True)
         model_folder.save(plain, writing, tokenizer)
-        (writing / TRAINER).write_text(json.dumps(trainer, indent=2) + "\n")
+        (writing / TRAINER).write_text(typed.text(trainer))
 
     try:
         _by_leader(team, write_model)
@@ -124,8 +149,8 @@ def _finish(run: Run, writing: Path, final: Path) -> None:
     files = sorted(p for p in writing.rglob("*") if p.is_file())
     for path in files:
         to_disk(path)
-    held = {str(p.relative_to(writing)): {"bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in files}
-    replace_file(writing / MANIFEST, json.dumps(held, indent=1) + "\n")
+    held = {str(p.relative_to(writing)): Written(bytes=p.stat().st_size, sha256=sha256_of(p)) for p in files}
+    replace_file(writing / MANIFEST, typed.text(Manifest(files=held)))
     to_disk(writing / OPTIMIZER)
     to_disk(writing)
     os.rename(writing, final)
@@ -177,18 +202,29 @@ def load_moments(folder: Path, model: Amor, optimizer: torch.optim.Optimizer, up
 def problem_with(folder: Path) -> str | None:
     """Why a checkpoint cannot be trusted, or None."""
     try:
-        held: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        return f"{MANIFEST} cannot be read ({error})"
-    for name, wanted in held.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != wanted["bytes"]:
-            return f"{name} has {path.stat().st_size:,} bytes instead of {wanted['bytes']:,}"
-        if sha256_of(path) != wanted["sha256"]:
-            return f"{name} is not what was written (its sha256 differs)"
+        held = read_manifest(folder).files
+        for name in NEEDED:
+            if name not in held:
+                return f"{MANIFEST} names no {name}"
+        for name, wanted in held.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != wanted.bytes:
+                return f"{name} has {path.stat().st_size:,} bytes instead of {wanted.bytes:,}"
+            if sha256_of(path) != wanted.sha256:
+                return f"{name} is not what was written (its sha256 differs)"
+        read_training(folder)
+    except AmorError as error:
+        return str(error)
     return None
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Earlier ones hold the files alone, without a version."""
+    path = folder / MANIFEST
+    tree = typed.json_tree(typed.read_text(path), str(path))
+    return typed.convert(Manifest, tree if isinstance(tree, dict) and "files" in tree else {"files": tree}, str(path))
 
 
 def newest_good(run: Run, say: Callable[[str], None]) -> Path | None:
@@ -205,8 +241,8 @@ def newest_good(run: Run, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def read_trainer(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / TRAINER).read_text())
+def read_training(folder: Path) -> Training:
+    return typed.read(Training, folder / TRAINER)
 
 
 def sweep(run: Run) -> None:
@@ -235,6 +271,6 @@ def prune(run: Run, keeping: Keeping) -> None:
 
 def best_of(known: list[Path]) -> Path | None:
     """The checkpoint with the lowest validation nll of its own step, the earlier of equals."""
-    judged = [(trainer["valid"], p) for p in known if (trainer := read_trainer(p))["valid"]]
-    sound = [(valid["nll"], p) for valid, p in judged if valid["nll"] is not None]
+    judged = [(valid, p) for p in known if (valid := read_training(p).valid)]
+    sound = [(valid.nll, p) for valid, p in judged if valid.nll is not None]
     return min(sound, key=lambda pair: pair[0])[1] if sound else None
