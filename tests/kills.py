@@ -22,6 +22,7 @@ from typing import Any
 from training import corpus, left_by, same, small_recipe
 
 from amor.presets import NAMES
+from amor.records.run import Step
 from amor.run import Run
 from amor.train import checkpoint
 from amor.train.loop import train
@@ -39,8 +40,8 @@ class Bell(Observer):
     def __init__(self, wire: Connection):
         self.wire = wire
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
-        self.wire.send(("step", metrics["step"]))
+    def on_step(self, metrics: Step) -> None:
+        self.wire.send(("step", metrics.step))
 
     def on_checkpoint(self, about: dict[str, Any]) -> None:
         self.wire.send(("checkpoint", about["seconds"]))
