@@ -30,6 +30,7 @@ from amor.models.build import build
 from amor.records import Amount, Part, Steps
 from amor.records.run import Judged
 from amor.run import Run
+from amor.train import metadata
 from amor.train.distributed import Team
 from amor.train.recipe import Keeping
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 MANIFEST, TRAINER, OPTIMIZER = "manifest.json", "trainer.json", "optimizer"
 WRITING, OLD, DAMAGED = ".writing-", ".old-", "damaged-"
-NEEDED = (TRAINER, model_folder.CONFIG, model_folder.WEIGHTS, f"{OPTIMIZER}/.metadata")  # a checkpoint without one is none
+NEEDED = (TRAINER, model_folder.CONFIG, model_folder.WEIGHTS, f"{OPTIMIZER}/{metadata.FILE}")  # a checkpoint without one is none
 
 
 class Training(typed.File, frozen=True):
@@ -190,11 +191,19 @@ def _write_moments(folder: Path, held: dict[str, Tensor], team: Team) -> None:
 def load_moments(folder: Path, model: Amor, optimizer: torch.optim.Optimizer, updates: int, team: Team) -> None:
     """Put the moments of a checkpoint into an optimiser, whatever number of ranks wrote them."""
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
 
     held = moments(model, optimizer)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(held, storage_reader=dcp.FileSystemReader(folder / OPTIMIZER), no_dist=team.world == 1)
+    metadata.check(folder / OPTIMIZER, held)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(held, storage_reader=dcp.FileSystemReader(folder / OPTIMIZER), no_dist=team.world == 1)
+    except CheckpointException as error:
+        raise AmorError(
+            f"{folder / OPTIMIZER}: the moments cannot be read ({_reason(error)}); "
+            f"take {folder.name} away, and the run goes on from the checkpoint before it"
+        ) from error
     for state in optimizer.state.values():
         state["step"].fill_(updates)
 
@@ -215,6 +224,7 @@ def problem_with(folder: Path) -> str | None:
             if sha256_of(path) != wanted.sha256:
                 return f"{name} is not what was written (its sha256 differs)"
         read_training(folder)
+        metadata.read(folder / OPTIMIZER)
     except AmorError as error:
         return str(error)
     return None
