@@ -27,7 +27,7 @@ from amor.run import Run
 from amor.train import checkpoint
 from amor.train.loop import train
 from amor.train.recipe import Recipe
-from amor.train.watch import Observer
+from amor.train.watch import Observer, Saved
 
 # a server that has imported once what a run imports gives birth to every run: seconds saved a kill
 BIRTH = multiprocessing.get_context("forkserver")
@@ -43,8 +43,8 @@ class Bell(Observer):
     def on_step(self, metrics: Step) -> None:
         self.wire.send(("step", metrics.step))
 
-    def on_checkpoint(self, about: dict[str, Any]) -> None:
-        self.wire.send(("checkpoint", about["seconds"]))
+    def on_checkpoint(self, saved: Saved) -> None:
+        self.wire.send(("checkpoint", saved.seconds))
 
 
 def run_alone(recipe: Recipe, out: Path, wire: Connection) -> None:

@@ -163,7 +163,7 @@ def test_evaluation_changes_no_gate_statistic_and_no_weight(prepared, steps):
         s(step)
     before = {name: t.clone() for name, t in s.model.state_dict().items()}
     found = evaluate(s.model, Drawn(other_text(prepared), 0, 8), 4, s.forward, s.team.sum)
-    assert all((0 < rate < 1) == bool(steps) for rate in found["fire"])  # a gate that has met no data is asked too
+    assert all((0 < rate < 1) == bool(steps) for rate in found.fire)  # a gate that has met no data is asked too
     assert all(torch.equal(t, before[name]) for name, t in s.model.state_dict().items())
 
 

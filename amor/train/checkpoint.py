@@ -9,7 +9,9 @@ A checkpoint is written under another name, forced to disk, and renamed: whoever
 An old one is renamed before it is deleted, for the same reason.
 """
 
+import errno
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MANIFEST, TRAINER, OPTIMIZER = "manifest.json", "trainer.json", "optimizer"
+# what a system says of a disk that is full, gone, broken or closed to us; other errors of its are mistakes of ours
+REFUSALS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENODEV),
+    *(errno.ENXIO, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE),
+}
 WRITING, OLD, DAMAGED = ".writing-", ".old-", "damaged-"
 NEEDED = (TRAINER, model_folder.CONFIG, model_folder.WEIGHTS, f"{OPTIMIZER}/{metadata.FILE}")  # a checkpoint without one is none
 
@@ -80,6 +87,8 @@ def save(
     run: Run, team: Team, model: Amor, optimizer: torch.optim.Optimizer, trainer: Training, tokenizer: "Tokenizer | None"
 ) -> Path:
     """Write the checkpoint of trainer.step; every rank calls it. A full disk leaves the earlier ones as they were."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     final = run.checkpoints / name_of(trainer.step)
     writing = run.checkpoints / f"{WRITING}{final.name}"
     weights = {name: team.full_tensor(t).detach().cpu() for name, t in model.state_dict().items()}
@@ -98,6 +107,8 @@ def save(
         _by_leader(team, lambda: _finish(run, writing, final))
     except BaseException as error:  # torch's CheckpointException is no Exception
         if not of_the_disk(error):
+            if isinstance(error, CheckpointException):
+                raise RuntimeError(f"{final.name} could not be written: {_reason(error)}") from error
             raise
         _by_leader(team, lambda: shutil.rmtree(writing, ignore_errors=True))
         kept = [p.name for p in listed(run)]
@@ -122,17 +133,21 @@ def _by_leader(team: Team, work: Callable[[], None]) -> None:
         raise problem
     if told is not None:
         words, disk = told
-        raise OSError(words) if disk else RuntimeError(f"the leading rank failed: {words}")
+        raise OSError(errno.EIO, words) if disk else RuntimeError(f"the leading rank failed: {words}")
 
 
 def of_the_disk(error: BaseException) -> bool:
-    """Whether the system refused to write: its own error, or the same in the wrapping of torch or safetensors."""
+    """Whether the system refused to read or write a file: its own error, or the same in the wrapping of torch or safetensors."""
     inner = [pair[0] for pair in getattr(error, "failures", {}).values()]  # torch's CheckpointException: rank -> (error, ...)
     if inner:
         return all(of_the_disk(one) for one in inner)
-    if isinstance(error, OSError) or "(os error " in str(error):  # so ends what safetensors says of the system's errors
-        return True
-    below = error.__cause__ or error.__context__
+    if isinstance(error, OSError):
+        return error.errno in REFUSALS
+    said = re.search(r"\(os error (\d+)\)", str(error))  # so ends what safetensors says of the system's errors
+    if said:
+        return int(said[1]) in REFUSALS
+    # torch raises a RuntimeError while it handles the system's; a mistake made in handling it is of another type
+    below = error.__cause__ or (error.__context__ if type(error) is RuntimeError else None)
     return below is not None and of_the_disk(below)
 
 

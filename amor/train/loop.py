@@ -48,6 +48,8 @@ def train(
         told = [Record(run), *observers] if team.leads else []
         return Trainer(recipe, run, team, told, machine or Machine()).go(go_on)
     except OSError as error:  # a disk that is full or gone; anything trained since the last checkpoint is trained again
+        if not checkpoint.of_the_disk(error):
+            raise
         words = f"{error.filename or out}: {error.strerror or error}; mend that and run the same command again: it resumes"
         raise AmorError(words) from error
     finally:
