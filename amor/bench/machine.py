@@ -11,6 +11,7 @@ import torch
 
 from amor.bench.timing import best
 from amor.records.run import Machine
+from amor.threads import waiting
 
 GEMM_SIZE = 1536  # three matrices of 9 MB: large enough for the full rate, a tenth of a second a round
 READ_BYTES = 512 * 2**20  # well past any cache
@@ -24,6 +25,7 @@ def describe() -> Machine:
         cpu=cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         threads=torch.get_num_threads(),
+        waiting=waiting(),
         memory_gb=round(total_memory() / 2**30, 1),
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),

@@ -26,6 +26,7 @@ DEFAULT = {("scan", "native"): 64, ("scan", "chunked"): 64, ("delta", "native"):
 CHOICES = (16, 32, 48, 64, 96, 128)
 MULTIPLE = 16  # native code works on whole vectors
 LARGEST = 256  # MAX_CHUNK in native/decays.h
+Chunk = Annotated[int, Meta(ge=MULTIPLE, le=LARGEST, multiple_of=MULTIPLE)]
 
 
 def chunk_size(op: str, backend: str, length: int, shape: tuple[int, ...]) -> int:
@@ -57,7 +58,7 @@ def path() -> Path:
 class Stored(typed.File, frozen=True):
     """What was measured here, by `key`."""
 
-    chunks: dict[str, Annotated[int, Meta(ge=MULTIPLE, le=LARGEST, multiple_of=MULTIPLE)]]
+    chunks: dict[str, Chunk]
 
 
 @cache
@@ -88,7 +89,7 @@ def measure(op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], 
 
 def keep(op: str, backend: str, shape: tuple[int, ...], chunk: int) -> None:
     """From now on this chunk is taken, by this and every later process; what was stored for other keys stays."""
-    path().parent.mkdir(parents=True, exist_ok=True)
+    native.make_cache_folder(path().parent)
     stored.cache_clear()
     replace_file(path(), typed.text(Stored(chunks=stored() | {key(op, backend, shape): chunk})))
     stored.cache_clear()

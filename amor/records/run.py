@@ -94,6 +94,7 @@ class Machine(typed.File, frozen=True, omit_defaults=True):
     cpu: Words | None = None
     cores: Steps | None = None
     threads: Steps | None = None
+    waiting: Words | None = None  # how threads wait for each other
     memory_gb: Amount | None = None
     system: Words | None = None
     python: Words | None = None

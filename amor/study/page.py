@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from amor import typed
-from amor.errors import AmorError
-from amor.files import replace_file
+from amor.files import replace_file, written
 from amor.records.trace import Traces
 from amor.records.value import Agreement, Value
 from amor.study.verdict import sentences
@@ -28,11 +27,9 @@ def write(path: str | Path, found: Traces | Value) -> Path:
 
 def put(path: str | Path, text: str) -> Path:
     path = Path(path)
-    try:
+    with written(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
-    except OSError as error:
-        raise AmorError(f"{path} cannot be written ({error.strerror})") from error
     return path
 
 

@@ -16,6 +16,8 @@ from amor.train.recipe import Recipe
 
 # share of the matrix-product ceiling a training step reaches; a guess that the first steps of a run correct
 REACHED = 0.4
+# of a forward without numbers, which still takes its time: beyond them memory is reckoned from shorter ones
+MOST_TOKENS, MOST_LOGITS = 2**15, 2**32
 
 
 def predict(recipe: Recipe, flops: float, source: str) -> dict[str, Any]:
@@ -57,13 +59,22 @@ def memory(model: Amor, parameters: int, recipe: Recipe) -> dict[str, int]:
 
 
 def activations(model: Amor, recipe: Recipe) -> int:
-    """Bytes kept from the forward for the backward pass of one micro-batch, as if in float32.
+    """Bytes kept from the forward for the backward pass of one micro-batch, as if in float32."""
+    rows, context = min(recipe.micro_batch, recipe.batch), recipe.context
+    most = max(1, min(MOST_TOKENS, MOST_LOGITS // model.config.vocab))
+    if rows * context <= most:
+        return kept_bytes(model, recipe, rows, context)
+    shorter = min(context, most)
+    return round(rows * context * kept_bytes(model, recipe, 1, shorter) / shorter)  # every token keeps as much
+
+
+def kept_bytes(model: Amor, recipe: Recipe, rows: int, context: int) -> int:
+    """Counted by running the model without numbers.
 
     With `recompute` every layer of the backbone keeps its input alone. When the backward pass comes to a layer, what the blocks,
     the norms and the loss kept is gone, and what the layer computes again is there: the larger of the two counts.
     """
-    shape = min(recipe.micro_batch, recipe.batch), recipe.context
-    tokens = torch.zeros(shape, dtype=torch.long, device="meta")
+    tokens = torch.zeros((rows, context), dtype=torch.long, device="meta")
     model.backbone.recompute = recipe.recompute
     whole = Kept(model)  # with `recompute`: all but the layers
     with whole, Fused():
@@ -71,7 +82,7 @@ def activations(model: Amor, recipe: Recipe) -> int:
     if not recipe.recompute:
         return whole.bytes
     pattern = model.config.pattern
-    inner = max(in_layer(model, pattern.index(kind), *shape) for kind in set(pattern))
+    inner = max(in_layer(model, pattern.index(kind), rows, context) for kind in set(pattern))
     return len(pattern) * 4 * tokens.numel() * model.config.width + max(whole.bytes, inner)
 
 
