@@ -196,7 +196,7 @@ def test_value_judges_a_file_and_prepared_data(folder, prepared, tmp_path, capsy
         ([], "nothing to trace"),
         (["--text", ""], "empty"),
         (["--preset", "papper"], "'paper'"),
-        (["--file", "missing.txt"], "cannot be read"),
+        (["--file", "missing.txt"], "no such file"),
         (["--value"], "--data"),
         (["--text", "a", "--png", "out.jpeg"], ".png"),
         (["--text", "a", "--fire-rate", "1.5"], "between 0 and 1"),
