@@ -11,7 +11,8 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -115,12 +116,22 @@ def read(kind: type[T], path: Path, most: int = MOST_BYTES) -> T:
     return convert(kind, tree, str(path))
 
 
-def read_lines(kind: type[T], path: Path, most: int = 1 << 30) -> Iterator[T]:
-    """A file of one JSON value a line. A last line without its end is one that a kill cut off, and is left out."""
+def read_lines(kind: type[T] | Callable[[Any], type[T]], path: Path, most: int = 1 << 30) -> Iterator[T]:
+    """A file of one JSON value a line, of one type or of that which `kind` says of its tree.
+
+    A last line without its end is one that a kill cut off, and is left out.
+    """
     whole, _, _cut = read_text(path, most).rpartition("\n")
     for number, line in enumerate(whole.split("\n"), 1):
         if line:
-            yield from_json(kind, line, f"{path}:{number}")
+            where = f"{path}:{number}"
+            held = json_tree(line, where)
+            yield convert(kind if isinstance(kind, type) else kind(held), held, where)
+
+
+def tree(thing: Any) -> Any:
+    """A typed thing as plain values, ready for JSON."""
+    return msgspec.to_builtins(thing)
 
 
 def text(thing: Any) -> str:
@@ -174,6 +185,7 @@ def _options(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
+@cache
 def _fields(kind: Any) -> dict[str, Any] | None:
     """The keys of a type as they are written, and what may stand there; None for a type without keys."""
     if not isinstance(kind, type):
@@ -181,6 +193,8 @@ def _fields(kind: Any) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(kind):
         names = {f.name: f.name for f in dataclasses.fields(kind)}
     elif issubclass(kind, msgspec.Struct):
+        if not kind.__struct_config__.forbid_unknown_fields:
+            return None  # a view: it reads a part of a file
         names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__))
     else:
         return None

@@ -406,6 +406,7 @@ def stock(folder: Path) -> Path:
 
     import amor
     from amor.cli import main
+    from amor.records.run import Event
     from amor.run import Run
 
     data = corpus(folder / "made")
@@ -415,7 +416,7 @@ def stock(folder: Path) -> Path:
     tree = recipe.to_dict() | {"data": ""}
     (folder / "recipe.toml").write_text(toml({k: v for k, v in tree.items() if v is not None}))
     assert main(["train", str(folder / "recipe.toml"), "--data", str(folder / "data"), "--out", str(folder / "run")]) == 0
-    Run(folder / "run").happened("resumed", step=2)
+    Run(folder / "run").happened(Event(event="resumed", step=2))
     shutil.copytree((folder / "run/latest").resolve(), folder / "model")
     (folder / "model/tokenizer.json").exists() or shutil.copy(folder / "data/tokenizer.json", folder / "model/tokenizer.json")
     model, _ = amor.load(folder / "model")

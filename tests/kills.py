@@ -22,11 +22,12 @@ from typing import Any
 from training import corpus, left_by, same, small_recipe
 
 from amor.presets import NAMES
+from amor.records.run import Step
 from amor.run import Run
 from amor.train import checkpoint
 from amor.train.loop import train
 from amor.train.recipe import Recipe
-from amor.train.watch import Observer
+from amor.train.watch import Observer, Saved
 
 # a server that has imported once what a run imports gives birth to every run: seconds saved a kill
 BIRTH = multiprocessing.get_context("forkserver")
@@ -39,11 +40,11 @@ class Bell(Observer):
     def __init__(self, wire: Connection):
         self.wire = wire
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
-        self.wire.send(("step", metrics["step"]))
+    def on_step(self, metrics: Step) -> None:
+        self.wire.send(("step", metrics.step))
 
-    def on_checkpoint(self, about: dict[str, Any]) -> None:
-        self.wire.send(("checkpoint", about["seconds"]))
+    def on_checkpoint(self, saved: Saved) -> None:
+        self.wire.send(("checkpoint", saved.seconds))
 
 
 def run_alone(recipe: Recipe, out: Path, wire: Connection) -> None:

@@ -23,6 +23,7 @@ FLOOR = {
             "layout",
             "state",
             "run",
+            "records",
             "numbers",
             "files",
             "typed",

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from laws import SMALL
 
+from amor import typed
 from amor.data.prepare import Request, prepare
+from amor.records.run import Event, Step
 from amor.run import Run
 from amor.train.loop import train
 from amor.train.recipe import Recipe, load
@@ -61,14 +63,14 @@ class Watch(Observer):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.steps: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any]] = []
+        self.steps: list[Step] = []
+        self.events: list[Event] = []
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
+    def on_step(self, metrics: Step) -> None:
         self.steps.append(metrics)
 
-    def on_event(self, about: dict[str, Any]) -> None:
-        self.events.append(about)
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
 
 
 class KilledError(BaseException):
@@ -81,8 +83,8 @@ class Killer(Observer):
     def __init__(self, step: int):
         self.step = step
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
-        if metrics["step"] == self.step:
+    def on_step(self, metrics: Step) -> None:
+        if metrics.step == self.step:
             raise KilledError
 
 
@@ -107,7 +109,7 @@ def left_by(out: Path) -> dict[str, Any]:
         if isinstance(about, TensorStorageMetadata)
     }
     dcp.load(held, storage_reader=dcp.FileSystemReader(latest / "optimizer"), no_dist=True)
-    lines = [{key: value for key, value in line.items() if key != "timing"} for line in Run(out).lines()]
+    lines = [{key: value for key, value in typed.tree(line).items() if key != "timing"} for line in Run(out).lines()]
     trainer = json.loads((latest / "trainer.json").read_text())
     return {"weights": load_file(latest / "model.safetensors"), "moments": held, "metrics": lines, "trainer": trainer}
 

@@ -49,6 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("--out", metavar="FILE", help="write what was found as JSON")
         # also after the suite's name; SUPPRESS, so that not giving it here does not undo one given before
         each.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="end with one line of JSON")
+        each.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error came from")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

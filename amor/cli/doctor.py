@@ -10,6 +10,8 @@ import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any
 
+from amor import typed
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -37,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.bench import machine
 
-    found: dict[str, Any] = {"machine": machine.describe(), "packages": packages(), "operators": operators()}
+    found: dict[str, Any] = {"machine": typed.tree(machine.describe()), "packages": packages(), "operators": operators()}
     if not args.quick:
         found["gemm_gflops"] = round(machine.gemm_rate(), 1)
         found["bandwidth_gbs"] = round(machine.bandwidth(), 1)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from amor.gates.base import Gate
     from amor.models.amor import Amor
+    from amor.records.trace import Traces
+    from amor.records.value import Value
 
 PRESETS = ("paper",)
 
@@ -101,6 +103,7 @@ def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None",
     from amor.cli import _strip
     from amor.judge.trace import trace
     from amor.judge.windows import encode
+    from amor.records.trace import Traces
 
     speller, console, traces = spelled_by(tokenizer), Console(highlight=False), []
     for title, text in texts(args).items():
@@ -110,8 +113,8 @@ def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None",
         traces.append(trace(model, speller, ids[: args.limit], title, gates))
         _strip.show(console, traces[-1])
         console.print()
-    found = {"traces": traces}
-    return found | {"written": write(args, "trace", found)}
+    found = Traces(traces=tuple(traces))
+    return typed.tree(found) | {"written": write(args, "trace", found)}
 
 
 def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None", gates: "list[Gate]") -> dict[str, Any]:
@@ -135,12 +138,11 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
     passes = value_passes(len(model.each_block()))
     with Progress("judging the gate", passes * cut.tokens.numel(), " tokens") as progress:
         found = value(model, cut, gates, seen=progress.add)
-    found["verdict"] = sentences(found)
     _judged.show(Console(highlight=False), found)
-    return found | {"written": write(args, "value", found)}
+    return typed.tree(found) | {"verdict": sentences(found), "written": write(args, "value", found)}
 
 
-def write(args: argparse.Namespace, name: str, found: dict[str, Any]) -> list[str]:
+def write(args: argparse.Namespace, name: str, found: "Traces | Value") -> list[str]:
     """The files that were asked for; --out asks for all of them."""
     from amor.study import page
 
@@ -150,7 +152,7 @@ def write(args: argparse.Namespace, name: str, found: dict[str, Any]) -> list[st
         files.append(page.write_json(out / f"{name}.json", found))
     for path in [args.html, *([out / f"{name}.html"] if out else [])]:
         if path:
-            files.append(page.write(path, name, found))
+            files.append(page.write(path, found))
     pictures = [p for p in (args.png, args.svg) if p] + ([out / f"{name}.png", out / f"{name}.svg"] if out else [])
     if pictures:
         from amor.study import figures

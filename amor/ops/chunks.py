@@ -5,7 +5,6 @@ thread count and shape is taken, else the table below. A run never measures by i
 same bits. Another chunk rounds otherwise, so a run should not be resumed across a measurement if its bits matter.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -56,9 +55,24 @@ def path() -> Path:
     return native.cache_folder() / "chunks.json"
 
 
+class Stored(typed.File, frozen=True):
+    """What was measured here, by `key`."""
+
+    chunks: dict[str, Chunk]
+
+
 @cache
 def stored() -> dict[str, int]:
-    return typed.read(dict[str, Chunk], path()) if path().exists() else {}
+    """Earlier files hold the chunks alone, without a version."""
+    if not path().exists():
+        return {}
+    tree = typed.json_tree(typed.read_text(path()), str(path()))
+    try:
+        return typed.convert(
+            Stored, tree if isinstance(tree, dict) and "chunks" in tree else {"chunks": tree}, str(path())
+        ).chunks
+    except AmorError as error:
+        raise AmorError(f"{error}; delete the file, and amor doctor --measure writes it again") from None
 
 
 def measure(op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], object], rounds: int = 5) -> dict[int, float]:
@@ -77,5 +91,5 @@ def keep(op: str, backend: str, shape: tuple[int, ...], chunk: int) -> None:
     """From now on this chunk is taken, by this and every later process; what was stored for other keys stays."""
     native.make_cache_folder(path().parent)
     stored.cache_clear()
-    replace_file(path(), json.dumps(stored() | {key(op, backend, shape): chunk}, indent=1))
+    replace_file(path(), typed.text(Stored(chunks=stored() | {key(op, backend, shape): chunk})))
     stored.cache_clear()

@@ -1,7 +1,7 @@
 """A look at a run: what the model of its newest checkpoint shows on held-out text, written to RUN/findings.json."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from amor.data.loader import Batches
 from amor.data.shards import splits
@@ -9,20 +9,23 @@ from amor.errors import AmorError
 from amor.judge.findings import TOKENS, Held, find
 from amor.judge.windows import Drawn
 from amor.models.folder import load, resolve
+from amor.records.findings import Findings
 from amor.run import Run
-from amor.train.checkpoint import read_trainer
+from amor.train.checkpoint import read_training
 from amor.train.recipe import Recipe
+from amor.train.resume import recipe_of
 from amor.train.step import boundary
 
 
-def look(run: Run, data: str | None = None) -> dict[str, Any]:
+def look(run: Run, data: str | None = None) -> Findings:
     """What was found, which is also written into the run. data: where the run's data is now."""
-    recipe = Recipe.from_dict(run.read_config() | ({"data": data} if data else {}))
+    recipe = recipe_of(run)
+    recipe = replace(recipe, data=data) if data else recipe
     folder = resolve(run.folder)
     model, tokenizer = load(folder)
     if tokenizer is None:
         raise AmorError(f"{folder} holds no tokenizer.json, so its tokens cannot be shown as text")
-    found = {"step": read_trainer(folder)["step"], **find(model, tokenizer, held_out(recipe))}
+    found = find(model, tokenizer, held_out(recipe), read_training(folder).step)
     run.write(run.findings, found)
     return found
 
