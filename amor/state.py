@@ -349,7 +349,8 @@ class State:
         try:
             with safe_open(str(path), "pt", device=str(device)) as file:
                 facts = json.loads((file.metadata() or {}).get("amor", "null"))
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+                # copied, so that they lie as fresh ones do: what torch computes from them rounds alike
+                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
         except (SafetensorError, OSError) as error:
             raise AmorError(f"{path} is not a saved state ({error}); write one with state.save(path)") from error
         if facts is None:

@@ -6,8 +6,8 @@ import shutil
 import signal
 
 import pytest
-from kills import finished, survives
-from training import KilledError, Killer, Watch, left_by, same, small_recipe, trained
+from kills import FEW, TOKENIZERS, finished, survives, survives_three
+from training import KilledError, Killer, Watch, corpus, left_by, same, small_recipe, trained
 
 import amor
 from amor.cli import main
@@ -101,6 +101,18 @@ def test_kill_9_is_never_stopped(prepared, tmp_path, step, inside):
     whole, seconds = finished(recipe, tmp_path / "whole")
     found = survives(recipe, tmp_path / "run", whole, step, wait=min(seconds) / 2 if inside else 0.0)
     assert found["kept"] in ((3, 6) if inside else (3,))
+
+
+@pytest.fixture(scope="module")
+def spelled(prepared, tmp_path_factory):
+    """The invented text as bytes and as pieces of words."""
+    (other,) = (name for name in TOKENIZERS if name != "bytes")
+    return {"bytes": prepared, other: corpus(tmp_path_factory.mktemp("pieces"), other)}
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_kill_9_three_times_in_sixty_steps_is_never_stopped_also_where_a_lone_token_fires(spelled, tmp_path, case):
+    survives_three(case, spelled[case.tokenizer], tmp_path)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
