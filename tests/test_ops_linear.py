@@ -12,8 +12,19 @@ from amor.parts import Linear, linears_sharing_input, split_linear
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
 
 GUESTS = [b.name for b in BACKENDS["linear"] if b.name != "reference" and missing("linear", b, "cpu") is None]
-# tokens, inner, outputs: none, one, few, whole blocks, ragged ones, one output, several pieces of the inner dimension, several widths of panels
-SHAPES = [(0, 16, 8), (1, 64, 48), (3, 37, 19), (96, 64, 48), (101, 37, 19), (64, 5, 1), (70, 1100, 33), (130, 16, 2070), (1000, 8, 8)]
+# tokens, inner, outputs: no token, one, few; whole blocks, ragged ones, one output, several pieces of the inner dimension,
+# several widths of panels
+SHAPES = [
+    (0, 16, 8),
+    (1, 64, 48),
+    (3, 37, 19),
+    (96, 64, 48),
+    (101, 37, 19),
+    (64, 5, 1),
+    (70, 1100, 33),
+    (130, 16, 2070),
+    (1000, 8, 8),
+]
 
 
 def made(tokens: int, inner: int, *outputs: int) -> tuple[Tensor, list[Tensor]]:

@@ -1,9 +1,9 @@
 """Linear layers as C++ for this machine (native.cpp): at the shapes of a training step faster than torch's products.
 
-The gradients of x from several weights are summed where they are formed. Other types than float32, autocast and the gradient of a
-weight (where torch's product is the faster) are left to torch, and so are few tokens where nothing learns. With gradients a token's
-numbers depend neither on those beside it, nor on threads, nor on where tensors lie in memory: torch's product of one to seven rows
-rounds by the last, and a training step in which a lone token fires must not.
+The gradients of x from several weights are summed where they are formed. Other types than float32, autocast and the gradient of
+a weight (where torch's product is the faster) are left to torch, and so are few tokens where nothing learns. With gradients a
+token's numbers depend neither on those beside it, nor on threads, nor on where tensors lie in memory: torch's products of one to
+seven rows round by that, and a training step in which a lone token fires must not.
 """
 
 import ctypes
