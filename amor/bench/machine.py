@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from amor.bench.timing import best
+from amor.threads import waiting
 
 GEMM_SIZE = 1536  # three matrices of 9 MB: large enough for the full rate, a tenth of a second a round
 READ_BYTES = 512 * 2**20  # well past any cache
@@ -23,6 +24,7 @@ def describe() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "waiting": waiting(),
         "memory_gb": round(total_memory() / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

@@ -8,6 +8,7 @@ A verb that finds a failure puts `"ok": False` into its dict and the command lea
 import argparse
 import ast
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -64,6 +65,8 @@ def main(words: list[str] | None = None) -> int:
         print(f"amor: no verb {words[0]!r}; {nearest(words[0], verbs())}", file=sys.stderr)
         return 2
     keep_freed_memory()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text, and a terminal need not know every letter
     return run_verb(words[0], words[1:])
 
 
@@ -73,6 +76,9 @@ def run_verb(verb: str, words: list[str]) -> int:
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON holding what was found")
     args = parser.parse_args(words)
+    if any("\0" in word for word in words):
+        print(f"amor {verb}: an argument holds a NUL, which no path and no text may", file=sys.stderr)
+        return 2
     try:
         found: dict[str, Any] = module.run(args) or {}
     except AmorError as error:
@@ -81,6 +87,9 @@ def run_verb(verb: str, words: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # a path that the system refuses, wherever a verb meets it
+        print(f"amor {verb}: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"\namor {verb}: stopped", file=sys.stderr)
         return 130

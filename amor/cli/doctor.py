@@ -97,6 +97,7 @@ def draw(found: dict[str, Any]) -> None:
     m = found["machine"]
     console.print(f"[bold]machine[/]   {m['cpu']}, {m['cores']} cores, {m['threads']} threads, {m['memory_gb']} GB, {m['simd']}")
     console.print(f"          Python {m['python']}, torch {m['torch']}, GPUs: {', '.join(m['gpus']) or 'none'}")
+    console.print(f"          threads wait: {m['waiting']}", soft_wrap=True)
     if "gemm_gflops" in found:
         console.print(
             f"[bold]ceilings[/]  {found['gemm_gflops']} GFLOP/s (float32 products), {found['bandwidth_gbs']} GB/s (memory read)"

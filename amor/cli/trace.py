@@ -13,8 +13,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amor import typed
 from amor.cli._model import opened
 from amor.errors import AmorError, nearest
+from amor.files import file_to_write, folder_to_write
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -57,6 +59,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     model, tokenizer = opened(args)
     gates = chosen(own_gates(model), args.gate, args.fire_rate)
+    for path in (args.html, args.png, args.svg):
+        if path:
+            file_to_write(path)
+    if args.out:
+        folder_to_write(args.out)
     return judge(args, model, tokenizer, gates) if args.value else show(args, model, tokenizer, gates)
 
 
@@ -79,12 +86,7 @@ def texts(args: argparse.Namespace) -> dict[str, str]:
 
 
 def content(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise AmorError(f"{path} cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise AmorError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    return typed.read_text(Path(path), most=1 << 30)
 
 
 def spelled_by(tokenizer: "Tokenizer | None") -> "Tokenizer":
@@ -145,7 +147,6 @@ def write(args: argparse.Namespace, name: str, found: dict[str, Any]) -> list[st
     out = Path(args.out) if args.out else None
     files = []
     if out:
-        out.mkdir(parents=True, exist_ok=True)
         files.append(page.write_json(out / f"{name}.json", found))
     for path in [args.html, *([out / f"{name}.html"] if out else [])]:
         if path:

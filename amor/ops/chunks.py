@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 
+from amor import typed
 from amor.errors import AmorError
 from amor.files import replace_file
 from amor.ops import native
@@ -24,6 +27,7 @@ DEFAULT = {("scan", "native"): 64, ("scan", "chunked"): 64, ("delta", "native"):
 CHOICES = (16, 32, 48, 64, 96, 128)
 MULTIPLE = 16  # native code works on whole vectors
 LARGEST = 256  # MAX_CHUNK in native/decays.h
+Chunk = Annotated[int, Meta(ge=MULTIPLE, le=LARGEST, multiple_of=MULTIPLE)]
 
 
 def chunk_size(op: str, backend: str, length: int, shape: tuple[int, ...]) -> int:
@@ -54,7 +58,7 @@ def path() -> Path:
 
 @cache
 def stored() -> dict[str, int]:
-    return json.loads(path().read_text()) if path().exists() else {}
+    return typed.read(dict[str, Chunk], path()) if path().exists() else {}
 
 
 def measure(op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], object], rounds: int = 5) -> dict[int, float]:
@@ -71,7 +75,7 @@ def measure(op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], 
 
 def keep(op: str, backend: str, shape: tuple[int, ...], chunk: int) -> None:
     """From now on this chunk is taken, by this and every later process; what was stored for other keys stays."""
-    path().parent.mkdir(parents=True, exist_ok=True)
+    native.make_cache_folder(path().parent)
     stored.cache_clear()
     replace_file(path(), json.dumps(stored() | {key(op, backend, shape): chunk}, indent=1))
     stored.cache_clear()

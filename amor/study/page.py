@@ -7,8 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from amor.errors import AmorError
-from amor.files import replace_file
+from amor.files import replace_file, written
 
 HERE = Path(__file__).parent
 SHARES = ("fire_rate", "best", "fire_rate", "precision", "precision_by_chance", "recall", "captured", "captured_by_chance")
@@ -25,11 +24,9 @@ def write(path: str | Path, name: str, found: dict[str, Any]) -> Path:
 
 def put(path: str | Path, text: str) -> Path:
     path = Path(path)
-    try:
+    with written(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
-    except OSError as error:
-        raise AmorError(f"{path} cannot be written ({error.strerror})") from error
     return path
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from amor.data.loader import Batches
-from amor.data.shards import Shards
+from amor.data.shards import splits
 from amor.errors import AmorError
 from amor.judge.findings import TOKENS, Held, find
 from amor.judge.windows import Drawn
@@ -29,12 +29,10 @@ def look(run: Run, data: str | None = None) -> dict[str, Any]:
 
 def held_out(recipe: Recipe) -> Held:
     """The validation split of a run, or its training split where it has none, cut as evaluation cuts it."""
-    folder = Path(recipe.data)
-    if not (folder / "train").is_dir() and not (folder / "manifest.json").is_file():
-        raise AmorError(f"the data of this run, {folder}, is gone; the samples and histograms need it, give --data FOLDER")
-    train = Shards.open(folder / "train" if (folder / "train").is_dir() else folder)
-    name = "valid" if (folder / "valid" / "manifest.json").is_file() else "train"
-    shards = Shards.open(folder / "valid") if name == "valid" else train
+    if not Path(recipe.data).is_dir():
+        raise AmorError(f"the data of this run, {recipe.data}, is gone; the samples and histograms need it, give --data FOLDER")
+    train, valid = splits(recipe.data)
+    name, shards = ("train", train) if valid is None else ("valid", valid)
     windows = min(recipe.eval.windows, (shards.tokens - 1) // recipe.context, max(TOKENS // recipe.context, 1))
     if not windows:
         raise AmorError(f"{shards.folder} holds fewer tokens than one window of {recipe.context}")

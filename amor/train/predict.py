@@ -13,6 +13,8 @@ from amor.train.recipe import Recipe
 
 # share of the matrix-product ceiling a training step reaches; a guess that the first steps of a run correct
 REACHED = 0.4
+# of a forward without numbers, which still takes its time: beyond them memory is reckoned from shorter ones
+MOST_TOKENS, MOST_LOGITS = 2**15, 2**32
 
 
 def predict(recipe: Recipe, flops: float, source: str) -> dict[str, Any]:
@@ -55,8 +57,20 @@ def memory(model: Amor, parameters: int, recipe: Recipe) -> dict[str, int]:
 
 def activations(model: Amor, recipe: Recipe) -> int:
     """Bytes kept from the forward for the backward pass of one micro-batch, as if in float32."""
-    rows = min(recipe.micro_batch, recipe.batch)
-    shape = rows, recipe.context
+    rows, context = min(recipe.micro_batch, recipe.batch), recipe.context
+    most = max(2, min(MOST_TOKENS, MOST_LOGITS // model.config.vocab))
+    if rows * context <= most:
+        return kept_bytes(model, recipe, rows, context)
+    # rows keep alike, and a row keeps a part for each token and a part for each pair of them: two lengths tell both
+    longer = max(2, min(context, most))
+    shorter = longer // 2
+    half, whole = (kept_bytes(model, recipe, 1, n) / n for n in (shorter, longer))
+    pairs = (whole - half) / (longer - shorter)
+    return round(rows * context * (half + pairs * (context - shorter)))
+
+
+def kept_bytes(model: Amor, recipe: Recipe, rows: int, context: int) -> int:
+    shape = rows, context
     tokens = torch.zeros(shape, dtype=torch.long, device="meta")
     kept = Kept({p.untyped_storage()._cdata for p in model.parameters()})
     if recipe.recompute:
@@ -64,7 +78,7 @@ def activations(model: Amor, recipe: Recipe) -> int:
         h = torch.empty(*shape, model.config.width, device="meta", requires_grad=True)
         state = model.start(rows)
         with kept:
-            model.backbone.layers[0](h, state.parts[0], state.layout(recipe.context, None, None))
+            model.backbone.layers[0](h, state.parts[0], state.layout(context, None, None))
         return kept.bytes + len(model.config.pattern) * 4 * h.numel()
     with kept:
         model(tokens, targets=tokens)

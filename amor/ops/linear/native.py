@@ -28,24 +28,25 @@ def missing() -> str | None:
     return native.missing(SOURCE)
 
 
+class Matrix(ctypes.Structure):
+    _fields_ = [("p", c_void_p), ("row", c_long), ("col", c_long)]
+
+
 class Sides(ctypes.Structure):
-    _fields_ = [
-        *((name, kind) for side in "ab" for name, kind in ((side, c_void_p), (f"{side}_row", c_long), (f"{side}_col", c_long))),
-        *((name, c_long) for name in ("m", "n", "inner", "row")),
-    ]
+    _fields_ = [("a", Matrix), ("b", Matrix), *((name, c_long) for name in ("m", "n", "inner", "row"))]
 
 
 @cache
-def _function() -> "ctypes._NamedFuncPointer":
-    function = native.library(SOURCE).linear
-    function.argtypes = [c_void_p, c_void_p, c_int, c_int]
-    return function
+def library() -> ctypes.CDLL:
+    found = native.library(SOURCE, Matrix, Sides)
+    found.linear.argtypes = [c_void_p, c_void_p, c_int, c_int]
+    return found
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
     """out = a b, or += ; rows of out are dense, a and b may be turned."""
-    sides = Sides(a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), a.shape[0], b.shape[1], a.shape[1], out.stride(0))
-    _function()(ctypes.addressof(sides), out.data_ptr(), add, torch.get_num_threads())
+    sides = Sides((a.data_ptr(), *a.stride()), (b.data_ptr(), *b.stride()), a.shape[0], b.shape[1], a.shape[1], out.stride(0))
+    library().linear(ctypes.addressof(sides), out.data_ptr(), add, torch.get_num_threads())
     return out
 
 
