@@ -399,8 +399,7 @@ class State:
         try:
             with tensors.opened(path, device) as file:
                 said = (file.metadata() or {}).get("amor")
-                kinds = tensors.listed(file, path)
-                named = {name: file.get_tensor(name) for name in kinds}
+                named = tensors.read(file, tensors.listed(file, path))
         except AmorError as error:
             raise AmorError(f"{path} is not a saved state ({error}); write one with state.save(path)") from None
         if said is None or "position" not in named:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,11 @@ def listed(file: Any, path: Path) -> dict[str, Listed]:
             raise AmorError(f"{path}: {name} is {kind}; read are {', '.join(DTYPES)}")
         found[name] = Listed(DTYPES[kind], tuple(one.get_shape()))
     return found
+
+
+def read(file: Any, names: Iterable[str]) -> dict[str, Tensor]:
+    """Copies in memory of their own: in a file tensors lie at any address, and torch's products of few rows round by it."""
+    return {name: file.get_tensor(name).clone() for name in names}
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:

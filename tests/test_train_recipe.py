@@ -6,6 +6,8 @@ import math
 import pytest
 
 from amor.errors import AmorError
+from amor.mixers.attention import AttentionOptions
+from amor.mixers.fused import FusedOptions
 from amor.models.build import build
 from amor.presets import ABLATION_NAMES, NAMES
 from amor.train.optim import adamw, groups, set_rate
@@ -69,6 +71,18 @@ def test_a_paper_recipe_clips_at_one_and_has_the_paper_s_betas_and_decay(name):
     assert found.eps == 1e-8  # of which the paper says nothing
     optimizer = adamw(groups(build(recipe.config(), device="meta"), found, recipe.lr), found)
     assert {(g["betas"], g["eps"]) for g in optimizer.param_groups} == {((0.9, 0.95), 1e-8)}
+
+
+@pytest.mark.parametrize(("scale", "last"), [("180m", 1e-4), ("440m", 1e-4), ("1.5b", 2e-4)])
+def test_what_the_paper_leaves_open_is_as_the_departures_say(scale, last):
+    recipe = load(f"paper/{scale}")
+    end = shape(recipe.total_steps - 1, recipe.total_steps, recipe.lr)
+    assert (recipe.lr.peak * end, recipe.lr.alpha * end) == pytest.approx((1e-5, last))
+    config = recipe.config()
+    assert (config.norm_eps, config.blocks.rope_theta, AttentionOptions().rope_theta, FusedOptions().rope_theta) == (
+        1e-5,
+        *[1e4] * 3,
+    )
 
 
 def test_memory_kept_for_the_backward_pass_is_less_when_it_is_recomputed():

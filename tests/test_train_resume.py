@@ -6,15 +6,16 @@ import shutil
 import signal
 
 import pytest
-from kills import finished, survives
-from training import KilledError, Killer, Watch, left_by, same, small_recipe, trained
+from kills import FEW, TOKENIZERS, finished, survives, survives_three
+from training import KilledError, Killer, Watch, corpus, left_by, same, small_recipe, trained
 
 import amor
 from amor.cli import main
 from amor.errors import AmorError
 from amor.presets import NAMES
 from amor.train import checkpoint
-from amor.train.loop import train
+from amor.train.distributed import form
+from amor.train.loop import Trainer, train
 from amor.train.watch import Observer
 
 
@@ -101,6 +102,35 @@ def test_kill_9_is_never_stopped(prepared, tmp_path, step, inside):
     whole, seconds = finished(recipe, tmp_path / "whole")
     found = survives(recipe, tmp_path / "run", whole, step, wait=min(seconds) / 2 if inside else 0.0)
     assert found["kept"] in ((3, 6) if inside else (3,))
+
+
+@pytest.fixture(scope="module")
+def spelled(prepared, tmp_path_factory):
+    """The invented text as bytes and as pieces of words."""
+    (other,) = (name for name in TOKENIZERS if name != "bytes")
+    return {"bytes": prepared, other: corpus(tmp_path_factory.mktemp("pieces"), other)}
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_kill_9_three_times_in_sixty_steps_is_never_stopped_also_where_a_lone_token_fires(spelled, tmp_path, case):
+    survives_three(case, spelled[case.tokenizer], tmp_path)
+
+
+def test_what_a_run_resumes_with_lies_in_memory_as_in_a_fresh_run(halted, prepared, tmp_path):
+    """Products of a few rows round by it."""
+
+    class Look(Observer):
+        def on_step(self, metrics):
+            for t in (*self.of.model.parameters(), *self.of.model.buffers()):
+                self.off.append(t.data_ptr() % 64)
+            for state in self.of.optimizer.state.values():
+                self.off += [t.data_ptr() % 64 for t in state.values()]
+
+    for out in (tmp_path / "fresh", halted(tmp_path / "run")):
+        team, look = form("none", "cpu"), Look()
+        look.of, look.off = Trainer(small_recipe(prepared), checkpoint.Run(out), team, [look], {}), []
+        look.of.go("auto")
+        assert look.off and not any(look.off)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

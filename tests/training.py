@@ -11,6 +11,7 @@ from laws import SMALL
 
 from amor import typed
 from amor.data.prepare import Request, prepare
+from amor.gates.base import Evidence, MedianGate, Verdict
 from amor.records.run import Event, Step
 from amor.run import Run
 from amor.train.loop import train
@@ -22,7 +23,7 @@ VOCAB = 257  # bytes and an end of text
 QUICK = {"blocks.gate_options": {"eta": 0.5}}
 
 
-def corpus(folder: Path) -> Path:
+def corpus(folder: Path, tokenizer: str = "bytes") -> Path:
     """60 documents of invented words, some much more common than others; the same every time."""
     chance = random.Random(0)
     words = ["".join(chance.choice("abcdefghijklmnop") for _ in range(chance.randint(2, 6))) for _ in range(150)]
@@ -31,7 +32,7 @@ def corpus(folder: Path) -> Path:
     for number in range(60):
         picked = (chance.choice(words[:20] if chance.random() < 0.7 else words) for _ in range(200))
         (texts / f"{number:03d}.txt").write_text(" ".join(picked) + "\n")
-    prepare(Request(inputs=(str(texts),), tokenizer="bytes", valid=0.1), folder / "data", workers=1)
+    prepare(Request(inputs=(str(texts),), tokenizer=tokenizer, valid=0.1), folder / "data", workers=1)
     return folder / "data"
 
 
@@ -50,6 +51,20 @@ def small_recipe(data: Path, name: str = "amor-mamba2", changes: Mapping[str, An
         else:
             tree[key] = value
     return Recipe.from_dict(tree)
+
+
+class Lone(MedianGate):
+    """The paper's gate in one step, and in the next one that fires on a single token of every call: that of the highest score."""
+
+    kind = "lone"
+    needs = frozenset({"entropy"})
+
+    def forward(self, evidence: Evidence) -> Verdict:
+        assert evidence.entropy is not None
+        score = evidence.entropy
+        if int(self.updates) % 2:
+            return self.judge(score)
+        return Verdict(torch.arange(score.numel()).view_as(score) == score.argmax(), score)
 
 
 def pattern(name: str) -> str:

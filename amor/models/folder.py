@@ -57,19 +57,17 @@ def load_config(folder: str | Path) -> Config:
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Amor:
     """The model of a folder, or a run's newest; a tensor that is missing, extra, misshapen or not finite is an error."""
-    from safetensors.torch import load_file
-
     folder = resolve(folder)
     config = load_config(folder)
     path = folder / WEIGHTS
     if not path.is_file():
         raise AmorError(f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
-    with on_disk.opened(path) as file:
-        found = on_disk.listed(file, path)
     with torch.device("meta"):
         model = Amor(config)
-    _fits(model, found, path)
-    tensors = load_file(str(path), device=str(device))
+    with on_disk.opened(path, device) as file:
+        found = on_disk.listed(file, path)
+        _fits(model, found, path)
+        tensors = on_disk.read(file, found)
     on_disk.check_finite(tensors, path)
     model.load_state_dict(tensors, assign=True)
     return model

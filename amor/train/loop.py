@@ -2,8 +2,8 @@
 
     summary = train(recipe, "runs/first", observers=[Lines()])
 
-A run that was stopped, by whatever, goes on from its newest good checkpoint when the same is called again, and on a CPU
-ends with the same bits as one that was never stopped.
+A run that was stopped, by whatever, goes on from its newest good checkpoint when the same is called again, and on the same
+CPU with the same threads and builds ends with the same bits as one that was never stopped.
 """
 
 import time
