@@ -67,7 +67,7 @@ def architecture(name: str) -> tuple[str, str, dict[int, tuple[int, ...]], int]:
     return name.removeprefix("amor-").replace("-", "_"), "", {}, GATED_BLOCKS if name.startswith("amor-") else 0
 
 
-def preset(name: str, scale: str, **changes: Any) -> Config:
+def preset(name: str, scale: str, /, **changes: Any) -> Config:
     """A named architecture or ablation ('amor-mamba2-classic') at a scale, with any key changed."""
     if scale not in SCALES:
         raise AmorError(f"no scale {scale!r}; {nearest(scale, SCALES)}")

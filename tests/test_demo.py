@@ -1,56 +1,19 @@
 """Laws of the demo, on invented addresses and a smaller recipe: what it says, what it leaves, what it does when run again."""
 
 import json
-import random
-from functools import partial
 
 import pytest
-from training import KilledError, Killer
+from training import KilledError, Killer, invented_demo
 
-from amor.cli import demo, main
-from amor.data import sotu
+from amor.cli import main
 from amor.records.run import Step
 from amor.run import Run
 from amor.train.loop import train
 
-RECIPE = """
-context = 24
-batch = 4
-micro_batch = 4
-steps = 2
-[model.changes]
-vocab = 300
-pattern = "mamba2, mamba2"
-width = 64
-d_ff = 96
-blocks.gate_options.eta = 0.5
-blocks.head_size = 16
-mixers.mamba2 = {head_size = 16, state_size = 24}
-[lr]
-peak = 2e-3
-floor = 1e-4
-warmup = 1
-[eval]
-every = 2
-windows = 4
-[checkpoint]
-every = 1
-latest = 1
-"""
-
 
 @pytest.fixture
 def out(tmp_path, monkeypatch):
-    """The demo as it is, but for the text it reads and the size of what it trains."""
-    chance = random.Random(0)
-    words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 7))) for _ in range(200)]
-    files = [tmp_path / f"{year}.txt" for year in range(1790, 1820)]
-    for file in files:
-        file.write_text("Fellow citizens " + " ".join(chance.choice(words) for _ in range(80)) + ".\n")
-    monkeypatch.setattr(sotu, "files", lambda: files)
-    monkeypatch.setattr(sotu, "prepare_demo", partial(sotu.prepare_demo, vocab=300))
-    (tmp_path / "demo.toml").write_text(RECIPE)
-    monkeypatch.setattr(demo, "RECIPE", str(tmp_path / "demo.toml"))
+    invented_demo(tmp_path, monkeypatch)
     return tmp_path / "run"
 
 

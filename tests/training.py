@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from laws import SMALL
 
 from amor import typed
+from amor.cli import demo
+from amor.data import sotu
 from amor.data.prepare import Request, prepare
 from amor.gates.base import Evidence, MedianGate, Verdict
 from amor.records.run import Event, Step
@@ -137,3 +140,42 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> None:
         assert a[what].keys() == b[what].keys()
         wrong = [name for name in a[what] if not torch.equal(a[what][name], b[what][name])]
         assert not wrong, f"{what} differ: {wrong}"
+
+
+DEMO = """
+context = 24
+batch = 4
+micro_batch = 4
+steps = 2
+[model.changes]
+vocab = 300
+pattern = "mamba2, mamba2"
+width = 64
+d_ff = 96
+blocks.gate_options.eta = 0.5
+blocks.head_size = 16
+mixers.mamba2 = {head_size = 16, state_size = 24}
+[lr]
+peak = 2e-3
+floor = 1e-4
+warmup = 1
+[eval]
+every = 2
+windows = 4
+[checkpoint]
+every = 1
+latest = 1
+"""
+
+
+def invented_demo(folder: Path, monkeypatch: Any) -> None:
+    """The demo as it is, but for the text it reads and the size of what it trains."""
+    chance = random.Random(0)
+    words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 7))) for _ in range(200)]
+    files = [folder / f"{year}.txt" for year in range(1790, 1820)]
+    for file in files:
+        file.write_text("Fellow citizens " + " ".join(chance.choice(words) for _ in range(80)) + ".\n")
+    monkeypatch.setattr(sotu, "files", lambda: files)
+    monkeypatch.setattr(sotu, "prepare_demo", partial(sotu.prepare_demo, vocab=300))
+    (folder / "demo.toml").write_text(DEMO)
+    monkeypatch.setattr(demo, "RECIPE", str(folder / "demo.toml"))

@@ -41,10 +41,17 @@ CURVE_RATES, CURVE_CONTEXTS = (0.0, 0.22, 0.4, 0.7, 1.0), (4096, 16384, 65536)
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--scale", default="180m", help=f"of the presets: {', '.join(SCALES)} (default 180m)")
-    add("--contexts", default="3072", help="tokens that stand before the step, with commas (default 3072)")
-    add("--models", default=",".join(NAMES), help="architectures, with commas (default: all eight)")
-    add("--fire-rates", default="0.22,0.4", help="simulated firing rates of the gated models (default 0.22,0.4)")
-    add("--parts", default="contexts,savings,curve,memory", help="which measurements, with commas")
+    add("--contexts", default="3072", metavar="N,N", help="tokens that stand before the step, with commas (default 3072)")
+    add("--models", default=",".join(NAMES), metavar="NAMES", help="architectures, with commas (default: all eight)")
+    add(
+        "--fire-rates", default="0.22,0.4", metavar="SHARES", help="simulated firing rates of the gated models (default 0.22,0.4)"
+    )
+    add(
+        "--parts",
+        default="contexts,savings,curve,memory",
+        metavar="NAMES",
+        help="which measurements, with commas (default: all, contexts,savings,curve,memory)",
+    )
     add("--rounds", type=int, default=5, help="rounds a side, in turn (default 5)")
     add("--quick", action="store_true", help="tiny models, to see that everything runs; no bar is judged")
     add("--model", metavar="FOLDER", help="a trained model, whose real firing rates are measured")

@@ -35,10 +35,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
-            flags = [f for action in self._actions for f in action.option_strings if f.startswith("--")]
-            message = f"no option {unknown[1]}; {nearest(unknown[1], flags)}"
+            message = f"no option {unknown[1]}; {nearest(unknown[1], self.flags())}"
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(2)
+
+    def flags(self) -> set[str]:
+        """Every option, those of the parsers below this one too: argparse hands up what they did not know."""
+        found = {flag for action in self._actions for flag in action.option_strings if flag.startswith("--")}
+        below = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return found.union(*(parser.flags() for choices in below for parser in choices.values()))
 
 
 def verbs() -> dict[str, str]:
@@ -62,6 +67,9 @@ def contents() -> str:
 
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
+    if any("\0" in word for word in words):  # no shell hands one over, but a caller in Python may
+        print("amor: an argument holds a NUL character, which no name or text on a command line can", file=sys.stderr)
+        return 2
     if not words or words[0] in ("-h", "--help", "help"):
         print(contents())
         return 0
@@ -71,7 +79,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"amor {amor.__version__}")
         return 0
     if words[0] not in verbs():
-        print(f"amor: no verb {words[0]!r}; {nearest(words[0], verbs())}", file=sys.stderr)
+        print(f"amor: no verb {shortened(words[0])!r}; {nearest(words[0], verbs())}", file=sys.stderr)
         return 2
     keep_freed_memory()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -83,13 +91,25 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def run_verb(verb: str, words: list[str]) -> int:
+def parser_of(verb: str) -> Parser:
+    """What a verb takes."""
     module = importlib.import_module(f"amor.cli.{verb}")
     parser = Parser(prog=f"amor {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON holding what was found")
     parser.add_argument("--debug", action="store_true", help="of an error also show where it came from")
-    args = parser.parse_args(words)
+    return parser
+
+
+def shortened(name: object) -> str:
+    """A name as an error shows it: one line of it, and not thousands of characters."""
+    text = "the system" if name is None else " ".join(str(name).split())
+    return text if len(text) <= 120 else f"{text[:100]}... ({len(text):,} characters)"
+
+
+def run_verb(verb: str, words: list[str]) -> int:
+    module = importlib.import_module(f"amor.cli.{verb}")
+    args = parser_of(verb).parse_args(words)
     if any("\0" in word for word in words):
         print(f"amor {verb}: an argument holds a NUL, which no path and no text may", file=sys.stderr)
         return 2
@@ -103,8 +123,8 @@ def run_verb(verb: str, words: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output has left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:  # a path that the system refuses, wherever a verb meets it
-        print(f"amor {verb}: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
+    except OSError as error:  # a name too long, a folder where a file should be, no permission, a full disk
+        print(f"amor {verb}: {shortened(error.filename)}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\namor {verb}: stopped", file=sys.stderr)

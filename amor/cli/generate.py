@@ -40,23 +40,52 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt", action="append", metavar="TEXT", help="the beginning; may be repeated (default: standard input)")
     add("--batch", metavar="FILE", help="a file of prompts, .txt or .jsonl")
     add("--out", metavar="FILE", help="write a line of JSON a prompt here")
-    add("--max-tokens", type=int, default=128, help="tokens written after each prompt (default 128)")
-    add("--temperature", type=float, default=0.8, help="0: always the best token (default 0.8)")
-    add("--top-k", type=int, default=0, help="choose among the k best tokens")
-    add("--top-p", type=float, default=1.0, help="choose among the best tokens that together hold this probability")
-    add("--min-p", type=float, default=0.0, help="choose among tokens at least this share as probable as the best")
-    add("--repetition-penalty", type=float, default=1.0, help="above 1: make tokens met before less likely")
+    add("--max-tokens", type=int, default=128, metavar="N", help="tokens written after each prompt (default 128)")
+    add(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="T",
+        help="0: always the best token; 1: as the model says; between: surer (default 0.8)",
+    )
+    add("--top-k", type=int, default=0, metavar="K", help="choose among the K best tokens (default 0: all)")
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="choose among the best tokens that together hold this probability (default 1: all)",
+    )
+    add(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="choose among tokens at least this share as probable as the best (default 0: all)",
+    )
+    add(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="above 1: make tokens met before less likely (default 1)",
+    )
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    add("--seed", type=int, default=0, help="of the choices; the same seed gives the same text")
-    add("--rows", type=int, default=8, help="prompts written at the same time (default 8)")
-    add("--fire-rate", type=float, help="fire on this share of tokens, by the entropies met in training")
-    add("--gate", help="another gate: always, never, random:0.3")
+    add("--seed", type=int, default=0, metavar="N", help="of the choices; the same seed gives the same text (default 0)")
+    add("--rows", type=int, default=8, metavar="N", help="prompts written at the same time (default 8)")
+    add("--fire-rate", type=float, metavar="SHARE", help="fire on this share of tokens, 0 to 1, by the entropies met in training")
+    add("--gate", metavar="KIND", help="another gate: always, never or random:SHARE, e.g. random:0.3")
     add(
         "--cheap",
         action="store_true",
         help="keep an 8-bit copy of the head, which greedy text is written with where it is certain: the same text, faster",
     )
-    add("--weights", default="float32", help="float16, int8 or int4: a half, a quarter or a seventh of the memory read a token")
+    add(
+        "--weights",
+        default="float32",
+        metavar="FORMAT",
+        help="float32 (default), or float16, int8 or int4: a half, a quarter or a seventh of the memory read a token",
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -107,6 +136,8 @@ def given(args: argparse.Namespace) -> list[str]:
         raise AmorError(f"--batch {path}: no such file; give a file with a prompt a line")
     lines = path.read_bytes().decode("utf-8", "replace").split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
+    if not lines:
+        raise AmorError(f"--batch {path} is empty; give a file with a prompt a line")
     if path.suffix != ".jsonl":
         return lines
     return [_prompt(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]

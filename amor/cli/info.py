@@ -18,8 +18,12 @@ from amor.errors import AmorError
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     model_arguments(parser)
-    parser.add_argument("--context", type=int, help="tokens read so far, for state and FLOPs (default: the training length)")
-    parser.add_argument("--fire-rate", type=float, default=0.4, help="share of tokens each block fires on (default 0.4)")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens read so far, for state and FLOPs (default: the training length)"
+    )
+    parser.add_argument(
+        "--fire-rate", type=float, default=0.4, metavar="SHARE", help="share of tokens each block fires on, 0 to 1 (default 0.4)"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

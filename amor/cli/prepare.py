@@ -19,6 +19,7 @@ from amor.data.shards import Shards
 from amor.data.sources import Reading
 from amor.data.stats import unigram_entropy
 from amor.data.tokenizer import NAMES
+from amor.errors import AmorError
 from amor.presets import SCALES
 
 RECIPE = "tiny/amor-mamba2"
@@ -28,7 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="files, folders, or hf:NAME")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where the splits and tokenizer.json go")
     parser.add_argument("--tokenizer", required=True, metavar="NAME", help=NAMES)
-    parser.add_argument("--valid", type=float, default=0.0, metavar="SHARE", help="hold out this share of the documents")
+    parser.add_argument(
+        "--valid", type=float, default=0.0, metavar="SHARE", help="hold out this share of the documents, 0 to 1 (default 0: none)"
+    )
     parser.add_argument("--valid-files", nargs="+", default=[], metavar="INPUT", help="hold out these inputs instead")
     parser.add_argument("--field", default="text", help="the field or column that holds the text (default: text)")
     parser.add_argument(
@@ -48,6 +51,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    if args.workers is not None and args.workers < 1:
+        raise AmorError(f"--workers {args.workers}: give at least 1 process")
     separator = None if args.separator is None else args.separator.replace(r"\n", "\n").replace(r"\t", "\t")
     reading = Reading(args.field, args.errors, separator, args.config, args.split)
     request = Request(

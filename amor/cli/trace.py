@@ -37,21 +37,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", metavar="FILE", help="a file of text to trace, or with --value to judge on")
     parser.add_argument("--preset", help="paper: the paper's teaser sentence, and a text of each of its four domains")
     parser.add_argument("--limit", type=int, default=4096, metavar="N", help="trace the first N tokens of a text (default 4096)")
-    parser.add_argument("--fire-rate", type=float, help="set the gate to fire on this share of tokens")
-    parser.add_argument("--gate", help="another gate for the while: always, never or random:RATE")
+    parser.add_argument("--fire-rate", type=float, metavar="SHARE", help="set the gate to fire on this share of tokens, 0 to 1")
+    parser.add_argument(
+        "--gate", metavar="KIND", help="another gate for the while: always, never or random:SHARE, e.g. random:0.3"
+    )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page, with details under the pointer")
     parser.add_argument("--png", metavar="FILE", help="write the figure")
     parser.add_argument("--svg", metavar="FILE", help="write the figure as vectors (--svg name.pdf gives a PDF)")
     parser.add_argument("--out", metavar="FOLDER", help="write everything found as JSON, the page and the figure here")
     parser.add_argument("--value", action="store_true", help="judge the gate on held-out text")
     parser.add_argument("--data", metavar="FOLDER", help="with --value: prepared tokens, e.g. DATA/valid")
-    parser.add_argument("--windows", type=int, default=32, help="with --value: windows of text judged (default 32)")
-    parser.add_argument("--context", type=int, help="with --value: tokens a window (default: the training length)")
+    parser.add_argument("--windows", type=int, default=32, metavar="N", help="with --value: windows of text judged (default 32)")
+    parser.add_argument("--context", type=int, metavar="N", help="with --value: tokens a window (default: the training length)")
     parser.add_argument(
         "--documents",
         default="joined",
         choices=("joined", "apart"),
-        help="with --value --data: as in training; apart: a document sees nothing of the one before it",
+        help="with --value --data: joined (default): a window is one text; apart: a document sees nothing of the one before it",
     )
 
 
@@ -105,6 +107,8 @@ def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None",
     from amor.judge.windows import encode
     from amor.records.trace import Traces
 
+    if args.limit < 1:
+        raise AmorError(f"--limit {args.limit}: give the number of tokens to trace, at least 1")
     speller, console, traces = spelled_by(tokenizer), Console(highlight=False), []
     for title, text in texts(args).items():
         ids = encode(speller, text).tolist()
@@ -129,8 +133,8 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
 
     if (args.data is None) == (args.file is None):
         raise AmorError("--value needs held-out text: give --data FOLDER (prepared tokens) or --file FILE, one of them")
-    context = args.context or model.config.context
-    if args.data:
+    context = model.config.context if args.context is None else args.context
+    if args.data is not None:
         apart = args.documents == "apart"
         cut = windows.of_shards(args.data, context, args.windows, tokenizer, model.config.vocab, apart)
     else:

@@ -12,9 +12,11 @@ Exit codes: 0 done; 2 something to mend, said in one line; 70 a bug; 130 or 143 
 """
 
 import argparse
+import math
 import os
 from typing import Any
 
+from amor.errors import AmorError
 from amor.train import resume
 
 
@@ -29,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="RUN", help="the run directory (default: runs/<name of the recipe>)")
     parser.add_argument("--steps", type=int, metavar="N", help="train this many steps; the schedule is as long")
     parser.add_argument("--resume", choices=resume.CHOICES, nargs="?", const="yes", default="auto",
-                        help="auto: go on if RUN holds a checkpoint; yes: it must; no: RUN must be new")  # fmt: skip
+                        help="auto (default): go on if RUN holds a checkpoint; yes: it must; no: RUN must be new")  # fmt: skip
     parser.add_argument("--track", metavar="NAMES", help="also tell tensorboard, wandb or trackio (pip install 'amor[track]')")
     parser.add_argument("--dry-run", action="store_true", help="print parameters, memory, tokens and time; train nothing")
     parser.add_argument("--flops", type=float, metavar="N", help="with --dry-run: FLOP/s of all devices (default: measured here)")
@@ -43,6 +45,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     given = {"data": args.data, "steps": args.steps, "track": args.track}
     keys = {key: value for key, value in given.items() if value is not None}
     recipe = load(args.recipe, args.set, **keys)
+    if args.flops is not None and not (args.dry_run and 0 < args.flops < math.inf):
+        raise AmorError(f"--flops {args.flops:g}: with --dry-run, give a rate above 0, e.g. --flops 312e12")
     if args.dry_run:
         return dry_run(recipe, args.flops)
     args.json = args.json and os.environ.get("RANK", "0") == "0"  # of many ranks one speaks

@@ -14,9 +14,9 @@ FREE = ("always", "never", "random")
 
 def chosen(own: Sequence[Gate], words: str | None = None, rate: float | None = None) -> list[Gate]:
     """The gates a command asks for, one a block; a model's own stay as they are, one that is aimed is a copy."""
-    if (words or rate is not None) and not own:
+    if (words is not None or rate is not None) and not own:
         raise AmorError("this model has no gated blocks, so there is no gate to set")
-    gates = [parse_gate(words, gate, index) for index, gate in enumerate(own)] if words else list(own)
+    gates = [parse_gate(words, gate, index) for index, gate in enumerate(own)] if words is not None else list(own)
     return gates if rate is None else [aimed(gate, rate) for gate in gates]
 
 

@@ -1,0 +1,132 @@
+"""Wrong command lines, verb by verb: each is answered by one line that says what is wrong, and nothing is trained or measured."""
+
+import io
+import sys
+
+import pytest
+from laws import small
+
+from amor.cli import main
+from amor.data.tokenizer import bytes_tokenizer
+from amor.models.folder import save
+
+LONG = "x" * 5000  # longer than any file system takes
+NUL = "a\0b"
+
+# (the command, what the answer names); `model` has gates, `plain` has none, `mute` has no tokenizer
+WRONG = [
+    (["info", ""], "which model"),
+    (["info", LONG], "File name too long"),
+    (["info", NUL], "NUL"),
+    (["info", "folder"], "holds no config.json"),
+    (["info", "file.txt"], "holds no config.json"),
+    (["info", "model", "--fire-rate", "nan"], "between 0 and 1"),
+    (["info", "model", "--context", "x"], "--context"),
+    (["info", "model", "--scale", "180m"], "--scale 180m is for a preset"),
+    (["info", "mamba2", "--scale", ""], "no scale ''"),
+    (["info", "mamba2", "--set", "="], "key=value"),
+    (["info", "mamba2", "--set", "scale=tiny"], "no key 'scale'"),
+    (["check", "plain", "--rows", "0"], "1 row"),
+    (["check", "plain", "--seed", "9" * 20], "--seed"),
+    (["check", "plain", "--scale", "tiny"], "--scale tiny is for a preset"),
+    (["check", LONG], "File name too long"),
+    (["check", "model", "--set", "vocab=3"], "--set changes a preset"),
+    (["doctor", "--quick", "--measure", ""], "no scale ''"),
+    (["doctor", "extra"], "extra"),
+    (["demo", "--steps", "0"], "steps"),
+    (["demo", "--steps", "1", "--minutes", "1"], "not allowed with"),
+    (["demo", "--minutes", "inf"], "--minutes inf"),
+    (["demo", "--model", "mamba3"], "mamba3"),
+    (["demo", "--model", ""], "no model ''"),
+    (["prepare", LONG, "--out", "new", "--tokenizer", "bytes"], "x"),
+    (["prepare", "file.txt", "--out", "new"], "--tokenizer"),
+    (["prepare", "file.txt", "--out", "new", "--tokenizer", "bpe:x"], "bpe:x"),
+    (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--valid", "2"], "2"),
+    (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--workers", "0"], "workers"),
+    (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--errors", "ignore"], "strict"),
+    (["train", ""], "no recipe ''"),
+    (["train", LONG], "File name too long"),
+    (["train", "folder"], "no recipe 'folder'"),
+    (["train", "tiny/mamba2", "--steps", "-4", "--data", "folder"], "steps"),
+    (["train", "tiny/mamba2", "--dry-run", "--flops", "0"], "--flops 0"),
+    (["train", "tiny/mamba2", "--dry-run", "--flops", "nan"], "--flops nan"),
+    (["train", "tiny/mamba2", "--data", "folder", "--flops", "1e12"], "with --dry-run"),
+    (["train", "tiny/mamba2", "--set", "x"], "key=value"),
+    (["train", "tiny/mamba2", "--resume", "perhaps"], "perhaps"),
+    (["report", LONG], "File name too long"),
+    (["report", "folder"], "not a run directory"),
+    (["report", "nowhere.json"], "nowhere.json"),
+    (["report", "list.json"], "was not written by amor bench decode"),
+    (["report", "list.json", "folder"], "by itself"),
+    (["generate"], "which model"),
+    (["generate", LONG, "--prompt", "a"], "File name too long"),
+    (["generate", "file.txt", "--prompt", "a"], "no model folder"),
+    (["generate", "model", "--prompt", "a", "--max-tokens", "0"], "max_tokens 0"),
+    (["generate", "model", "--prompt", "a", "--temperature", "nan"], "temperature"),
+    (["generate", "model", "--prompt", "a", "--top-k", "-1"], "top_k"),
+    (["generate", "model", "--prompt", "a", "--rows", "0"], "rows 0"),
+    (["generate", "model", "--prompt", "a", "--fire-rate", "2"], "between 0 and 1"),
+    (["generate", "model", "--prompt", "a", "--gate", ""], "--gate"),
+    (["generate", "model", "--prompt", "a", "--gate", "random:2"], "rate"),
+    (["generate", "plain", "--prompt", "a", "--gate", "always"], "no gated blocks"),
+    (["generate", "model", "--prompt", "a", "--weights", "int3"], "int3"),
+    (["generate", "model", "--prompt", "a", "--cheap", "--weights", "int8"], "--cheap"),
+    (["generate", "model", "--prompt", "a", "--batch", "file.txt"], "both given"),
+    (["generate", "model", "--batch", "empty"], "is empty"),
+    (["generate", "model", "--batch", LONG], "File name too long"),
+    (["generate", "mute", "--prompt", "a"], "--tokenizer"),
+    (["trace", "model"], "nothing to trace"),
+    (["trace", "model", "--text", "a", "--limit", "0"], "--limit 0"),
+    (["trace", "model", "--file", "folder"], "directory"),
+    (["trace", "model", "--file", NUL], "NUL"),
+    (["trace", "model", "--preset", "papr"], "did you mean 'paper'"),
+    (["trace", "model", "--value"], "needs held-out text"),
+    (["trace", "model", "--value", "--data", ""], "manifest.json"),
+    (["trace", "model", "--value", "--file", "file.txt", "--context", "0"], "context 0"),
+    (["trace", "model", "--value", "--file", "file.txt", "--windows", "-1"], "windows -1"),
+    (["trace", "plain", "--value", "--file", "file.txt", "--context", "8"], "no gated blocks"),
+    (["bench", "nosuch"], "nosuch"),
+    (["bench", "ops", "--rouns", "3"], "did you mean '--rounds'"),
+    (["bench", "ops", "--rounds", "x"], "--rounds"),
+    (["bench", "ops", "--bars", "folder"], "--bars folder"),
+    (["bench", "ops", "--out", "folder"], "--out folder"),
+    (["bench", "ops", "--out", "nowhere/found.json"], "--out nowhere/found.json"),
+    (["bench", "decode", "--scale", "2b"], "2b"),
+    (["bench", "decode", "--quick", "--models", "nosuch"], "nosuch"),
+    (["bench", "decode", "--quick", "--parts", ""], "--parts"),
+    (["bench", "decode", "--model", "model"], "--text FILE"),
+    (["bench", "decode", "--model", "model", "--text", "nowhere.txt"], "nowhere.txt"),
+    (["bench", "batch", "--quick", "--models", "nosuch"], "nosuch"),
+    (["bench", "batch", "--quick", "--models", "mamba2", "--batches", "0"], "--batches 0"),
+    ([NUL], "NUL"),
+    ([LONG], "no verb"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models, texts and things that are neither."""
+    folder = tmp_path_factory.mktemp("lines")
+    save(small("amor-mamba2", vocab=257), folder / "model", bytes_tokenizer())
+    save(small("mamba2", vocab=257), folder / "plain", bytes_tokenizer())
+    save(small("amor-mamba2", vocab=257), folder / "mute")
+    (folder / "folder").mkdir()
+    (folder / "file.txt").write_text("some words. " * 40)
+    (folder / "empty").write_text("")
+    (folder / "list.json").write_text("[]")
+    return folder
+
+
+@pytest.mark.parametrize(("words", "named"), WRONG, ids=[" ".join(words)[:60].replace("\0", "NUL") for words, _ in WRONG])
+def test_a_wrong_command_line_is_answered_in_one_line(words, named, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    before = sorted(folder.rglob("*"))
+    try:
+        code = main(words)
+    except SystemExit as left:  # argparse
+        code = left.code
+    said = capsys.readouterr().err
+    assert code == 2
+    assert said.count("\n") == 1 and said.startswith("amor") and named in said and len(said) < 1500
+    assert sorted(folder.rglob("*")) == before, "a wrong command leaves nothing behind"

@@ -1,0 +1,323 @@
+"""Every example in the README, in docs/ and in the help of a verb runs: shell commands, Python, and commands named in sentences.
+
+A document is read from top to bottom, as a newcomer would, in a folder that holds what its examples name: a small trained run,
+prepared data, texts. SHRUNK makes examples small, NOT_RUN names those that cannot run here; these are still parsed.
+"""
+
+import ast
+import contextlib
+import gzip
+import importlib
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from training import DEMO, corpus, invented_demo, small_recipe
+
+from amor.cli import bench, main, parser_of, verbs
+from amor.cli._seeing import Reporter
+from amor.ops import chunks
+from amor.train.loop import train
+
+ROOT = Path(__file__).parent.parent
+
+# what an example is made smaller by, applied from the first to the last: (pattern, replacement, why)
+SMALLER = " --steps 3 --set model.changes.width=64 --set model.changes.d_ff=96 --set context=24 --set micro_batch=2"
+ONE_RANK = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=0"
+SHRUNK = [
+    (r"^make ", f"make --dry-run -C {shlex.quote(str(ROOT))} ", "it installs from the network: what it would do is printed"),
+    (r"--steps \d+", "", "three steps show that training runs; added below"),
+    (r"(train my-recipe.toml .*)", r"\1 --steps 3", "the recipe in the folder is small, but for its steps"),
+    (r"(train tiny/(?!.*batch=).*)", r"\1 --set batch=2", "two windows a step"),
+    (r"(train tiny/.*)", r"\1" + SMALLER, "a small model and short windows; widths and steps change nothing that is said"),
+    (r"changes.vocab=8192", "changes.vocab=4096", "the data here has fewer tokens; the preset's vocabulary holds them"),
+    (
+        r"(train paper/1.5b) .*",
+        r"\1 --dry-run --flops 1e15",
+        "a model of this size fits no test; its arguments and recipe are read",
+    ),
+    (r"torchrun --nproc-per-node \d+ -m", ONE_RANK, "as torchrun would set it; tests/test_train_ranks.py starts two"),
+    (r"--minutes 2", "--minutes 0.0001", "two minutes are too long"),
+    (r"bpe:4096", "bpe:300", "texts here have fewer words"),
+    (r"--max-tokens \d+", "", "added below"),
+    (r"(amor generate .*)", r"\1 --max-tokens 4", "a few tokens show that it writes"),
+    (r"--preset paper", "--preset paper --limit 12", "the beginning of each text is enough to draw"),
+    (r"(trace .* --value)", r"\1 --windows 2 --context 24", "two windows are judged like thirty-two"),
+    (r"--length 300", "--length 40", "short rows are cut, padded and packed like long ones"),
+    (r"(amor check .*)", r"\1 --rows 2", "two rows are a batch"),
+    (r"--measure 180m", "--measure tiny", "180m takes a minute to measure"),
+    (r"--contexts [\d,]+", "--contexts 24,48", "contexts of thousands take minutes"),
+    (r"--scale 180m --parts", "--parts", "--quick has a scale of its own"),
+    (r"--rounds \d+", "", "one round; added below"),
+    (r"(bench (?!.*--quick).*)", r"\1 --quick", "shapes that take seconds"),
+    (r"(bench .*)", r"\1 --rounds 1", "one round shows that everything runs"),
+    (r"(bench decode(?!.*(--parts|--model )).*)", r"\1 --parts memory,contexts", "tests/test_decode_bench.py has all parts"),
+    (r"(bench decode(?!.*--models? ).*)", r"\1 --models mamba2,amor-mamba2", "two of eight architectures"),
+    (r"(bench peers(?!.*--only).*)", r"\1 --only entropy", "tests/test_bench.py has every row"),
+    (r"(bench train(?!.*--only).*)", r"\1 --only throughput", "tests/test_bench.py has every row"),
+    (r"(bench batch(?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
+    (r"(bench batch.*)", r"\1 --prefill 8", "a short prompt"),
+    (r"--beside COMMAND", "--beside ./their-rows.sh", "COMMAND stands for the reader's own program"),
+]
+# the same for Python
+SHRUNK_PYTHON = [
+    (r"context=256, count=32", "context=24, count=2", "the text here is short"),
+    (r"max_tokens=50", "max_tokens=4", "a few tokens show that it writes"),
+]
+
+# examples that cannot run here, and why; their arguments are parsed all the same
+NETWORK = "installs from the network"
+NOT_RUN = {
+    "amor prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --out data/edu --tokenizer llama-3.1 --valid 0.001": "a hub",
+    "amor train tiny/amor-mamba2 --data DATA --track tensorboard": "tensorboard is not among the extras of the tests",
+    "pip install 'amor[track]'": NETWORK,
+    "pip install 'amor[data]'": NETWORK,
+    "pip install 'amor[llama]'": NETWORK,
+    "pip install 'amor[demo]'": NETWORK,
+    'pip install "amor[demo]"': NETWORK,
+    'pip install "amor[peers]"': NETWORK,
+    "source .venv/bin/activate": "changes the reader's shell; make wrote it",
+    'srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$head:29500" '
+    '--rdzv-id "$SLURM_JOB_ID" -m amor train paper/1.5b --data DATA --out RUN': "needs Slurm",
+    "amor generate --weights ...": "tells of an option; it has no model",
+    "amor generate --temperature 0 --cheap": "tells of options; it has no model",
+}
+
+# Python that is quoted from the package: its lines stand in this file, in this order
+QUOTED = {
+    "def program": "amor/mixers/kda.py",
+    "Format(": "amor/ops/product/formats.py",
+}
+
+PROGRAMS = ("amor", "make", "pip", "python", "torchrun", "srun", "echo", "source")
+COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)}) \S")
+
+
+@dataclass(frozen=True)
+class Example:
+    text: str
+    python: bool = False
+
+
+def blocks(text):
+    """(language, code) of fenced and indented blocks; the language of an indented one is None."""
+    fenced = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+    indented = re.compile(r"(?:^|\n\n)((?:(?: {4,}.*)?\n)+)")
+    place = 0
+    for fence in [*fenced.finditer(text), None]:
+        before = text[place : fence.start() if fence else len(text)]
+        yield from ((None, textwrap.dedent(found[1]).strip("\n")) for found in indented.finditer(before) if found[1].strip())
+        if fence:
+            yield fence[1], fence[2]
+            place = fence.end()
+
+
+def commands(code):
+    """The commands among lines of shell: continued lines joined, comments and explanations beside them left out."""
+    for line in re.sub(r" *\\\n\s*", " ", code).splitlines():
+        if COMMAND.match(line.strip()):
+            yield re.split(r"\s+#|\s{2,}", line.strip())[0]
+
+
+def is_python(code):
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:
+        return False
+    return any(isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.Call) for node in ast.walk(tree))
+
+
+def in_markdown(text):
+    """Examples in the order of the page: blocks of shell and Python, and commands named in sentences."""
+    for language, code in blocks(text):
+        if language == "python" or (language is None and is_python(code)):
+            yield Example(code, python=True)
+        else:
+            if language in ("bash", "sh", "console"):
+                strange = [line for line in code.splitlines() if line.strip() and not COMMAND.match(line) and line[0] != "#"]
+                assert not strange, f"nobody knows how to run {strange}"
+            yield from map(Example, commands(code))
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    for named in re.findall(r"`([^`]+)`", plain):
+        words = " ".join(named.split())
+        if COMMAND.match(words) and any(word for word in words.split()[2:]):
+            yield Example(words)
+
+
+def in_help(text):
+    """The examples of a verb's or suite's help: its lines that are commands."""
+    yield from map(Example, commands(text))
+
+
+def documents():
+    """Document -> its examples."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = {str(page.relative_to(ROOT)): list(in_markdown(page.read_text())) for page in pages}
+    helps = {f"amor/cli/{verb}.py": verb for verb in verbs()} | {f"amor/bench/{suite}.py": suite for suite in bench.suites()}
+    found |= {file: list(in_help(ast.get_docstring(ast.parse((ROOT / file).read_text())))) for file in helps}
+    return {name: list(dict.fromkeys(examples)) for name, examples in found.items() if examples}
+
+
+@pytest.fixture(scope="session")
+def furnished(tmp_path_factory):
+    """A folder with everything the examples name, small."""
+    folder = tmp_path_factory.mktemp("furnished")
+    data = corpus(folder)
+    texts = sorted((folder / "texts").iterdir())
+    for name in ("DATA", "FOLDER", "data/mine"):
+        shutil.copytree(data, folder / name)
+    train(small_recipe(folder / "DATA"), folder / "RUN", [Reporter()])
+    for name in ("runs/mine", "runs/other", "runs/demo"):
+        shutil.copytree(folder / "RUN", folder / name, symlinks=True)
+    shutil.copytree(folder / "RUN" / "latest", folder / "MODEL")
+    for name in ("my-texts", "corpus"):
+        shutil.copytree(folder / "texts", folder / name)
+    for name in ("held-out.txt", "TEXT.txt", "FILE", "book.txt"):
+        shutil.copy(texts[0], folder / name)
+    lines = "".join(json.dumps({"text": text.read_text()}) + "\n" for text in texts)
+    (folder / "held-out.jsonl").write_text(json.dumps({"text": "something else"}) + "\n")
+    (folder / "notes.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / "prompts.txt").write_text("one\ntwo\n")
+    (folder / "my-recipe.toml").write_text(DEMO.replace("[model.changes]", '[model]\nname = "amor-mamba2"\n[model.changes]'))
+    (folder / "their-rows.sh").write_text("#!/bin/sh\necho '{\"tok_s_best\": 100.0}'\n")
+    (folder / "their-rows.sh").chmod(0o755)
+    (folder / "bars.toml").write_text("bars = []\n")
+    (folder / "tests").symlink_to(ROOT / "tests")
+    with contextlib.redirect_stdout(io.StringIO()):
+        words = "--parts contexts --contexts 24,48 --models mamba2,amor-mamba2 --quick --rounds 1"
+        assert main(["bench", "decode", *words.split(), "--out", str(folder / "decode.json")]) == 0
+    return folder
+
+
+@pytest.fixture
+def room(furnished, tmp_path, monkeypatch):
+    """A copy of the furnished folder to work in; the demo and what doctor keeps are of this folder too."""
+    folder = tmp_path / "room"
+    shutil.copytree(furnished, folder, symlinks=True)
+    monkeypatch.chdir(folder)
+    (tmp_path / "demo").mkdir()
+    invented_demo(tmp_path / "demo", monkeypatch)
+    monkeypatch.setattr(chunks, "path", lambda: tmp_path / "chunks.json")
+    monkeypatch.setattr(chunks, "stored", cache(chunks.stored.__wrapped__))
+    monkeypatch.setattr("amor.bench.chunks.TOKENS", 40)  # of `doctor --measure`: chunks of 2,048 tokens take a minute
+    monkeypatch.setattr("amor.bench.rates.LENGTHS", (30, 60))  # of `bench decode --model`: prompts of 16,384 tokens do too
+    monkeypatch.setattr("amor.bench.machine.gemm_rate", lambda: 100.0)  # as fast as a machine of today
+    monkeypatch.setattr("amor.bench.machine.bandwidth", lambda: 20.0)
+    monkeypatch.setattr("amor.bench.decode.ROOM", 2)  # tokens of a round
+    monkeypatch.setattr(bench, "suite", measured_once)
+    return folder
+
+
+@cache
+def measured_once(name):
+    """A suite that measures only what it has not measured before: --bars, --out and --json change nothing about it."""
+    module = importlib.import_module(f"amor.bench.{name}")
+    known = {}
+
+    def run(args):
+        asked = str(sorted((key, value) for key, value in vars(args).items() if key not in ("bars", "out", "json")))
+        if asked not in known:
+            known[asked] = module.run(args)
+        return dict(known[asked])
+
+    return SimpleNamespace(run=run, ROWS=module.ROWS)
+
+
+def shrunk(text, table=SHRUNK):
+    for pattern, replacement, _ in table:
+        text = re.sub(pattern, replacement, text)
+    return text if table is SHRUNK_PYTHON else re.sub(" +", " ", text)
+
+
+def verb_and_words(command):
+    """What `amor` is called with, however it is started; None where it is not `amor`."""
+    words = shlex.split(command)
+    if "amor" not in words:
+        return None
+    return words[words.index("amor") + 1 :]
+
+
+def parsed(command):
+    """An example that is not run names a verb and options that exist, or an extra of the package."""
+    words = verb_and_words(command)
+    if words:
+        parser_of(words[0]).parse_args(words[1:])
+    for extra in re.findall(r"amor\[(\w+)\]", command):
+        assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"], extra
+
+
+def begin_anew(words, made):
+    """What a command writes is not there before its first example: the folder is furnished for those that read."""
+    if words[0] not in ("train", "prepare", "demo"):
+        return
+    out = Path(parser_of(words[0]).parse_args(words[1:]).out or "runs/nowhere")
+    if out.exists() and out not in made:
+        shutil.rmtree(out)
+    made.add(out)
+
+
+def ran(command, made, monkeypatch):
+    """Run a shell example; what is wrong with it, or nothing."""
+    given, pipe, rest = command.partition(" | ")
+    command = rest if pipe else command
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode() if pipe else b"")))
+        while assigned := re.match(r"([A-Z_]+)=(\S+) ", command):
+            patch.setenv(assigned[1], assigned[2])
+            command = command[assigned.end() :]
+        words = shlex.split(command)
+        if words[0] != "amor":
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            return done.stderr if done.returncode else ""
+        begin_anew(words[1:], made)
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            try:
+                code = main(words[1:])
+            except SystemExit as left:
+                code = left.code
+        return said.getvalue() or f"exit code {code}" if code else ""
+
+
+def ran_python(code, names):
+    """Run a Python example after those above it in its document; what is wrong with it, or nothing."""
+    for beginning, file in QUOTED.items():
+        if code.startswith(beginning):
+            lines = [line.strip() for line in code.splitlines() if line.strip() != "..."]
+            source = [line.strip() for line in (ROOT / file).read_text().splitlines()]
+            places = [source.index(line) if line in source else source.index(line + ",") for line in lines]
+            return "" if places == sorted(places) else f"{file} has another order"
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(shrunk(code, SHRUNK_PYTHON), "example", "exec"), names)
+    return ""
+
+
+DOCUMENTS = documents()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_example_of_a_document_runs(document, room, monkeypatch):
+    wrong, made, done, names = {}, set(), set(), {}
+    for example in DOCUMENTS[document]:
+        if example.python:
+            found = ran_python(example.text, names)
+        elif example.text in NOT_RUN:
+            found = parsed(example.text)
+        else:
+            command = shrunk(example.text)
+            found = "" if command in done else ran(command, made, monkeypatch)
+            done.add(command)
+        if found:
+            wrong[example.text] = found
+    assert not wrong
