@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from amor.errors import AmorError
+from amor.threads import set_waiting
 
 if TYPE_CHECKING:
     from amor.config import Config
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from amor.models.folder import load, save
     from amor.presets import preset
     from amor.state import State
+
+set_waiting()  # before anything here imports torch
 
 __version__ = "0.1.0"
 __all__ = [

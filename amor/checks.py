@@ -1,21 +1,42 @@
-"""Checks of numbers a user gives: what is impossible is refused with the name of the key and what would be right.
+"""What a number that a user gives may be: the range of every number of a model, and how numbers must fit each other.
 
-They lie below config.py, because the options of mixers and gates use them and config.py reaches those by name.
+The ranges are types (`width: Width`), which typed.py holds a file to. A ceiling is far above every model there is; it is there so
+that a slip of the hand is one line at once and neither hours nor all memory. Options of mixers and gates use them too, which
+config.py reaches by name, so they lie below it.
 """
+
+import math
+from typing import Annotated
+
+from msgspec import Meta
 
 from amor.errors import AmorError
 
+MOST_LAYERS = 4096  # of a backbone; and as many blocks
+MOST_PARAMETERS = 2**41
 
-def at_least(where: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise AmorError(f"{where} is {value}; it must be at least {least}")
+Vocab = Annotated[int, Meta(ge=2, le=2**21)]  # entropy is a share of log(vocab), so one token is too few
+Width = Annotated[int, Meta(ge=1, le=2**17)]
+InnerWidth = Annotated[int, Meta(ge=0, le=2**20)]  # 0: none, or as its owner says
+Context = Annotated[int, Meta(ge=1, le=2**20)]
+Blocks = Annotated[int, Meta(ge=0, le=MOST_LAYERS)]
+Pattern = Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=MOST_LAYERS)]
+HeadSize = Annotated[int, Meta(ge=1, le=4096)]
+Heads = Annotated[int, Meta(ge=0, le=2**14)]  # 0: as many as the width gives
+Expand = Annotated[int, Meta(ge=1, le=16)]  # how many times wider
+StateSize = Annotated[int, Meta(ge=1, le=4096)]
+Groups = Annotated[int, Meta(ge=1, le=4096)]
+Taps = Annotated[int, Meta(ge=2, le=256)]  # of a convolution
+Theta = Annotated[float, Meta(ge=1, le=1e12)]
+Eps = Annotated[float, Meta(gt=0, le=1)]
+Seed = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 
 
 def divides(where: str, whole: int, part: int, what: str) -> None:
-    """`part` must divide `whole`; the message names the nearest sizes that would."""
+    """`part` must divide `whole`; the message names the nearest size that would."""
     if part < 1 or whole % part:
-        fitting = [p for p in range(1, whole + 1) if whole % p == 0]
-        best = min(fitting, key=lambda p: abs(p - part))
+        small = [p for p in range(1, math.isqrt(whole) + 1) if whole % p == 0]
+        best = min((p for pair in small for p in (pair, whole // pair)), key=lambda p: (abs(p - part), p))
         raise AmorError(f"{where}: {what} {part} does not divide {whole}; the nearest that does is {best}")
 
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from amor import registry
-from amor.checks import at_least, divides, even_heads
+from amor import checks, registry, typed
+from amor.checks import MOST_LAYERS, MOST_PARAMETERS, divides, even_heads
 from amor.errors import AmorError, nearest
+
+VERSION = 1  # of config.json
+MOST_DOTS = 8  # of a key; none of ours has more than three
 
 
 def read_pattern(given: str | Mapping[str, Any]) -> tuple[str, ...]:
@@ -18,51 +21,37 @@ def read_pattern(given: str | Mapping[str, Any]) -> tuple[str, ...]:
         return _placed(given)
     layers: list[str] = []
     for part in filter(None, (p.strip() for p in given.split(","))):
-        match = re.fullmatch(r"(\S+?)(?:\s+x\s*(\d+))?", part)
+        match = re.fullmatch(r"(\S+?)(?:\s+x\s*(\d{1,18}))?", part)
         if not match:
-            raise AmorError(f"pattern: cannot read {part!r}; write it like 'mamba2 x4, attention, mamba2 x7'")
-        layers += [match[1]] * int(match[2] or 1)
+            raise AmorError(f"pattern: cannot read {part[:80]!r}; write it like 'mamba2 x4, attention, mamba2 x7'")
+        count = int(match[2] or 1)
+        _few(len(layers) + count)
+        layers += [match[1]] * count
     return tuple(layers)
 
 
 def _placed(given: Mapping[str, Any]) -> tuple[str, ...]:
     """One kind everywhere (its depth is the value), others at the layers listed."""
-    bases = [kind for kind, value in given.items() if isinstance(value, int)]
-    if len(bases) != 1:
-        raise AmorError(f"pattern: {dict(given)} needs one kind with a depth, e.g. {{'mamba2': 12, 'attention': [4, 8]}}")
+    bases = [kind for kind, value in given.items() if type(value) is int]
+    others = {kind: places for kind, places in given.items() if isinstance(places, list | tuple)}
+    if len(bases) != 1 or len(others) != len(given) - 1:
+        raise AmorError(
+            "pattern: needs one kind with a depth and others with their layers, e.g. {'mamba2': 12, 'attention': [4, 8]}"
+        )
     depth = given[bases[0]]
-    layers = [bases[0]] * depth
-    for kind, places in given.items():
-        for place in [] if kind == bases[0] else places:
-            if not 0 <= place < depth:
-                raise AmorError(f"pattern: layer {place} for {kind!r} is outside 0..{depth - 1}")
+    _few(depth)
+    layers = bases * depth
+    for kind, places in others.items():
+        for place in places:
+            if type(place) is not int or not 0 <= place < depth:
+                raise AmorError(f"pattern: layer {place!r} for {kind!r} is outside 0..{depth - 1}")
             layers[place] = kind
     return tuple(layers)
 
 
-def fill(cls: type, given: Mapping[str, Any], where: str) -> Any:
-    """Build an options dataclass from a mapping; an unknown key or a wrong type is an error that says so."""
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    for key in given:
-        if key not in fields:
-            raise AmorError(f"{where}: no key {key!r}; {nearest(key, fields)}")
-    values = {key: _typed(value, fields[key].type, f"{where}.{key}") for key, value in given.items()}
-    return cls(**values)
-
-
-def _typed(value: Any, wanted: Any, where: str) -> Any:
-    """Refuse a value of the wrong type; an int is welcome where a float is wanted, a bool never passes as a number."""
-    if wanted is int and (isinstance(value, bool) or not isinstance(value, int)):
-        raise AmorError(f"{where}: {value!r} is not a whole number")
-    if wanted is float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            raise AmorError(f"{where}: {value!r} is not a number")
-        return float(value)
-    if wanted is bool and not isinstance(value, bool):
-        raise AmorError(f"{where}: {value!r} is neither true nor false")
-    if wanted is str and not isinstance(value, str):
-        raise AmorError(f"{where}: {value!r} is not a text")
-    return value
+def _few(layers: int) -> None:
+    if layers > MOST_LAYERS:
+        raise AmorError(f"pattern: more than {MOST_LAYERS} layers")
 
 
 def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -81,79 +70,90 @@ def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 class Blocks:
     """The K gated attention blocks behind the backbone. count = 0 means a plain backbone."""
 
-    count: int = 0
+    count: checks.Blocks = 0
     first: str = "plain"  # block 0 takes norm_f's output "plain", or "prenorm": norm_f is its pre-norm, residual unnormalised
     mlp: bool = False
-    head_size: int = 64
-    rope_theta: float = 10_000.0
+    head_size: checks.HeadSize = 64
+    rope_theta: checks.Theta = 10_000.0
     gate: str = "entropy"
     gate_options: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, width: int) -> None:
-        at_least("blocks.count (K)", self.count, 0)
         if self.first not in ("plain", "prenorm"):
             raise AmorError(f"blocks.first: no {self.first!r}; {nearest(self.first, ['plain', 'prenorm'])}")
-        divides("blocks.head_size", width, self.head_size, "head size")
-        even_heads("blocks.head_size", self.head_size)
-        at_least("blocks.rope_theta", self.rope_theta, 1)
-        gate = registry.find("gates", self.gate)
-        fill(gate.Options, self.gate_options, f"gate {self.gate}").check()  # type: ignore[attr-defined]
+        if self.count:
+            divides("blocks.head_size", width, self.head_size, "head size")
+            even_heads("blocks.head_size", self.head_size)
+        self.options()
+
+    def options(self) -> Any:
+        """The options of the gate."""
+        return typed.convert(registry.find("gates", self.gate).Options, self.gate_options, f"gate {self.gate}")  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole model: embedding, a pattern of mixers, gated blocks, tied head."""
+    """A whole model: embedding, a pattern of mixers, gated blocks, tied head. The ranges of its numbers are in checks.py."""
 
     name: str
-    vocab: int
-    width: int
-    d_ff: int  # of the MLPs; 0: layers have none
-    pattern: tuple[str, ...]
-    context: int = 3072
-    norm_eps: float = 1e-5
+    vocab: checks.Vocab
+    width: checks.Width
+    d_ff: checks.InnerWidth  # of the MLPs; 0: layers have none
+    pattern: checks.Pattern
+    context: checks.Context = 3072
+    norm_eps: checks.Eps = 1e-5
     mixers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by mixer kind
     blocks: Blocks = Blocks()
+    version: int = VERSION
 
     def __post_init__(self) -> None:
         if isinstance(self.pattern, str | Mapping):
             object.__setattr__(self, "pattern", read_pattern(self.pattern))
-        object.__setattr__(self, "pattern", tuple(self.pattern))
         if isinstance(self.blocks, Mapping):
-            object.__setattr__(self, "blocks", fill(Blocks, self.blocks, "blocks"))
+            object.__setattr__(self, "blocks", typed.convert(Blocks, self.blocks, "blocks"))
+        object.__setattr__(self, "pattern", tuple(self.pattern))
         self._check()
 
     def _check(self) -> None:
-        if self.vocab < 2:
-            raise AmorError(f"vocab is {self.vocab}; entropy over log(vocab) needs at least 2 tokens")
-        for name in ("width", "context"):
-            at_least(name, getattr(self, name), 1)
-        at_least("d_ff", self.d_ff, 0)
+        if self.version != VERSION:
+            raise AmorError(f"of version {self.version}; this amor reads version {VERSION}")
         if self.blocks.mlp and not self.d_ff:
             raise AmorError("blocks.mlp is true but d_ff is 0; give the MLP a width, e.g. d_ff=1216")
-        if not self.norm_eps > 0:
-            raise AmorError(f"norm_eps is {self.norm_eps}; it must be above 0, e.g. 1e-5")
         if not self.pattern:
             raise AmorError("pattern is empty; give at least one layer, e.g. 'mamba2 x12'")
         for kind in self.mixers:
-            registry.find("mixers", kind)
+            self._options(kind)
         for kind in sorted(set(self.pattern)):
             self.mixer_options(kind)
-        if self.blocks.count:
-            self.blocks.check(self.width)
-        at_least("blocks.count (K)", self.blocks.count, 0)
+        self.blocks.check(self.width)
+        if self.parameters > MOST_PARAMETERS:
+            raise AmorError(f"{self.parameters:.2g} parameters; more than {MOST_PARAMETERS:.2g} are a slip, so they are refused")
+
+    def _options(self, kind: str) -> Any:
+        return typed.convert(registry.find("mixers", kind).Options, self.mixers.get(kind, {}), f"mixers.{kind}")  # type: ignore[attr-defined]
 
     def mixer_options(self, kind: str) -> Any:
         """The checked options of one mixer kind at this width."""
-        mixer = registry.find("mixers", kind)
-        options = fill(mixer.Options, self.mixers.get(kind, {}), f"mixers.{kind}")  # type: ignore[attr-defined]
+        options = self._options(kind)
         options.check(self.width)
         return options
 
     def gate_options(self) -> Any:
-        gate = registry.find("gates", self.blocks.gate)
-        return fill(gate.Options, self.blocks.gate_options, f"gate {self.blocks.gate}")  # type: ignore[attr-defined]
+        return self.blocks.options()
 
-    def change(self, **changes: Any) -> "Config":
+    @property
+    def parameters(self) -> int:
+        """About how many numbers the model holds, without its vectors; no memory is taken to find out."""
+        import torch
+
+        mlp, found = 3 * self.width * self.d_ff, self.vocab * self.width
+        for kind in sorted(set(self.pattern)):
+            with torch.device("meta"):
+                mixer = registry.find("mixers", kind)(self.width, self.mixer_options(kind), self.norm_eps)
+            found += self.pattern.count(kind) * (sum(p.numel() for p in mixer.parameters()) + mlp)
+        return found + self.blocks.count * (4 * self.width**2 + (mlp if self.blocks.mlp else 0))
+
+    def change(self, /, **changes: Any) -> "Config":
         """A copy with keys changed; dotted keys reach inside: change(**{'blocks.count': 1, 'blocks.gate_options.kappa': 0.3})."""
         tree = self.to_dict()
         for key, value in changes.items():
@@ -169,15 +169,25 @@ class Config:
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
-    def from_dict(cls, tree: Mapping[str, Any]) -> "Config":
+    def from_dict(cls, tree: Mapping[str, Any], where: str = "config") -> "Config":
+        """A config of plain values, whoever wrote them; where: what to call them in an error."""
+        if not isinstance(tree, Mapping):
+            raise AmorError(f"{where}: expected an object of keys, not {type(tree).__name__}")
         missing = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING
                    and f.default_factory is dataclasses.MISSING and f.name not in tree]  # fmt: skip
         if missing:
-            raise AmorError(f"config: {', '.join(missing)} missing")
-        return fill(cls, tree, "config")
+            raise AmorError(f"{where}: {', '.join(missing)} missing")
+        pattern = tree["pattern"]
+        try:
+            read = read_pattern(pattern) if isinstance(pattern, str | Mapping) else pattern
+        except AmorError as error:
+            raise AmorError(f"{where}: {error}") from None
+        return typed.convert(cls, {**tree, "pattern": read}, where)
 
 
 def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+    if key.count(".") > MOST_DOTS:
+        raise AmorError(f"config: no key {key[:80]!r}, of {key.count('.')} dots")
     head, _, rest = key.partition(".")
     if not rest:
         tree[key] = value

@@ -1,9 +1,50 @@
-"""Files written whole: a reader, or a kill, meets the old one or the new one, never half of one."""
+"""Files written whole: a reader, or a kill, meets the old one or the new one, never half of one.
 
+What the system refuses (no room, no right, no such folder, a name it cannot hold) is the user's to mend, and told in one line.
+"""
+
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from amor.errors import AmorError
+
+
+@contextmanager
+def written(path: str | Path, advice: str = "") -> Iterator[None]:
+    """Around whatever writes a path: what the system says against it becomes one line, with what to do."""
+    if "\0" in str(path):
+        raise AmorError(f"{str(path)!r} cannot be written (no name holds a NUL)")
+    try:
+        yield
+    except OSError as error:
+        why = "a file stands there" if isinstance(error, FileExistsError) else error.strerror or error
+        words = f"{error.filename or path} cannot be written ({why})"
+        raise AmorError(f"{words}; {advice}" if advice else words) from error
+
+
+def file_to_write(path: str | Path) -> Path:
+    """A file that can be written, its folder made: known before the work, not after it. What it holds stays."""
+    path = Path(path)
+    with written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = path.exists()
+        path.open("ab").close()
+        if not there:
+            path.unlink()
+    return path
+
+
+def folder_to_write(path: str | Path) -> Path:
+    """A folder that can be written, made where it is missing: known before the work, not after it."""
+    path = Path(path)
+    with written(path):
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return path
 
 
 @contextmanager

@@ -21,10 +21,15 @@ def find(room: str, kind: str) -> type:
     """The class of a kind; `package.module.Class` reaches one that lives elsewhere."""
     if "." in kind:
         module, _, name = kind.rpartition(".")
+        if not all(word.isidentifier() for word in kind.split(".")):
+            raise AmorError(f"{room}: {kind!r} is no path of a class; give package.module.Class")
         try:
-            return getattr(importlib.import_module(module), name)
+            outside = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise AmorError(f"{room}: cannot import {kind!r} ({error}); give package.module.Class") from error
+        if not isinstance(outside, type) or not isinstance(getattr(outside, "Options", None), type):
+            raise AmorError(f"{room}: {kind!r} is not a class with Options, as those of amor/{room} are")
+        return outside
     if kind not in kinds(room):
         raise AmorError(f"{room}: no kind {kind!r}; {nearest(kind, kinds(room))}")
     found = _class_in(f"amor.{room}.{kind}", kind)

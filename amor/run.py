@@ -8,16 +8,24 @@ RUN/checkpoints/step-...   model folders with the state of training beside the w
 RUN/latest, RUN/best       links to two of them, of which amor.load("RUN") opens the first
 RUN/findings.json          what its newest model shows on held-out text: amor/judge/findings.py
 RUN/failures/              batches that gave numbers that are not finite
+
+What stands in them is said by the types of amor/records/; config.json is a recipe (amor/train/recipe.py) with a version.
 """
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from amor import typed
 from amor.errors import AmorError
 from amor.files import replace_file
+from amor.records.findings import Findings
+from amor.records.run import Event, Line, Machine, Recipe, kind_of_line
+
+VERSION = 1  # of config.json
 
 
 class Run:
@@ -38,37 +46,58 @@ class Run:
         """Something was trained here before."""
         return self.config.is_file()
 
-    def write(self, path: Path, tree: Any) -> None:
-        replace_file(path, json.dumps(tree, indent=2) + "\n")
+    def write(self, path: Path, thing: Any) -> None:
+        replace_file(path, typed.text(thing))
+
+    def write_config(self, recipe: Mapping[str, Any]) -> None:
+        self.write(self.config, {"version": VERSION, **recipe})
 
     def read_config(self) -> dict[str, Any]:
+        """The recipe as plain values."""
         try:
-            return json.loads(self.config.read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise AmorError(f"{self.folder} is not a run: {self.config.name} cannot be read ({error})") from error
+            tree = typed.read(dict[str, Any], self.config)
+        except AmorError as error:
+            raise AmorError(f"{self.folder} is not a run: {error}") from None
+        version = tree.pop("version", VERSION)
+        if version != VERSION:
+            raise AmorError(f"{self.config}: of version {version!r}; this amor reads version {VERSION}")
+        return tree
 
-    def measured(self, line: dict[str, Any]) -> None:
+    def recipe(self) -> Recipe:
+        """What of the recipe is told of a run."""
+        return typed.convert(Recipe, self.read_config(), str(self.config))
+
+    def read_machine(self) -> Machine:
+        return typed.read(Machine, self.machine) if self.machine.is_file() else Machine()
+
+    def read_findings(self) -> Findings | None:
+        return typed.read(Findings, self.findings) if self.findings.is_file() else None
+
+    def measured(self, line: Line) -> None:
         _append(self.metrics, line)
 
-    def happened(self, what: str, **more: Any) -> None:
-        _append(self.events, {"event": what, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **more})
+    def happened(self, event: Event) -> None:
+        _append(self.events, msgspec.structs.replace(event, time=time.strftime("%Y-%m-%dT%H:%M:%S%z")))
 
-    def lines(self) -> Iterator[dict[str, Any]]:
+    def lines(self) -> Iterator[Line]:
         """The metrics written so far; a line cut short by a kill ends them."""
-        if not self.metrics.is_file():
-            return
-        for line in self.metrics.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                return
+        if self.metrics.is_file():
+            yield from typed.read_lines(kind_of_line, self.metrics)
+
+    def read_events(self) -> Iterator[Event]:
+        if self.events.is_file():
+            yield from typed.read_lines(Event, self.events)
 
     def rewind(self, step: int) -> None:
         """Forget what was measured after a step: it will be measured again."""
         if self.metrics.is_file():
-            replace_file(self.metrics, "".join(json.dumps(line) + "\n" for line in self.lines() if line["step"] <= step))
+            replace_file(self.metrics, "".join(typed.line(line) for line in self.lines() if line.step <= step))
 
 
-def _append(path: Path, line: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line, allow_nan=False) + "\n")
+def _append(path: Path, line: Line | Event) -> None:
+    """At the end of a file; what a kill has left of a last line goes first."""
+    with path.open("ab+") as file:
+        if file.seek(0, 2) and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(typed.line(line).encode())

@@ -6,18 +6,30 @@ buffer, so that reading on does not copy them; the buffer knows which State read
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from amor import tensors, typed
+from amor.checks import MOST_LAYERS
 from amor.errors import AmorError
+from amor.form import FLOATS, Form, Held
 from amor.layout import Layout
 
 Part = dict[str, "Tensor | KV"]
+
+
+class Facts(typed.File, frozen=True):
+    """What a saved State says of itself besides its tensors."""
+
+    layers: Annotated[int, Meta(ge=1, le=2 * MOST_LAYERS)]  # its parts: layers, then blocks
+    even: bool
+    longest: Annotated[int, Meta(ge=0, le=2**40)]
 
 
 class Buffer:
@@ -187,6 +199,35 @@ class State:
     steps: tuple[Step, ...] = field(default=(), repr=False)
     lease: Lease = field(default_factory=Lease, repr=False, compare=False)
     turn: int = field(default=0, repr=False, compare=False)
+    # the form it was found to have; a State made by hand, or by replace, has none and is looked at where it enters a model
+    form: Form | None = field(default=None, init=False, repr=False, compare=False)
+
+    def check(self, form: Form) -> None:
+        """Refuse a State of another model. Once: what a model makes of a State that fits it fits it too."""
+        if self.form is form:
+            return
+        wrong = form.differs(form_of(self.parts)) or self._unsound()
+        if wrong:
+            raise AmorError(f"this state is not one of this model: {wrong}")
+        object.__setattr__(self, "form", form)
+
+    def _unsound(self) -> str:
+        """What in it contradicts itself, or nothing."""
+        if self.position.ndim != 1 or self.position.dtype != torch.long:
+            return f"position is {self.position.dtype} of shape {list(self.position.shape)}, not one int64 a row"
+        for index, part in enumerate(self.parts):
+            for name, held in part.items():
+                wrong = _misshapen(held, self.rows, self.max_position)
+                if wrong:
+                    return f"{name!r} of part {index} {wrong}"
+        if self.position.device.type == "meta" or not self.rows:
+            return ""
+        least, most = (int(t) for t in self.position.aminmax())
+        if least < 0 or most != self.max_position or (self.rows_aligned and least != most):
+            return f"its rows stand at {least} to {most}, but the largest position is said to be {self.max_position}" + (
+                " for all of them" if self.rows_aligned else ""
+            )
+        return ""
 
     def fresh(self) -> None:
         """Refuse a State whose recurrent tensors a later step has written over."""
@@ -223,12 +264,19 @@ class State:
         if in_place:
             self.lease.turn += 1
             after = replace(after, lease=self.lease, turn=self.lease.turn)
-        if not self.memory:
-            return after
-        if layout.reset is not None:
-            raise AmorError("a state that remembers tokens cannot read packed documents; feed one document a row")
-        steps = (*self.steps, Step(replace(self, steps=()), tokens, layout.lengths))
-        return replace(after, steps=_needed(steps, self.memory))
+        if self.memory:
+            if layout.reset is not None:
+                raise AmorError("a state that remembers tokens cannot read packed documents; feed one document a row")
+            steps = (*self.steps, Step(replace(self, steps=()), tokens, layout.lengths))
+            after = replace(after, steps=_needed(steps, self.memory))
+        object.__setattr__(after, "form", self.form)
+        return after
+
+    def read_on(self, parts: Sequence[Part]) -> State:
+        """This State in the middle of a call of its model: some parts have read the token already."""
+        after = replace(self, parts=tuple(parts))
+        object.__setattr__(after, "form", self.form)
+        return after
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
         """A new State of changed tensors (batch first in each)."""
@@ -257,8 +305,10 @@ class State:
     @staticmethod
     def join(states: Sequence[State]) -> State:
         """The rows of several States as one batch."""
+        form = form_of(states[0].parts)
         for state in states:
             state.fresh()
+            state.check(form)
         longest = max(s.max_position for s in states)
 
         def joined(name: str, layer: int) -> Tensor | KV:
@@ -332,36 +382,84 @@ class State:
         from safetensors.torch import save_file
 
         self.fresh()
-        tensors = {"position": self.position}
+        named = {"position": self.position}
         for layer, part in enumerate(self.parts):
             for name, held in part.items():
                 if isinstance(held, KV):
-                    tensors[f"{layer}.{name}.k"], tensors[f"{layer}.{name}.v"] = held.k, held.v
+                    named[f"{layer}.{name}.k"], named[f"{layer}.{name}.v"] = held.k, held.v
                 else:
-                    tensors[f"{layer}.{name}"] = held
-        facts = {"layers": len(self.parts), "even": self.rows_aligned, "longest": self.max_position}
-        save_file({k: t.contiguous().clone() for k, t in tensors.items()}, str(path), metadata={"amor": json.dumps(facts)})
+                    named[f"{layer}.{name}"] = held
+        facts = Facts(layers=len(self.parts), even=self.rows_aligned, longest=self.max_position)
+        save_file({k: t.contiguous().clone() for k, t in named.items()}, str(path), metadata={"amor": typed.line(facts)})
 
     @staticmethod
     def load(path: str | Path, device: str | torch.device = "cpu") -> State:
-        from safetensors import SafetensorError, safe_open
-
+        """A State as `save` wrote it; which model it is of is asked where it enters one."""
+        path = Path(path)
         try:
-            with safe_open(str(path), "pt", device=str(device)) as file:
-                facts = json.loads((file.metadata() or {}).get("amor", "null"))
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, OSError) as error:
-            raise AmorError(f"{path} is not a saved state ({error}); write one with state.save(path)") from error
-        if facts is None:
+            with tensors.opened(path, device) as file:
+                said = (file.metadata() or {}).get("amor")
+                named = tensors.read(file, tensors.listed(file, path))
+        except AmorError as error:
+            raise AmorError(f"{path} is not a saved state ({error}); write one with state.save(path)") from None
+        if said is None or "position" not in named:
             raise AmorError(f"{path} is a safetensors file but not a saved state; write one with state.save(path)")
-        parts: list[Part] = [{} for _ in range(facts["layers"])]
-        for key, tensor in tensors.items():
-            layer, _, name = key.partition(".")
-            if name.endswith(".k"):
-                parts[int(layer)][name[:-2]] = KV.of(tensor, tensors[f"{layer}.{name[:-2]}.v"])
-            elif name and not name.endswith(".v"):
-                parts[int(layer)][name] = tensor
-        return State(tensors["position"], tuple(parts), facts["even"], facts["longest"])
+        facts = typed.from_json(Facts, said, f"{path}, its facts")
+        position = named.pop("position")
+        tensors.check_finite(named, path)
+        state = State(position, _parts(named, facts.layers, path), facts.even, facts.longest)
+        wrong = state._unsound() or ("" if state.rows else "it has no rows")
+        if wrong:
+            raise AmorError(f"{path} is not a sound state: {wrong}")
+        return state
+
+
+def form_of(parts: Sequence[Part]) -> Form:
+    return Form(tuple({name: _held(held) for name, held in part.items()} for part in parts))
+
+
+def _held(held: Tensor | KV) -> Held:
+    t = held.buffer.k if isinstance(held, KV) else held
+    shape = (*t.shape[1:2], *t.shape[3:]) if isinstance(held, KV) else t.shape[1:]
+    return Held(isinstance(held, KV), tuple(shape), t.dtype, t.device)
+
+
+def _misshapen(held: Tensor | KV, rows: int, longest: int) -> str:
+    """How one thing of a part cannot be of this many rows that have read at most this many tokens, or nothing."""
+    for t in (held.buffer.k, held.buffer.v) if isinstance(held, KV) else (held,):
+        if t.dtype not in FLOATS:
+            return f"is {t.dtype}, not a floating-point number"
+        if t.shape[:1] != (rows,):
+            return f"has shape {list(t.shape)}, but there are {rows} rows"
+    if not isinstance(held, KV):
+        return ""
+    k, v = held.buffer.k, held.buffer.v
+    if k.ndim != 4 or k.shape != v.shape or k.dtype != v.dtype:
+        keys, values = (f"{t.dtype} of shape {list(t.shape)}" for t in (k, v))
+        return f"has keys {keys} and values {values}, not both [rows, heads, slots, size]"
+    if not longest <= held.used <= held.buffer.capacity:
+        return f"has {held.used} slots of {held.buffer.capacity}, but a row has read {longest} tokens"
+    return ""
+
+
+def _parts(named: Mapping[str, Tensor], count: int, path: Path) -> tuple[Part, ...]:
+    """The tensors of a file by part: "3.conv", or "3.kv.k" and "3.kv.v"."""
+    parts: list[Part] = [{} for _ in range(count)]
+    for key, tensor in named.items():
+        layer, _, name = key.partition(".")
+        if not name or not layer.isdecimal() or len(layer) > 9 or not 0 <= int(layer) < count:
+            raise AmorError(f"{path}: tensor {key!r} belongs to none of the {count} parts of this state")
+        whole = key[:-2]
+        if name.endswith((".k", ".v")):
+            if f"{whole}.k" not in named or f"{whole}.v" not in named:
+                raise AmorError(f"{path}: tensor {key!r} is alone; keys and values come together")
+            k, v = named[f"{whole}.k"], named[f"{whole}.v"]
+            if k.ndim != 4:
+                raise AmorError(f"{path}: tensor {key!r} has shape {list(k.shape)}, not [rows, heads, slots, size]")
+            parts[int(layer)][name[:-2]] = KV.of(k, v)
+        else:
+            parts[int(layer)][name] = tensor
+    return tuple(parts)
 
 
 def _lengths(step: Step) -> Tensor:

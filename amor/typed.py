@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -22,6 +24,7 @@ from amor.errors import AmorError, nearest
 
 T = TypeVar("T")
 MOST_BYTES = 64 << 20  # of one file of text that is read whole
+MOST_LEVELS = 64  # of tables inside tables, far more than any file of ours has
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # a number of things
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -42,7 +45,7 @@ def convert(kind: type[T], value: Any, where: str) -> T:
     try:
         found: T = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise AmorError(_said(where, error)) from None
+        raise AmorError(_said(where, error, value)) from None
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
     if isinstance(found, File) and found.version not in (found.newest, *found.earlier):
@@ -66,11 +69,25 @@ def json_tree(text: str | bytes, where: str) -> Any:
 
 def toml_tree(text: str, where: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        tree = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError) as error:  # a number of too many digits is a ValueError
         raise AmorError(f"{where}: not TOML ({error})") from None
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
+    level: list[Any] = [tree]  # a dotted key nests without recursion, so nothing has stopped it yet
+    for _ in range(MOST_LEVELS):
+        level = [inner for table in level for inner in table.values() if isinstance(inner, dict)]
+    if level:
+        raise AmorError(f"{where}: nested too deeply")
+    return tree
+
+
+def toml_value(text: str) -> Any:
+    """One value as TOML writes it; what is not TOML is a text, so that names need no quotes."""
+    try:
+        return toml_tree(f"value = {text}", "")["value"]
+    except AmorError:
+        return text
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
@@ -99,12 +116,22 @@ def read(kind: type[T], path: Path, most: int = MOST_BYTES) -> T:
     return convert(kind, tree, str(path))
 
 
-def read_lines(kind: type[T], path: Path, most: int = 1 << 30) -> Iterator[T]:
-    """A file of one JSON value a line. A last line without its end is one that a kill cut off, and is left out."""
+def read_lines(kind: type[T] | Callable[[Any], type[T]], path: Path, most: int = 1 << 30) -> Iterator[T]:
+    """A file of one JSON value a line, of one type or of that which `kind` says of its tree.
+
+    A last line without its end is one that a kill cut off, and is left out.
+    """
     whole, _, _cut = read_text(path, most).rpartition("\n")
     for number, line in enumerate(whole.split("\n"), 1):
         if line:
-            yield from_json(kind, line, f"{path}:{number}")
+            where = f"{path}:{number}"
+            held = json_tree(line, where)
+            yield convert(kind if isinstance(kind, type) else kind(held), held, where)
+
+
+def tree(thing: Any) -> Any:
+    """A typed thing as plain values, ready for JSON."""
+    return msgspec.to_builtins(thing)
 
 
 def text(thing: Any) -> str:
@@ -117,17 +144,31 @@ def line(thing: Any) -> str:
     return msgspec.json.encode(thing).decode() + "\n"
 
 
-def _said(where: str, error: Exception) -> str:
-    """msgspec's words with the place in front: "Expected `int` - at `$.a[0]`" -> "FILE: a[0]: expected int"."""
+def _said(where: str, error: Exception, value: Any) -> str:
+    """msgspec's words with the place in front: "Expected `int` >= 1 - at `$.a[0]`" -> "FILE: a[0]: expected int >= 1, not 0"."""
     words, _, place = str(error).partition(" - at ")
     path = place.strip("`").removeprefix("key in ").strip("`").removeprefix("$").removeprefix(".")
     words = words.replace("`", "")
+    if re.search(r"[<>]=? \S+$", words):  # a range, which alone does not say what lay outside
+        words += _given(path, value)
     return f"{where}: {path + ': ' if path else ''}{words[:1].lower()}{words[1:]}"
+
+
+def _given(path: str, value: Any) -> str:
+    """The value at a path such as "a[0].b", to be shown; nothing where the path or a short way to write it is not clear."""
+    for step in re.findall(r"[^.\[\]]+", path):
+        inside = value.get(step) if isinstance(value, Mapping) else None
+        value = value[int(step)] if isinstance(value, list | tuple) and step.isdecimal() and int(step) < len(value) else inside
+    return f", not {value:.12g}" if isinstance(value, int | float) and not abs(value) >= 2**1000 else ""
 
 
 def _known_keys(kind: Any, value: Any, where: str, path: str = "") -> None:
     """Refuse keys that no field has, naming the nearest: msgspec ignores those of a dataclass, and names no neighbour."""
     for option in _options(kind):
+        if get_origin(option) is tuple and isinstance(value, list | tuple):
+            for number, inner in enumerate(value):
+                _known_keys(get_args(option)[0], inner, where, f"{path.removesuffix('.')}[{number}].")
+            return
         fields = _fields(option)
         if fields is None or not isinstance(value, Mapping):
             continue
@@ -144,14 +185,18 @@ def _options(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
+@cache
 def _fields(kind: Any) -> dict[str, Any] | None:
+    """The keys of a type as they are written, and what may stand there; None for a type without keys."""
     if not isinstance(kind, type):
         return None
     if dataclasses.is_dataclass(kind):
-        names = [f.name for f in dataclasses.fields(kind)]
+        names = {f.name: f.name for f in dataclasses.fields(kind)}
     elif issubclass(kind, msgspec.Struct):
-        names = list(kind.__struct_fields__)
+        if not kind.__struct_config__.forbid_unknown_fields:
+            return None  # a view: it reads a part of a file
+        names = dict(zip(kind.__struct_encode_fields__, kind.__struct_fields__))
     else:
         return None
     hints = get_type_hints(kind, include_extras=True)
-    return {name: hints[name] for name in names}
+    return {written: hints[name] for written, name in names.items()}

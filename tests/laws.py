@@ -1,10 +1,14 @@
 """What every law shares: the one tolerance, and small models of every kind."""
 
+import json
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import amor
+from amor import typed
 from amor.judge.check import stir
 from amor.models.amor import Amor
 
@@ -61,3 +65,8 @@ class Largest(TorchDispatchMode):
             if isinstance(t, torch.Tensor) and t.untyped_storage().nbytes():
                 self.numel = max(self.numel, t.untyped_storage().nbytes() // t.element_size())
         return out
+
+
+def plain(thing: Any) -> Any:
+    """A typed thing as whoever reads its file finds it."""
+    return json.loads(typed.line(thing))

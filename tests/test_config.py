@@ -63,19 +63,19 @@ def test_a_config_survives_json(name):
 
 
 REFUSED = [
-    ({"vocab": 1}, "vocab is 1"),
+    ({"vocab": 1}, "vocab: expected int >= 2, not 1"),
     ({"wdith": 3}, "did you mean 'width'"),
-    ({"width": "many"}, "not a whole number"),
+    ({"width": "many"}, "width: expected int, got str"),
     ({"width": 100}, "head size 64 does not divide 200"),
-    ({"blocks.count": -1}, "blocks.count (K) is -1"),
+    ({"blocks.count": -1}, "blocks.count: expected int >= 0, not -1"),
     ({"blocks.head_size": 48}, "nearest that does is"),
     ({"blocks.first": "pre-norm"}, "did you mean 'prenorm'"),
     ({"blocks.gate": "entropi"}, "did you mean 'entropy'"),
-    ({"blocks.gate_options.kappa": "high"}, "not a number"),
-    ({"blocks.gate_options.kappa": float("nan")}, "not a number"),
+    ({"blocks.gate_options.kappa": "high"}, "kappa: expected float, got str"),
+    ({"blocks.gate_options.kappa": float("nan")}, "not nan"),
     ({"blocks.gate_options.kapa": 0.2}, "did you mean 'kappa'"),
-    ({"blocks.gate_options.eta": 2.0}, "at most 1"),
-    ({"blocks.mlp": 1}, "neither true nor false"),
+    ({"blocks.gate_options.eta": 2.0}, "eta: expected float <= 1.0, not 2"),
+    ({"blocks.mlp": 1}, "blocks.mlp: expected bool, got int"),
     ({"pattern": ""}, "pattern is empty"),
     ({"pattern": "mamba x4"}, "did you mean 'mamba2'"),
     ({"pattern": {"mamba2": 4, "attention": [4]}}, "layer 4 for 'attention' is outside 0..3"),
@@ -86,8 +86,8 @@ REFUSED = [
     ({"pattern": "gated_deltanet", "width": 64, "blocks.count": 0}, "give heads=1"),
     ({"pattern": "kda", "width": 96, "blocks.count": 0}, "give heads=2"),
     ({"pattern": "attention", "mixers.attention.head_size": 1}, "must be even"),
-    ({"norm_eps": 0.0}, "norm_eps is 0.0"),
-    ({"context": 0}, "context is 0"),
+    ({"norm_eps": 0.0}, "norm_eps: expected float > 0.0, not 0"),
+    ({"context": 0}, "context: expected int >= 1, not 0"),
     ({"vocab.x": 1}, "reaches nothing"),
 ]
 

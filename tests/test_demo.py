@@ -6,6 +6,7 @@ import pytest
 from training import KilledError, Killer, invented_demo
 
 from amor.cli import main
+from amor.records.run import Step
 from amor.run import Run
 from amor.train.loop import train
 
@@ -56,9 +57,9 @@ def test_a_demo_of_another_kind_is_neither_mixed_in_nor_lost(out, capsys):
     assert ran(out) == 0
     assert ran(out, "--steps", "3") == 2
     assert "--fresh replaces it" in capsys.readouterr().err
-    assert [line["step"] for line in Run(out).lines() if "loss" in line] == [1, 2]
+    assert [line.step for line in Run(out).lines() if isinstance(line, Step)] == [1, 2]
     assert ran(out, "--steps", "3", "--model", "mamba2", "--fresh") == 0
-    assert [line["step"] for line in Run(out).lines() if "loss" in line] == [1, 2, 3]
+    assert [line.step for line in Run(out).lines() if isinstance(line, Step)] == [1, 2, 3]
     assert "attention ran on" not in capsys.readouterr().out
 
 
@@ -70,7 +71,7 @@ def test_every_architecture_can_be_shown(out):
 def test_fresh_deletes_a_demo_and_nothing_else(out, capsys):
     run = Run(out)
     run.make()
-    run.write(run.config, {"name": "months-of-work"})
+    run.write_config({"name": "months-of-work", "model": {"name": "mamba2"}})
     assert ran(out, "--fresh") == 2
     assert "is not a demo" in capsys.readouterr().err and run.used
 
@@ -78,4 +79,4 @@ def test_fresh_deletes_a_demo_and_nothing_else(out, capsys):
 def test_minutes_become_steps(out, capsys):
     assert ran(out, "--minutes", "0.0001") == 0
     assert "s a step here" in capsys.readouterr().out
-    assert Run(out).read_config()["steps"] >= 1
+    assert Run(out).recipe().steps >= 1

@@ -1,19 +1,20 @@
 """The laws of gate value accounting: what is exact is exact, and what is counted is what the names say."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from laws import close, small, tokens
+from laws import close, plain, small, tokens
 
+from amor import typed
 from amor.errors import AmorError
 from amor.judge.gates import Told, all_told, own_gates
 from amor.judge.policies import Reader, largest, shuffled
 from amor.judge.resample import mean, ratio
 from amor.judge.value import agreement, calibration, passes, value
 from amor.judge.windows import Windows, of_ids, of_shards, spaced
+from amor.records.value import Value
 from amor.study.verdict import sentences
 
 
@@ -84,8 +85,8 @@ def test_a_shuffled_choice_fires_as_often_and_on_the_same_combinations():
 @pytest.mark.parametrize(("name", "blocks"), [("amor-mamba2-classic", 1), ("amor-mamba2", 3)])
 def test_the_accounting_adds_up(name, blocks):
     model, windows, read_tokens = small(name), cut(), []
-    found = value(model, windows, rates=(0, 0.3, 1), rows=2, seen=read_tokens.append)
-    json.dumps(found, allow_nan=False)
+    found = plain(value(model, windows, rates=(0, 0.3, 1), rows=2, seen=read_tokens.append))
+    assert plain(typed.convert(Value, found, "value.json")) == found
     assert sum(read_tokens) == passes(blocks, rates=3) * windows.tokens.numel()
     losses = found["losses"]
     with torch.no_grad():
@@ -107,7 +108,7 @@ def test_the_accounting_adds_up(name, blocks):
 def test_precision_and_recall_count_what_they_say():
     gain = torch.tensor([[3.0, 2.0, -1.0, 1.0], [0.5, -2.0, -3.0, -4.0]])
     fire = torch.tensor([[True, False, True, True], [False, False, False, False]])
-    found = agreement(0, fire, gain)
+    found = plain(agreement(0, fire, gain))
     # best three: 3, 2, 1; fired: 3, -1, 1
     assert found["best"] == pytest.approx(2 / 3)
     assert found["precision"] == pytest.approx(2 / 3)
@@ -117,13 +118,13 @@ def test_precision_and_recall_count_what_they_say():
 
 def test_equal_entropies_stay_in_one_group():
     gain = torch.arange(12.0).view(3, 4)
-    assert [(b["tokens"], b["gain"]) for b in calibration(torch.full((3, 4), 0.5), gain)] == [(12, pytest.approx(5.5))]
+    assert [(b.tokens, b.gain) for b in calibration(torch.full((3, 4), 0.5), gain)] == [(12, pytest.approx(5.5))]
     split = calibration(torch.arange(12.0).view(3, 4) / 12, gain)
-    assert sum(b["tokens"] for b in split) == 12 and [b["gain"] for b in split] == sorted(b["gain"] for b in split)
+    assert sum(b.tokens for b in split) == 12 and [b.gain for b in split] == sorted(b.gain for b in split)
 
 
 def test_a_gate_that_cannot_aim_is_judged_without_its_curve():
-    found = value(small("amor-mamba2-nogate"), cut(), rates=(0, 0.5))
+    found = plain(value(small("amor-mamba2-nogate"), cut(), rates=(0, 0.5)))
     assert all("gate" not in point and "oracle" in point for point in found["curve"])
     assert any("cannot aim" in note for note in found["notes"])
 

@@ -157,7 +157,7 @@ def test_another_gate_given_in_words_leaves_the_model_s_own_alone():
     [
         ("allways", None, "always"),
         ("random:x", None, "not a number"),
-        ("random:2", None, "at most 1"),
+        ("random:2", None, "rate: expected float <= 1.0, not 2"),
         ("never:1", None, "no number"),
         (None, 2.0, "between 0 and 1"),
         ("always", 0.5, "cannot aim"),

@@ -14,7 +14,24 @@ FILES = sorted((ROOT / "amor").rglob("*.py"))
 # a room may import rooms of a lower floor, and itself
 FLOOR = {
     **dict.fromkeys(
-        ("errors", "checks", "registry", "config", "presets", "layout", "state", "run", "numbers", "files", "typed"), 0
+        (
+            "errors",
+            "checks",
+            "registry",
+            "config",
+            "presets",
+            "layout",
+            "state",
+            "run",
+            "records",
+            "numbers",
+            "files",
+            "typed",
+            "tensors",
+            "form",
+            "threads",
+        ),
+        0,
     ),
     **{"ops": 1, "parts": 2, "program": 2, "mixers": 3, "gates": 3, "models": 4, "data": 4, "decode": 5, "judge": 6, "train": 7},
     **{"bench": 8, "eval": 8, "serve": 8, "hf": 8, "study": 9, "report": 9, "cli": 10, "__main__": 11},

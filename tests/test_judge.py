@@ -106,7 +106,7 @@ def test_a_text_is_one_window_whose_last_token_predicts_nothing():
     window = of_text([3, 1, 2])
     assert window.tokens.tolist() == [[3, 1, 2]] and window.targets.tolist() == [[1, 2, IGNORE]]
     found = evaluate(small("mamba2"), window, rows=1)
-    assert found["tokens"] == 2 and "fire" not in found
+    assert found.tokens == 2 and found.fire == ()
 
 
 def test_windows_drawn_from_batches_are_the_batch_s_rows(prepared):
@@ -125,5 +125,5 @@ def test_ranks_that_read_windows_of_their_own_add_up_to_one_that_reads_all(prepa
         evaluate(model, Drawn(source, first, first + 2), 1, total=lambda t: sums.append(t) or t)
     found = evaluate(model, Drawn(source, 0, 4), 3)
     both = evaluate(model, Drawn(source, 0, 2), 2, total=lambda t: sums[0] + sums[1])
-    assert both["tokens"] == found["tokens"] == 4 * 24
-    assert both["nll"] == pytest.approx(found["nll"], rel=1e-6) and both["fire"] == pytest.approx(found["fire"])
+    assert both.tokens == found.tokens == 4 * 24
+    assert both.nll == pytest.approx(found.nll, rel=1e-6) and both.fire == pytest.approx(found.fire)

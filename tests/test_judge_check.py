@@ -23,6 +23,11 @@ def read():
         return model, alone(Feeder(model, tokens(3, 12), [12, 7, 5], 0))
 
 
+def test_float64_weights_are_refused_in_one_line():
+    with pytest.raises(AmorError, match=r"^check: the model's weights are float64, .* give float32 or bfloat16 weights$"):
+        check(small("amor-mamba2").double())
+
+
 def changed(seen, row, **more):
     return [dataclasses.replace(s, **more) if index == row else s for index, s in enumerate(seen)]
 

@@ -226,11 +226,11 @@ def test_wrong_native_steps_are_noticed(monkeypatch, tmp_path, right, wrong, nam
     assert source.count(right) == 1
     (tmp_path / "walk.cpp").write_text(source.replace(right, wrong))
     monkeypatch.setattr(compile, "SOURCE", tmp_path / "walk.cpp")
-    compile._library.cache_clear()
+    compile.library.cache_clear()
     try:
         caught(name, *ENGINE)
     finally:
-        compile._library.cache_clear()
+        compile.library.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["float16", "int8", "int4"])

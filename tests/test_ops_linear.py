@@ -12,8 +12,19 @@ from amor.parts import Linear, linears_sharing_input, split_linear
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
 
 GUESTS = [b.name for b in BACKENDS["linear"] if b.name != "reference" and missing("linear", b, "cpu") is None]
-# tokens, inner, outputs: whole blocks, ragged ones, one output, several pieces of the inner dimension, several widths of panels
-SHAPES = [(96, 64, 48), (101, 37, 19), (64, 5, 1), (70, 1100, 33), (130, 16, 2070), (1000, 8, 8)]
+# tokens, inner, outputs: no token, one, few; whole blocks, ragged ones, one output, several pieces of the inner dimension,
+# several widths of panels
+SHAPES = [
+    (0, 16, 8),
+    (1, 64, 48),
+    (3, 37, 19),
+    (96, 64, 48),
+    (101, 37, 19),
+    (64, 5, 1),
+    (70, 1100, 33),
+    (130, 16, 2070),
+    (1000, 8, 8),
+]
 
 
 def made(tokens: int, inner: int, *outputs: int) -> tuple[Tensor, list[Tensor]]:
@@ -80,9 +91,36 @@ def test_bits_depend_neither_on_threads_nor_on_the_tokens_beside() -> None:
     assert torch.equal(native.linears(x[100:200], [[weight]])[0], found[0][0][100:200])
 
 
-def test_few_tokens_other_types_and_autocast_are_torchs() -> None:
+def moved(t: Tensor, floats: int) -> Tensor:
+    """A copy that lies this many numbers past a multiple of 64 bytes."""
+    room = torch.empty(t.numel() + floats)
+    assert room.data_ptr() % 64 == 0
+    return room[floats:].view_as(t).copy_(t.detach()).requires_grad_()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 7, 70])
+def test_what_learns_does_not_depend_on_where_tensors_lie_nor_on_how_many_tokens_there_are(tokens: int) -> None:
+    if "native" not in GUESTS:
+        pytest.skip("no compiler here")
+    x, (weight,) = made(100, 128, 128)
+    dy = torch.randn(100, 128)
+
+    def outcome(x: Tensor, weight: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        (y,) = native.linears(x, [[weight]])
+        return y, *torch.autograd.grad(y, (x, weight), dy)
+
+    first = slice(0, tokens)
+    y, dx, dw = outcome(moved(x[first], 0), weight, moved(dy[first], 0))
+    for floats in (1, 2, 3, 5):
+        other = outcome(moved(x[first], floats), moved(weight, floats), moved(dy[first], floats))
+        assert all(torch.equal(a, b) for a, b in zip((y, dx, dw), other, strict=True)), f"{floats} numbers past the line"
+    whole, whole_dx, _ = outcome(x, weight, dy)
+    assert torch.equal(y, whole[first]) and torch.equal(dx, whole_dx[first])
+
+
+def test_few_tokens_that_learn_nothing_other_types_and_autocast_are_torchs() -> None:
     x, (weight,) = made(native.FEW, 16, 8)
-    for inputs in ((x[:3], weight), (x.double(), weight.double())):
+    for inputs in ((x[:3].detach(), weight.detach()), (x.double(), weight.double())):
         assert torch.equal(native.linears(inputs[0], [[inputs[1]]])[0], inputs[0] @ inputs[1].T)
     with torch.autocast("cpu", torch.bfloat16):
         assert native.linears(x, [[weight]])[0].dtype == torch.bfloat16

@@ -10,8 +10,10 @@ import types
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 import torch
+from laws import plain
 from rich.console import Console
 from training import small_recipe, trained
 
@@ -21,12 +23,17 @@ from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
 from amor.judge import findings
+from amor.records.findings import Findings, Histogram, Judged, Loss
+from amor.records.run import EvalTiming, Evaluated, Event, GateLine, Machine, Step, StepTiming, Valid
+from amor.records.trace import Guess, Token, Trace
 from amor.run import Run
 from amor.study import report
 from amor.study.charts import Chart, Line, line_chart, thinned, ticks
 from amor.train import display, trackers
 from amor.train.look import look
 from amor.train.loop import train
+from amor.train.recipe import Recipe
+from amor.train.watch import Begun
 
 EMPTY = {"meta", "br", "input"}
 
@@ -57,12 +64,24 @@ class Reader(HTMLParser):
 
 def block(step):
     numbers = {"mu": 0.7, "sigma": 0.1, "tau": 0.72, "alpha": 0.5, "score_10": 0.5, "score_90": 0.9}
-    return numbers | {"fire": 0.3 + 0.01 * (step % 10)}
+    return GateLine(fire=0.3 + 0.01 * (step % 10), **numbers)
 
 
 def token(text, fire):
-    held = {"entropy": [0.9, 0.8], "fire": fire, "final_entropy": 0.8, "surprise": 2.5, "guesses": [{"text": "a", "p": 0.5}]}
-    return {"text": text} | held
+    guesses = (Guess(text="a", p=0.5),)
+    return Token(text=text, entropy=(0.9, 0.8), fire=fire, final_entropy=0.8, surprise=2.5, guesses=guesses)
+
+
+def metrics(step, loss, blocks=2):
+    timing = StepTiming(seconds=0.5, tokens_per_second=2000.0)
+    numbers = {"lr": 1e-3, "grad_norm": 1.0, "tokens": 1000 * step}
+    return Step(step=step, loss=loss, blocks=(block(step),) * blocks, timing=timing, **numbers)
+
+
+def judged(step, nll):
+    perplexity = None if nll is None else math.exp(nll)
+    valid = Valid(nll=nll, perplexity=perplexity, tokens=100, fire=(0.4, 0.4))
+    return Evaluated(step=step, valid=valid, timing=EvalTiming(seconds=0.1))
 
 
 @pytest.fixture
@@ -70,31 +89,26 @@ def run(tmp_path):
     """A run directory written by hand: 30 steps of a model with two blocks."""
     run = Run(tmp_path / "run")
     run.make()
-    run.write(run.config, {"name": "<invented>", "model": {"name": "amor-mamba2", "scale": "tiny", "changes": {}}, "data": ""})
-    run.write(run.machine, {"cpu": "an abacus", "gpus": [], "gemm_gflops": 100.0, "flops_per_token": 1e7})
+    run.write_config({"name": "<invented>", "model": {"name": "amor-mamba2", "scale": "tiny", "changes": {}}, "data": ""})
+    run.write(run.machine, Machine(cpu="an abacus", gpus=(), gemm_gflops=100.0, flops_per_token=1e7))
     for step in range(1, 31):
-        timing = {"seconds": 0.5, "tokens_per_second": 2000.0, "time": 0.0}
-        line = {"step": step, "loss": 8 - 0.1 * step, "lr": 1e-3, "grad_norm": 1.0, "tokens": 1000 * step}
-        run.measured(line | {"blocks": [block(step), block(step)], "timing": timing})
-    run.measured(
-        {"step": 30, "valid": {"nll": 5.25, "perplexity": math.exp(5.25), "tokens": 100, "fire": [0.4, 0.4]}, "timing": {}}
+        run.measured(metrics(step, loss=8 - 0.1 * step))
+    run.measured(judged(30, 5.25))
+    run.happened(Event(event="spike", message="step 7: a spike"))
+    tokens = token("<b>", (True, False)), token(" it\n", (True, True))
+    text = Trace(title="Written", given=1, blocks=2, gate="entropy", thresholds=(0.7, None), tokens=tokens)
+    shares = (0.0,) * 30 + (1 / 30,) * 30
+    held = Histogram(fire=0.42, threshold=0.72, low=0.0, high=1.0, shares=shares, median=0.7)
+    found = Findings(
+        step=30,
+        parameters=1234567,
+        model={"blocks": {"gate": "entropy"}},
+        judged=Judged(split="valid", tokens=100, nll=5.25, perplexity=math.exp(5.25)),
+        unigram=Loss(nll=6.5, perplexity=math.exp(6.5)),
+        blocks=(held, held),
+        texts=(text,),
     )
-    run.happened("spike", message="step 7: a spike")
-    texts = [
-        {
-            "title": "Written",
-            "given": 1,
-            "thresholds": [0.7, None],
-            "tokens": [token("<b>", [True, False]), token(" it\n", [True] * 2)],
-        }
-    ]
-    shares = [0.0] * 30 + [1 / 30] * 30
-    held = {"fire": 0.42, "threshold": 0.72, "low": 0.0, "high": 1.0, "shares": shares, "median": 0.7}
-    judged = {"split": "valid", "tokens": 100, "nll": 5.25, "perplexity": math.exp(5.25)}
-    found = {"step": 30, "parameters": 1234567, "model": {"blocks": {"gate": "entropy"}}, "judged": judged, "texts": texts}
-    run.write(
-        run.folder / "findings.json", found | {"unigram": {"nll": 6.5, "perplexity": math.exp(6.5)}, "blocks": [held, held]}
-    )
+    run.write(run.findings, found)
     return run
 
 
@@ -136,7 +150,8 @@ def test_fired_tokens_are_marked_and_say_why(run):
 
 def test_a_run_without_findings_or_numbers_that_are_not_finite_still_has_a_report(run):
     (run.folder / "findings.json").unlink()
-    run.measured({"step": 31, "valid": {"nll": None, "perplexity": None, "tokens": 100}, "timing": {}})
+    run.measured(judged(31, None))
+    run.measured(metrics(32, loss=None))
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for line in lines:
         for gate in line.get("blocks", ()):
@@ -161,7 +176,7 @@ def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
 
 def test_findings_judge_as_the_trainer_did(prepared, tmp_path):
     valid = trained(small_recipe(prepared, steps=3), tmp_path / "run")["summary"]["valid"]
-    found = look(Run(tmp_path / "run"))
+    found = plain(look(Run(tmp_path / "run")))
     assert found["judged"]["tokens"] == valid["tokens"]
     assert found["judged"]["nll"] == pytest.approx(valid["nll"], rel=1e-6)
     for held, fire in zip(found["blocks"], valid["fire"], strict=True):
@@ -172,13 +187,13 @@ def test_findings_judge_as_the_trainer_did(prepared, tmp_path):
 def test_runs_stand_side_by_side_in_a_table_and_a_figure(run, tmp_path, capsys):
     other = Run(tmp_path / "other")
     shutil.copytree(run.folder, other.folder)
-    other.write(other.config, {"name": "o", "model": {"name": "mamba2", "scale": "tiny", "changes": {}}, "data": ""})
+    other.write_config({"name": "o", "model": {"name": "mamba2", "scale": "tiny", "changes": {}}, "data": ""})
     assert main(["report", str(run.folder), str(other.folder), "--figure", str(tmp_path / "c.svg"), "--json"]) == 0
     out = capsys.readouterr().out
     first, second = json.loads(out.splitlines()[-1])["runs"]
     assert (first["model"], second["model"]) == ("amor-mamba2", "mamba2")
     assert first["curve"] == [{"tokens": 30_000, "minutes": pytest.approx(0.25), "nll": 5.25}]
-    assert first["loss"] == pytest.approx(8 - 0.1 * 20.5) and first["firing"][-1]["fire"] == [block(30)["fire"]] * 2
+    assert first["loss"] == pytest.approx(8 - 0.1 * 20.5) and first["firing"][-1]["fire"] == [block(30).fire] * 2
     assert "5.250" in out and "30,000" in out
     assert "<svg" in (tmp_path / "c.svg").read_text()
 
@@ -186,7 +201,7 @@ def test_runs_stand_side_by_side_in_a_table_and_a_figure(run, tmp_path, capsys):
 def test_runs_whose_losses_cannot_be_compared_are_refused(run, tmp_path, capsys):
     other = Run(tmp_path / "other")
     shutil.copytree(run.folder, other.folder)
-    other.write(other.config, {"name": "o", "model": {"name": "mamba2", "scale": "tiny", "changes": {"vocab": 512}}, "data": ""})
+    other.write_config({"name": "o", "model": {"name": "mamba2", "scale": "tiny", "changes": {"vocab": 512}}, "data": ""})
     assert main(["report", str(run.folder), str(other.folder)]) == 2
     assert "[512, 4096]" in capsys.readouterr().err
     assert main(["report", str(run.folder), str(tmp_path)]) == 2
@@ -195,7 +210,7 @@ def test_runs_whose_losses_cannot_be_compared_are_refused(run, tmp_path, capsys)
 def test_a_report_finds_data_that_has_moved_and_says_when_it_is_gone(prepared, tmp_path, capsys):
     trained(small_recipe(prepared, steps=1), tmp_path / "run")
     run = Run(tmp_path / "run")
-    run.write(run.config, run.read_config() | {"data": str(tmp_path / "gone")})
+    run.write_config(run.read_config() | {"data": str(tmp_path / "gone")})
     assert main(["report", str(run.folder)]) == 2
     assert "give --data FOLDER" in capsys.readouterr().err
     assert main(["report", str(run.folder), "--data", str(prepared)]) == 0
@@ -205,13 +220,13 @@ def test_a_report_finds_data_that_has_moved_and_says_when_it_is_gone(prepared, t
 
 def test_the_unigram_baseline_is_that_of_the_data(prepared):
     train_, valid = Shards.open(prepared / "train"), Shards.open(prepared / "valid")
-    assert findings.unigram(train_, counts(valid))["nll"] == pytest.approx(unigram_entropy(train_, valid))
+    assert findings.unigram(train_, counts(valid)).nll == pytest.approx(unigram_entropy(train_, valid))
 
 
 def test_histograms_hold_every_score_also_outside_0_and_1():
-    found = findings.histogram(torch.tensor([-1.0, 0.5, 3.0, 3.0]))
-    assert (found["low"], found["high"]) == (-1, 3) and sum(found["shares"]) == pytest.approx(1)
-    assert found["shares"][-1] == 0.5
+    found = findings.histogram(torch.tensor([-1.0, 0.5, 3.0, 3.0]), 0.5, math.inf)
+    assert (found.low, found.high, found.threshold) == (-1, 3, None) and sum(found.shares) == pytest.approx(1)
+    assert found.shares[-1] == 0.5
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (1, 30), (-3.2, 7.7), (0.00031, 0.00033), (5, 1e6)])
@@ -226,14 +241,13 @@ def test_a_long_line_is_thinned_to_its_means():
     assert "nothing was measured" in line_chart(Chart("Empty", lines=[Line("none", [], [])]))
 
 
-ABOUT = {"model": "m", "parameters": 10, "where": "here", "folder": "runs/x", "step": 0, "steps": 40, "step_tokens": 100}
-ABOUT |= {"groups": ["a group"], "recipe": {"steps": 40, "model": {"name": "amor-mamba2", "scale": "tiny"}}}
+RECIPE = Recipe.from_dict({"steps": 40, "context": 10, "batch": 10, "model": {"name": "amor-mamba2", "scale": "tiny"}})
+ABOUT = Begun(RECIPE, "m", 10, ["a group"], step=0, steps=40, folder="runs/x", where="here")
 
 
-def metrics(step):
-    return {"step": step, "loss": 5.0 / step, "lr": 1e-3, "grad_norm": 0.5, "blocks": [block(step)] * 3} | {
-        "timing": {"seconds": 2.0}
-    }
+def shown_step(step):
+    timing = StepTiming(seconds=2.0, tokens_per_second=50.0)
+    return msgspec.structs.replace(metrics(step, 5.0 / step, blocks=3), grad_norm=0.5, timing=timing)
 
 
 def test_where_there_is_no_terminal_plain_lines_are_printed(capsys):
@@ -241,7 +255,7 @@ def test_where_there_is_no_terminal_plain_lines_are_printed(capsys):
     assert isinstance(shown, display.Plain)
     shown.on_start(ABOUT)
     for step in range(1, 21):
-        shown.on_step(metrics(step))
+        shown.on_step(shown_step(step))
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
     assert [line.split()[1] for line in lines] == ["1/40", "10/40", "20/40"]
     assert "50 tokens/s (0% of the ceiling)" in lines[0] and "to go" in lines[0]
@@ -254,8 +268,8 @@ def test_the_live_picture_fits_its_terminal(width):
     shown = display.Display(1e12, console)
     shown.on_start(ABOUT)
     for step in range(1, 21):
-        shown.on_step(metrics(step))
-    shown.on_event({"event": "x", "message": "something [strange]"})
+        shown.on_step(shown_step(step))
+    shown.on_event(Event(event="x", message="something [strange]"))
     shown.close()
     plain = Console(file=io.StringIO(), width=width)
     plain.print(shown.picture())
@@ -269,7 +283,7 @@ def test_the_live_picture_fits_its_terminal(width):
 def test_the_share_of_the_ceiling_is_work_done_over_work_possible():
     pace = display.Pace(ABOUT, 1e9)
     pace.took(1, 2.0)
-    assert pace.share == pytest.approx(50 * display.flops_per_token(ABOUT["recipe"]) / 1e9)
+    assert pace.share == pytest.approx(50 * display.flops_per_token(RECIPE) / 1e9)
     assert display.Pace(ABOUT, None).share is None
 
 
@@ -314,9 +328,9 @@ def test_a_tracker_is_told_what_the_metrics_file_is_told(name, module, prepared,
     monkeypatch.setitem(sys.modules, module, told)
     recipe = small_recipe(prepared, steps=3, track=name)
     train(recipe, tmp_path / "run", trackers.trackers(recipe.track))
-    line = next(line for line in Run(tmp_path / "run").lines() if line["step"] == 2)
-    assert told.values[2]["loss"] == line["loss"]
-    assert told.values[2]["block1/tau"] == line["blocks"][1]["tau"]
+    line = next(line for line in Run(tmp_path / "run").lines() if line.step == 2)
+    assert told.values[2]["loss"] == line.loss
+    assert told.values[2]["block1/tau"] == line.blocks[1].tau
     assert "valid/nll" in told.values[3] and "valid/fire0" in told.values[3]
     assert told.ended == 1
 

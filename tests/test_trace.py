@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from laws import close, small, tokens
+from laws import close, plain, small, tokens
 
 from amor.cli import main
 from amor.data.spelling import Speller, kinds, rare
@@ -15,6 +15,7 @@ from amor.judge.gates import Watched, own_gates
 from amor.judge.prompts import PAPER
 from amor.judge.trace import trace
 from amor.models.folder import save
+from amor.records.trace import Traces
 
 TEXT = "The old tower, 12 m tall, is é-shaped.\nIt fell."
 
@@ -40,7 +41,7 @@ def test_watching_a_gate_changes_nothing():
 
 def test_a_trace_says_what_the_model_did():
     model, tokenizer, ids = reading()
-    found = trace(model, tokenizer, ids)
+    found = plain(trace(model, tokenizer, ids))
     held = torch.tensor([ids])
     with torch.no_grad():
         out = model(held[:, :-1], targets=held[:, 1:])
@@ -61,7 +62,7 @@ def test_a_trace_says_what_the_model_did():
 @pytest.mark.parametrize(("gate", "policy"), [("never", "closed"), ("always", "open")])
 def test_closed_and_open_are_the_models_without_a_gate(gate, policy):
     model, tokenizer, ids = reading()
-    found = trace(model, tokenizer, ids)
+    found = plain(trace(model, tokenizer, ids))
     other = small("amor-mamba2", vocab=257, **{"blocks.gate": gate})
     other.load_state_dict(model.state_dict(), strict=False)
     held = torch.tensor([ids])
@@ -73,9 +74,9 @@ def test_closed_and_open_are_the_models_without_a_gate(gate, policy):
 
 def test_a_long_text_is_traced_in_pieces_that_do_not_show(monkeypatch):
     model, tokenizer, ids = reading(text=TEXT * 3)
-    whole = trace(model, tokenizer, ids)
+    whole = plain(trace(model, tokenizer, ids))
     monkeypatch.setattr("amor.judge.trace.PIECE", 17)
-    parts = trace(model, tokenizer, ids)
+    parts = plain(trace(model, tokenizer, ids))
     for name in ("as_is", "closed", "open"):
         close(*(torch.tensor([token["p"][name] for token in found["tokens"][1:]]) for found in (parts, whole)))
     assert [token["fire"] for token in parts["tokens"]] == [token["fire"] for token in whole["tokens"]]
@@ -85,8 +86,7 @@ def test_every_architecture_has_a_trace_and_one_token_is_a_text():
     for name in ("mamba2", "amor-gated-deltanet", "amor-mamba2-nogate", "amor-mamba2-classic"):
         model, tokenizer, _ = reading(name)
         for text in ("a", "ab"):
-            found = trace(model, tokenizer, tokenizer.encode(text).ids)
-            json.dumps(found, allow_nan=False)
+            found = plain(trace(model, tokenizer, tokenizer.encode(text).ids))
             assert len(found["tokens"]) == len(text) and len(found["tokens"][0]["entropy"]) == found["blocks"]
     with pytest.raises(AmorError, match="empty"):
         trace(model, tokenizer, [])
@@ -94,7 +94,7 @@ def test_every_architecture_has_a_trace_and_one_token_is_a_text():
 
 def test_every_token_has_one_kind_and_the_summary_counts_each_once():
     model, tokenizer, ids = reading()
-    found = trace(model, tokenizer, ids)
+    found = plain(trace(model, tokenizer, ids))
     rows = {row["class"]: row for row in found["summary"]}
     assert rows["all"]["count"] == len(ids) == sum(row["count"] for name, row in rows.items() if name not in ("all", "rare"))
     fired = [token["fire"][0] for token in found["tokens"] if token["kind"] == "continuation"]
@@ -148,7 +148,8 @@ def test_trace_writes_a_page_that_fetches_nothing(folder, tmp_path, capsys):
 def test_no_text_can_end_the_script_that_holds_it():
     from amor.study.page import trace_page
 
-    shown = trace_page({"traces": [{"title": "</script><script>alert(1)</script>"}]})
+    model, tokenizer, ids = reading()
+    shown = trace_page(Traces(traces=(trace(model, tokenizer, ids, "</script><script>alert(1)</script>"),)))
     assert shown.count("</script>") == 2
     assert json.loads(re.search(r'id="data">(.*?)</script>', shown, re.S)[1])["traces"][0]["title"].startswith("</script>")
 
@@ -195,7 +196,7 @@ def test_value_judges_a_file_and_prepared_data(folder, prepared, tmp_path, capsy
         ([], "nothing to trace"),
         (["--text", ""], "empty"),
         (["--preset", "papper"], "'paper'"),
-        (["--file", "missing.txt"], "cannot be read"),
+        (["--file", "missing.txt"], "no such file"),
         (["--value"], "--data"),
         (["--text", "a", "--png", "out.jpeg"], ".png"),
         (["--text", "a", "--fire-rate", "1.5"], "between 0 and 1"),

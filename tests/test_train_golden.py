@@ -25,7 +25,7 @@ def losses(name: str, data: Path, out: Path) -> list[float]:
     watch = Watch()
     changes = ["context=32", "batch=2", "micro_batch=2", "lr.warmup=5", "eval.every=0", f"checkpoint.every={STEPS}"]
     train(load(f"tiny/{name}", changes, data=str(data), steps=STEPS), out, observers=[watch])
-    return [line["loss"] for line in watch.steps]
+    return [line.loss for line in watch.steps]
 
 
 @pytest.mark.parametrize("name", NAMES)

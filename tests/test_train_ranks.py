@@ -42,7 +42,7 @@ class Stopping(Killer):
     """Asks rank 0 alone to stop."""
 
     def on_step(self, metrics):
-        if metrics["step"] == self.step:
+        if metrics.step == self.step:
             os.kill(os.getpid(), 15)
 
 
@@ -113,7 +113,7 @@ def test_a_run_of_two_ranks_goes_on_alone(prepared, two, one, mode):
     stopped = left_by(two / f"{mode}-stopped")
     assert stopped["trainer"]["step"] == 5  # a signal to one rank stopped both, after the same step
     again = trained(recipe_for(prepared, "none"), two / f"{mode}-stopped")
-    assert [line["step"] for line in again["watch"].steps] == [6]
+    assert [line.step for line in again["watch"].steps] == [6]
     alike(one, again)
     for name, t in one["moments"].items():
         assert torch.allclose(t, again["moments"][name], rtol=0, atol=TOLERANCE[torch.float32]), name

@@ -6,10 +6,12 @@ import math
 import pytest
 
 from amor.errors import AmorError
+from amor.mixers.attention import AttentionOptions
+from amor.mixers.fused import FusedOptions
 from amor.models.build import build
 from amor.presets import ABLATION_NAMES, NAMES
 from amor.train.optim import adamw, groups, set_rate
-from amor.train.predict import lines, predict
+from amor.train.predict import activations, lines, predict
 from amor.train.recipe import HOME, Rates, Recipe, load
 from amor.train.schedule import shape
 
@@ -71,10 +73,31 @@ def test_a_paper_recipe_clips_at_one_and_has_the_paper_s_betas_and_decay(name):
     assert {(g["betas"], g["eps"]) for g in optimizer.param_groups} == {((0.9, 0.95), 1e-8)}
 
 
+@pytest.mark.parametrize(("scale", "last"), [("180m", 1e-4), ("440m", 1e-4), ("1.5b", 2e-4)])
+def test_what_the_paper_leaves_open_is_as_the_departures_say(scale, last):
+    recipe = load(f"paper/{scale}")
+    end = shape(recipe.total_steps - 1, recipe.total_steps, recipe.lr)
+    assert (recipe.lr.peak * end, recipe.lr.alpha * end) == pytest.approx((1e-5, last))
+    config = recipe.config()
+    assert (config.norm_eps, config.blocks.rope_theta, AttentionOptions().rope_theta, FusedOptions().rope_theta) == (
+        1e-5,
+        *[1e4] * 3,
+    )
+
+
 def test_memory_kept_for_the_backward_pass_is_less_when_it_is_recomputed():
     kept, again = (predict(load("tiny/amor-mamba2", ["context=64", f"recompute={r}"]), 1e12, "given") for r in ("false", "true"))
     assert 0 < again["memory"]["activations"] < kept["memory"]["activations"]
     assert kept["memory"]["optimiser"] == 8 * kept["parameters"]
+
+
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_memory_of_a_context_too_long_to_walk_is_what_walking_it_would_count(monkeypatch, recompute):
+    recipe = load("tiny/amor-mamba2", ["context=1024", "micro_batch=2", f"recompute={recompute}"])
+    model = build(recipe.config(), device="meta")
+    walked = activations(model, recipe)
+    monkeypatch.setattr("amor.train.predict.MOST_TOKENS", 512)
+    assert activations(model, recipe) == pytest.approx(walked, rel=0.01)
 
 
 def test_the_rate_warms_up_to_the_peak_and_ends_at_the_floor():
@@ -101,11 +124,11 @@ def test_a_run_shorter_than_its_warm_up_only_warms_up():
         ("model.changes.widht=64", "did you mean 'width'"),
         ("precision=fp16", "bf16"),
         ("distributed=fsdp2", "did you mean 'fsdp'"),
-        ("batch=2.5", "not a whole number"),
-        ("batch=0", "at least 1"),
-        ("optimiser.betas=[0.9, 1.0]", "[0, 1)"),
+        ("batch=2.5", "batch: expected int, got float"),
+        ("batch=0", "batch: expected int >= 1, not 0"),
+        ("optimiser.betas=[0.9, 1.0]", "optimiser.betas[1]: expected float < 1.0, not 1"),
         ("tokens=100000", "one of the two"),
-        ("lr=3", "write [lr]"),
+        ("lr=3", "lr: expected object, got int"),
         ("batch.size=3", "nothing inside"),
         ("batch", "key=value"),
     ],

@@ -6,15 +6,16 @@ import shutil
 import signal
 
 import pytest
-from kills import finished, survives
-from training import KilledError, Killer, Watch, left_by, same, small_recipe, trained
+from kills import FEW, TOKENIZERS, finished, survives, survives_three
+from training import KilledError, Killer, Watch, corpus, left_by, same, small_recipe, trained
 
 import amor
 from amor.cli import main
 from amor.errors import AmorError
 from amor.presets import NAMES
 from amor.train import checkpoint
-from amor.train.loop import train
+from amor.train.distributed import form
+from amor.train.loop import Trainer, train
 from amor.train.watch import Observer
 
 
@@ -82,7 +83,7 @@ def test_killed_inside_a_checkpoint_loses_no_checkpoint(prepared, tmp_path, unbr
 
     class Arm(Observer):
         def on_step(self, metrics):
-            if metrics["step"] == 6:
+            if metrics.step == 6:
                 monkeypatch.setattr(where, name, kill)
 
     with pytest.raises(KilledError):
@@ -103,20 +104,49 @@ def test_kill_9_is_never_stopped(prepared, tmp_path, step, inside):
     assert found["kept"] in ((3, 6) if inside else (3,))
 
 
+@pytest.fixture(scope="module")
+def spelled(prepared, tmp_path_factory):
+    """The invented text as bytes and as pieces of words."""
+    (other,) = (name for name in TOKENIZERS if name != "bytes")
+    return {"bytes": prepared, other: corpus(tmp_path_factory.mktemp("pieces"), other)}
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_kill_9_three_times_in_sixty_steps_is_never_stopped_also_where_a_lone_token_fires(spelled, tmp_path, case):
+    survives_three(case, spelled[case.tokenizer], tmp_path)
+
+
+def test_what_a_run_resumes_with_lies_in_memory_as_in_a_fresh_run(halted, prepared, tmp_path):
+    """Products of a few rows round by it."""
+
+    class Look(Observer):
+        def on_step(self, metrics):
+            for t in (*self.of.model.parameters(), *self.of.model.buffers()):
+                self.off.append(t.data_ptr() % 64)
+            for state in self.of.optimizer.state.values():
+                self.off += [t.data_ptr() % 64 for t in state.values()]
+
+    for out in (tmp_path / "fresh", halted(tmp_path / "run")):
+        team, look = form("none", "cpu"), Look()
+        look.of, look.off = Trainer(small_recipe(prepared), checkpoint.Run(out), team, [look], {}), []
+        look.of.go("auto")
+        assert look.off and not any(look.off)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(prepared, tmp_path, unbroken, number, code):
     class Ask(Watch):
         def on_step(self, metrics):
-            if metrics["step"] == 3:
+            if metrics.step == 3:
                 os.kill(os.getpid(), number)
 
     ask = Ask()
     summary = train(small_recipe(prepared), tmp_path / "run", observers=[ask])
     assert (summary["exit"], summary["step"], summary["done"]) == (code, 3, False)
-    assert [e["event"] for e in ask.events] == ["stopped"] and f"--out {tmp_path / 'run'}" in ask.events[0]["message"]
+    assert [e.event for e in ask.events] == ["stopped"] and f"--out {tmp_path / 'run'}" in ask.events[0].message
     assert left_by(tmp_path / "run")["trainer"]["step"] == 3
     again = trained(small_recipe(prepared), tmp_path / "run")
-    assert again["watch"].steps[0]["step"] == 4
+    assert again["watch"].steps[0].step == 4
     same(again, unbroken)
 
 
@@ -137,9 +167,9 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(prepared, tm
         moments = next((folder / "optimizer").glob("*.distcp"))
         moments.write_bytes(moments.read_bytes()[:-1] + b"!")
     again = trained(small_recipe(prepared), out)
-    said = [e["message"] for e in again["watch"].events if e["event"] == "damaged"]
+    said = [e.message for e in again["watch"].events if e.event == "damaged"]
     assert len(said) == 1 and "step-000004 is damaged" in said[0]
-    assert again["watch"].steps[0]["step"] == 3
+    assert again["watch"].steps[0].step == 3
     assert (out / "checkpoints/damaged-step-000004").is_dir()
     same(again, unbroken)
 
@@ -153,7 +183,7 @@ def test_a_full_disk_is_said_and_leaves_the_checkpoint_before(prepared, tmp_path
 
     class Fill(Observer):
         def on_step(self, metrics):
-            if metrics["step"] == 6:
+            if metrics.step == 6:
                 place = {"model": (checkpoint.model_folder, "save"), "moments": (checkpoint, "_write_moments")}
                 monkeypatch.setattr(*place.get(where, (checkpoint, "replace_file")), full)
 
@@ -221,7 +251,7 @@ def test_another_run_is_refused_and_another_rate_is_said(prepared, tmp_path):
     with pytest.raises(AmorError, match="no checkpoint to resume"):
         train(small_recipe(prepared), tmp_path / "new", go_on="yes")
     found = trained(small_recipe(prepared, lr={"peak": 1e-4}, micro_batch=2), out)
-    said = {e["key"]: (e["was"], e["now"]) for e in found["watch"].events if e["event"] == "changed"}
+    said = {e.key: (e.was, e.now) for e in found["watch"].events if e.event == "changed"}
     assert said == {"lr.peak": (2e-3, 1e-4)}
 
 

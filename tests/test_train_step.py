@@ -134,10 +134,10 @@ def test_the_first_step_decides_with_the_statistics_of_its_own_batch_and_takes_t
     found = s(0)
     seen = buffers(s.model)
     scores = [g.score.flatten() for g in stepper(prepared).read(next(iter(s.pieces(0))), 1.0).gates]
-    for k, block in enumerate(found["blocks"]):
+    for k, block in enumerate(found.blocks):
         assert int(seen[f"blocks.{k}.gate.updates"]) == 1
-        assert block["mu"] == float(seen[f"blocks.{k}.gate.mu"]) == float(scores[k].median())
-        assert block["fire"] == float((scores[k] > block["tau"]).double().mean()) and 0.2 < block["fire"] < 0.6
+        assert block.mu == float(seen[f"blocks.{k}.gate.mu"]) == float(scores[k].median())
+        assert block.fire == float((scores[k] > block.tau).double().mean()) and 0.2 < block.fire < 0.6
 
 
 def test_a_step_decides_with_the_statistics_from_before_it_and_then_takes_in_its_own(prepared):
@@ -148,10 +148,10 @@ def test_a_step_decides_with_the_statistics_from_before_it_and_then_takes_in_its
         scores = [g.score.flatten() for g in s.read(next(iter(s.pieces(1))), 1.0).gates]
     found = s(1)
     after = buffers(s.model)
-    for k, block in enumerate(found["blocks"]):
+    for k, block in enumerate(found.blocks):
         mu = before[f"blocks.{k}.gate.mu"]
-        assert block["mu"] == float(mu)
-        assert block["fire"] == float((scores[k] > block["tau"]).double().mean())
+        assert block.mu == float(mu)
+        assert block.fire == float((scores[k] > block.tau).double().mean())
         close(after[f"blocks.{k}.gate.mu"], torch.lerp(mu, scores[k].median(), 0.5))
         assert int(after[f"blocks.{k}.gate.updates"]) == 2
 
@@ -163,7 +163,7 @@ def test_evaluation_changes_no_gate_statistic_and_no_weight(prepared, steps):
         s(step)
     before = {name: t.clone() for name, t in s.model.state_dict().items()}
     found = evaluate(s.model, Drawn(other_text(prepared), 0, 8), 4, s.forward, s.team.sum)
-    assert all((0 < rate < 1) == bool(steps) for rate in found["fire"])  # a gate that has met no data is asked too
+    assert all((0 < rate < 1) == bool(steps) for rate in found.fire)  # a gate that has met no data is asked too
     assert all(torch.equal(t, before[name]) for name, t in s.model.state_dict().items())
 
 
@@ -196,7 +196,7 @@ def test_a_spike_is_said_and_skipped_only_if_the_recipe_says_so(prepared, tmp_pa
     s.spikes = Spikes(10.0, [1e-6] * ENOUGH)
     before = {n: t.clone() for n, t in s.model.state_dict().items()}
     found = s(1)
-    assert found["spike"] == ("skipped" if skip else "taken")
+    assert found.spike == ("skipped" if skip else "taken")
     assert skip == all(torch.equal(t, before[n]) for n, t in s.model.state_dict().items())
     assert s.updates == (1 if skip else 2)
 
@@ -210,7 +210,7 @@ def test_a_number_that_is_not_finite_stops_the_run_before_it_harms_and_is_named(
 
     class Count(Watch):
         def on_step(self, metrics):
-            calls["step"] = metrics["step"]
+            calls["step"] = metrics.step
 
     def breaks(self, x):
         y = whole(self, x)

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from laws import SMALL
 
+from amor import typed
 from amor.cli import demo
 from amor.data import sotu
 from amor.data.prepare import Request, prepare
+from amor.gates.base import Evidence, MedianGate, Verdict
+from amor.records.run import Event, Step
 from amor.run import Run
 from amor.train.loop import train
 from amor.train.recipe import Recipe, load
@@ -23,7 +26,7 @@ VOCAB = 257  # bytes and an end of text
 QUICK = {"blocks.gate_options": {"eta": 0.5}}
 
 
-def corpus(folder: Path) -> Path:
+def corpus(folder: Path, tokenizer: str = "bytes") -> Path:
     """60 documents of invented words, some much more common than others; the same every time."""
     chance = random.Random(0)
     words = ["".join(chance.choice("abcdefghijklmnop") for _ in range(chance.randint(2, 6))) for _ in range(150)]
@@ -32,7 +35,7 @@ def corpus(folder: Path) -> Path:
     for number in range(60):
         picked = (chance.choice(words[:20] if chance.random() < 0.7 else words) for _ in range(200))
         (texts / f"{number:03d}.txt").write_text(" ".join(picked) + "\n")
-    prepare(Request(inputs=(str(texts),), tokenizer="bytes", valid=0.1), folder / "data", workers=1)
+    prepare(Request(inputs=(str(texts),), tokenizer=tokenizer, valid=0.1), folder / "data", workers=1)
     return folder / "data"
 
 
@@ -53,6 +56,20 @@ def small_recipe(data: Path, name: str = "amor-mamba2", changes: Mapping[str, An
     return Recipe.from_dict(tree)
 
 
+class Lone(MedianGate):
+    """The paper's gate in one step, and in the next one that fires on a single token of every call: that of the highest score."""
+
+    kind = "lone"
+    needs = frozenset({"entropy"})
+
+    def forward(self, evidence: Evidence) -> Verdict:
+        assert evidence.entropy is not None
+        score = evidence.entropy
+        if int(self.updates) % 2:
+            return self.judge(score)
+        return Verdict(torch.arange(score.numel()).view_as(score) == score.argmax(), score)
+
+
 def pattern(name: str) -> str:
     """Two layers that hold every mixer of the architecture."""
     base = "gated_deltanet" if "gated-deltanet" in name else "attention" if name == "transformer" else "mamba2"
@@ -64,14 +81,14 @@ class Watch(Observer):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.steps: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any]] = []
+        self.steps: list[Step] = []
+        self.events: list[Event] = []
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
+    def on_step(self, metrics: Step) -> None:
         self.steps.append(metrics)
 
-    def on_event(self, about: dict[str, Any]) -> None:
-        self.events.append(about)
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
 
 
 class KilledError(BaseException):
@@ -84,8 +101,8 @@ class Killer(Observer):
     def __init__(self, step: int):
         self.step = step
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
-        if metrics["step"] == self.step:
+    def on_step(self, metrics: Step) -> None:
+        if metrics.step == self.step:
             raise KilledError
 
 
@@ -110,7 +127,7 @@ def left_by(out: Path) -> dict[str, Any]:
         if isinstance(about, TensorStorageMetadata)
     }
     dcp.load(held, storage_reader=dcp.FileSystemReader(latest / "optimizer"), no_dist=True)
-    lines = [{key: value for key, value in line.items() if key != "timing"} for line in Run(out).lines()]
+    lines = [{key: value for key, value in typed.tree(line).items() if key != "timing"} for line in Run(out).lines()]
     trainer = json.loads((latest / "trainer.json").read_text())
     return {"weights": load_file(latest / "model.safetensors"), "moments": held, "metrics": lines, "trainer": trainer}
 

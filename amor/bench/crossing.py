@@ -10,9 +10,9 @@ from amor.models.amor import Amor
 from amor.presets import ARCHITECTURES, SCALES
 
 
-def paper_break_even(vocab: int, rate: float) -> float:
+def paper_break_even(vocab: int, rate: float) -> float | None:
     """The paper's: one attention saved on 1 - f of tokens pays for one reading of the head: (1 - f) 4 L D = 2 V D."""
-    return vocab / (2 * (1 - rate))
+    return vocab / (2 * (1 - rate)) if rate < 1 else None
 
 
 def attention_layers(name: str, scale: str) -> float:

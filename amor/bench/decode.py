@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.model:
         model, ids = opened(args.model, args.text)
         found |= firing_on(model, ids)
-        found["firing"] = firing_rates(model, ids)
+        found |= {"model": model.config.name, "firing": firing_rates(model, ids)}
     else:
         plan = Plan(table, scale, numbers(args.contexts, int), numbers(args.fire_rates, float), args)
         for part in args.parts.split(","):

@@ -10,28 +10,30 @@ from typing import Any
 import torch
 
 from amor.bench.timing import best
+from amor.records.run import Machine
+from amor.threads import waiting
 
 GEMM_SIZE = 1536  # three matrices of 9 MB: large enough for the full rate, a tenth of a second a round
 READ_BYTES = 512 * 2**20  # well past any cache
 
 
-def describe() -> dict[str, Any]:
+def describe() -> Machine:
     """What runs here, without measuring anything."""
     import amor
 
-    found: dict[str, Any] = {
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_gb": round(total_memory() / 2**30, 1),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "simd": torch.backends.cpu.get_cpu_capability(),
-        "amor": amor.__version__,
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
-    return found
+    return Machine(
+        cpu=cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        threads=torch.get_num_threads(),
+        waiting=waiting(),
+        memory_gb=round(total_memory() / 2**30, 1),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=str(torch.__version__),  # a text of a class of its own
+        simd=torch.backends.cpu.get_cpu_capability(),
+        amor=amor.__version__,
+        gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
+    )
 
 
 def cpu_model() -> str:

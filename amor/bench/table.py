@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from amor import typed
 from amor.bench import machine
 from amor.bench.ratio import Ratio, paired
 from amor.bench.timing import Times, clock_name, count_cpu_time
@@ -98,13 +101,13 @@ class Table:
 
     def result(self) -> dict[str, Any]:
         """As JSON, comparable across commits."""
-        ceilings = {"gemm_gflops": machine.gemm_rate(), "read_gbs": machine.bandwidth()}
+        here = replace(machine.describe(), gemm_gflops=machine.gemm_rate(), read_gbs=machine.bandwidth())
         return {
             "suite": self.suite,
             "quick": self.quick,
             "clock": clock_name(),
             "commit": commit(),
-            "machine": machine.describe() | ceilings,
+            "machine": typed.tree(here),
             "kernels": {op: choice(op, "cpu")[0] for op in BACKENDS},
             "asked": self.asked,
             "rows": [asdict(row) for row in self.rows],

@@ -21,10 +21,11 @@ from amor.errors import AmorError
 from amor.models.build import build
 from amor.ops.backends import kernels
 from amor.presets import NAMES
+from amor.records.run import GateLine
 from amor.train.distributed import Team
 from amor.train.optim import adamw, groups
 from amor.train.recipe import Recipe, load
-from amor.train.step import Stepper
+from amor.train.step import Stepper, Taken
 
 BY_TORCH = "head=chunked,linear=reference"  # where the native form multiplies matrices unseen by torch
 
@@ -40,7 +41,7 @@ class Drawn:
         return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
 
-def stepper(recipe: Recipe) -> Callable[[], dict[str, Any]]:
+def stepper(recipe: Recipe) -> Callable[[], Taken]:
     """A call takes the next step of a recipe, as the trainer does. The first has been taken: gates have met their batch."""
     model = build(recipe.config(), recipe.seed)
     watch(model)
@@ -50,10 +51,10 @@ def stepper(recipe: Recipe) -> Callable[[], dict[str, Any]]:
     return lambda: step(next(number))
 
 
-def counted(side: Callable[[], dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+def counted(side: Callable[[], Taken]) -> tuple[int, tuple[GateLine, ...]]:
     """FLOPs of the products of one more step, and what its blocks found. Torch counts its own products, so it does them all."""
     with kernels(BY_TORCH), FlopCounterMode(display=False) as counter:
-        blocks = side().get("blocks", [])
+        blocks = side().blocks
     return counter.get_total_flops(), blocks
 
 
@@ -76,7 +77,7 @@ def throughput(table: Table, rounds: int, **shape: int) -> Row:
         flops[name], blocks = counted(side)
         row.found[f"GFLOP of products, {name}"] = flops[name] / 1e9
         if blocks:
-            row.found[f"firing rate, {name}"] = sum(block["fire"] for block in blocks) / len(blocks)
+            row.found[f"firing rate, {name}"] = sum(block.fire for block in blocks) / len(blocks)
     for name in NAMES:
         row.found[f"tokens/s, {name}"] = one.step_tokens / row.seconds[name]
         row.found[f"share of GEMM rate, {name}"] = flops[name] / row.seconds[name] / 1e9 / machine.gemm_rate()

@@ -1,18 +1,21 @@
 """The command line: `amor <verb>`. One file a verb; its docstring is its help.
 
 A verb module defines `arguments(parser)` and `run(args) -> dict`. It prints for people as it goes; the dict is what it
-found, printed as the last line when `--json` is given. A wrong input is an AmorError: one line, exit code 2.
+found, printed as the last line when `--json` is given. A wrong input is an AmorError: one line, exit code 2. Anything else that
+is raised is a bug of ours: one line that says so, exit code 70. With `--debug` both are shown with where they came from.
 A verb that finds a failure puts `"ok": False` into its dict and the command leaves with exit code 1, or with `"exit"`.
 """
 
 import argparse
 import ast
 import importlib
+import io
 import json
 import os
 import pkgutil
 import re
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +24,9 @@ from amor.errors import AmorError, nearest
 
 # The table of contents: verbs in the order a user meets them. A verb not named here is listed last.
 ORDER = ["demo", "info", "doctor", "check", "prepare", "train", "report", "generate", "trace", "bench"]
+
+
+BUG = 70  # the exit code of a mistake in the program: EX_SOFTWARE of sysexits.h
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,7 +57,11 @@ def verbs() -> dict[str, str]:
 def contents() -> str:
     lines = [f"  {name:<10} {words}" for name, words in verbs().items()]
     head = ["amor: a language model that pays for attention only where it is unsure.", "", "usage: amor <verb> [options]", ""]
-    foot = ["", "amor <verb> --help tells what a verb takes; every verb takes --json to end with one line of JSON."]
+    foot = [
+        "",
+        "amor <verb> --help tells what a verb takes; every verb takes --json to end with one line of JSON,",
+        "and --debug to show where an error came from.",
+    ]
     return "\n".join([*head, *lines, *foot])
 
 
@@ -72,7 +82,13 @@ def main(words: list[str] | None = None) -> int:
         print(f"amor: no verb {shortened(words[0])!r}; {nearest(words[0], verbs())}", file=sys.stderr)
         return 2
     keep_freed_memory()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text, and a terminal need not know every letter
     return run_verb(words[0], words[1:])
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def parser_of(verb: str) -> Parser:
@@ -81,6 +97,7 @@ def parser_of(verb: str) -> Parser:
     parser = Parser(prog=f"amor {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON holding what was found")
+    parser.add_argument("--debug", action="store_true", help="of an error also show where it came from")
     return parser
 
 
@@ -93,10 +110,15 @@ def shortened(name: object) -> str:
 def run_verb(verb: str, words: list[str]) -> int:
     module = importlib.import_module(f"amor.cli.{verb}")
     args = parser_of(verb).parse_args(words)
+    if any("\0" in word for word in words):
+        print(f"amor {verb}: an argument holds a NUL, which no path and no text may", file=sys.stderr)
+        return 2
     try:
         found: dict[str, Any] = module.run(args) or {}
     except AmorError as error:
-        print(f"amor {verb}: {error}", file=sys.stderr)
+        if args.debug:
+            traceback.print_exc()
+        print(f"amor {verb}: {one_line(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -107,6 +129,12 @@ def run_verb(verb: str, words: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"\namor {verb}: stopped", file=sys.stderr)
         return 130
+    except Exception as error:  # nothing is hidden: it is named a bug, and --debug shows where
+        if args.debug:
+            traceback.print_exc()
+        more = "" if args.debug else " (run again with --debug for where)"
+        print(f"amor {verb}: a bug: {type(error).__name__}: {one_line(error)}{more}", file=sys.stderr)
+        return BUG
     if args.json:
         print(json.dumps(found))
     return found.get("exit", 0 if found.get("ok", True) else 1)

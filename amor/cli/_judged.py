@@ -1,34 +1,33 @@
 """Gate value accounting in the terminal: what was found in sentences, then the tables they come from."""
 
-from typing import Any
-
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from amor.records.value import Value
 from amor.study.page import about, tables
+from amor.study.verdict import sentences
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
-    console.print(Text(f"{found['model']}: {about(found)}", style="bold"))
-    for sentence in found["verdict"]:
+def show(console: Console, found: Value) -> None:
+    console.print(Text(f"{found.model}: {about(found)}", style="bold"))
+    for sentence in sentences(found):
         console.print(Padding(Text(sentence, style="yellow" if sentence.startswith("Poor") else ""), (0, 0, 0, 2)))
     for title, rows in tables(found).items():
         console.print()
         console.print(table(title, rows))
     console.print()
     console.print(table("Loss against firing rate", curve(found)))
-    for note in found["notes"]:
+    for note in found.notes:
         console.print(Text(note, style="dim"))
 
 
-def curve(found: dict[str, Any]) -> list[list[str]]:
-    names = ("gate", "random", "oracle")
-    rows = [["asked for", "fired on", *names, "± se"]]
-    for point in found["curve"]:
-        losses = [f"{point[name]['nll']:.4f}" if name in point else "-" for name in names]
-        rows.append([f"{point['aim']:g}", f"{point['fire_rate']:.3f}", *losses, f"{point['oracle']['se']:.4f}"])
+def curve(found: Value) -> list[list[str]]:
+    rows = [["asked for", "fired on", "gate", "random", "oracle", "± se"]]
+    for point in found.curve:
+        losses = ["-" if level is None else f"{level.nll:.4f}" for level in (point.gate, point.random, point.oracle)]
+        rows.append([f"{point.aim:g}", f"{point.fire_rate:.3f}", *losses, f"{point.oracle.se:.4f}"])
     return rows
 
 

@@ -1,10 +1,10 @@
 """What every verb that takes a model shares: naming it, changing it, opening it."""
 
 import argparse
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amor import typed
 from amor.config import Config
 from amor.errors import AmorError
 from amor.presets import NAMES, SCALES, every_name, preset
@@ -33,10 +33,7 @@ def changes(words: list[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise AmorError(f"--set {word!r}: write it as key=value, e.g. blocks.count=1")
-        try:
-            found[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key] = value
+        found[key] = typed.toml_value(value)
     return found
 
 
@@ -57,7 +54,7 @@ def model_config(args: argparse.Namespace) -> Config:
 
     name = named(args)
     if is_preset(args):
-        return preset(name, "tiny" if args.scale is None else args.scale, **changes(args.set))
+        return preset(name, "tiny" if args.scale is None else args.scale).change(**changes(args.set))
     return load_config(name).change(**changes(args.set))
 
 

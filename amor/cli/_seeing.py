@@ -4,7 +4,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from msgspec.structs import replace
+
+from amor import typed
 from amor.bench.machine import describe, gemm_rate
+from amor.records.run import Machine
 from amor.run import Run
 from amor.train.display import flops_per_token, for_people
 from amor.train.recipe import Recipe
@@ -27,14 +31,15 @@ def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
     from amor.train.look import look
 
     found = look(run, data)
-    return {"report": str(report.write(run)), **{key: found[key] for key in ("step", "judged", "unigram")}}
+    told = {"step": found.step, "judged": typed.tree(found.judged), "unigram": typed.tree(found.unigram)}
+    return {"report": str(report.write(run)), **told}
 
 
 @contextmanager
-def seeing(recipe: Recipe) -> Iterator[tuple[list[Observer], dict[str, Any]]]:
+def seeing(recipe: Recipe) -> Iterator[tuple[list[Observer], Machine]]:
     """Observers for a run of this recipe, and its machine; the terminal and the trackers are given back however it ends."""
     machine = measured(recipe)
-    ceiling = machine.get("gemm_gflops")
+    ceiling = machine.gemm_gflops
     with ExitStack() as stack:
         shown = for_people(ceiling * 1e9 if ceiling else None)
         stack.callback(shown.close)
@@ -44,9 +49,9 @@ def seeing(recipe: Recipe) -> Iterator[tuple[list[Observer], dict[str, Any]]]:
         yield [shown, *tracking, Reporter()], machine
 
 
-def measured(recipe: Recipe) -> dict[str, Any]:
+def measured(recipe: Recipe) -> Machine:
     """The machine, with its ceiling where one process trains on the CPU: the only one that is measured."""
     machine = describe()
-    if recipe.distributed == "none" and (recipe.device == "cpu" or (recipe.device == "auto" and not machine["gpus"])):
-        machine |= {"gemm_gflops": round(gemm_rate(), 1), "flops_per_token": flops_per_token(recipe.to_dict())}
+    if recipe.distributed == "none" and (recipe.device == "cpu" or (recipe.device == "auto" and not machine.gpus)):
+        return replace(machine, gemm_gflops=round(gemm_rate(), 1), flops_per_token=flops_per_token(recipe))
     return machine

@@ -4,48 +4,48 @@ Without colours the row `H` says the same: the tenths of the entropy, 0 to 9.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from amor.records.trace import Token, Trace
 from amor.study.figures.canvas import BLOCKS, ENTROPY
 
 LABEL = 8  # columns before every row
 FIRED, SKIPPED = "●", "·"
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
+def show(console: Console, found: Trace) -> None:
     """One trace: its strip, its losses, and a table by class of token."""
-    if found["title"]:
-        console.print(Text(found["title"], style="bold"))
+    if found.title:
+        console.print(Text(found.title, style="bold"))
     strip(console, found)
     console.print(losses(found), highlight=False)
     console.print(classes(found))
 
 
-def strip(console: Console, found: dict[str, Any]) -> None:
+def strip(console: Console, found: Trace) -> None:
     """The tokens on as many lines as they take, each line with its entropies and the blocks that fired."""
-    values = [entropy(token) for token in found["tokens"]]
+    values = [entropy(token) for token in found.tokens]
     low, high = min(values), max(values)
-    for line in lines(found["tokens"], console.width - LABEL):
+    for line in lines(found.tokens, console.width - LABEL):
         tokens = Text(" " * LABEL)
         digits = Text("H".ljust(LABEL), style="dim")
-        rows = [Text(f"block {k}".ljust(LABEL), style=BLOCKS[k % len(BLOCKS)]) for k in range(found["blocks"])]
+        rows = [Text(f"block {k}".ljust(LABEL), style=BLOCKS[k % len(BLOCKS)]) for k in range(found.blocks)]
         for token in line:
-            word = shown(token["text"])
+            word = shown(token.text)
             tokens.append(word, style=f"#111111 on {shade(entropy(token), low, high)}")
             digits.append(str(min(int(entropy(token) * 10), 9)).center(cell_len(word)))
-            for row, fired in zip(rows, token["fire"]):
+            for row, fired in zip(rows, token.fire):
                 row.append((FIRED if fired else SKIPPED).center(cell_len(word)), style="" if fired else "dim")
         for row in (tokens, digits, *rows, Text()):
             console.print(row, no_wrap=True, crop=True)
 
 
-def entropy(token: dict[str, Any]) -> float:
-    return (token["entropy"] or [token["final_entropy"]])[0]
+def entropy(token: Token) -> float:
+    return (token.entropy or (token.final_entropy,))[0]
 
 
 def shade(value: float, low: float, high: float) -> str:
@@ -63,50 +63,50 @@ def shown(text: str) -> str:
     return made or "∅"
 
 
-def lines(tokens: Sequence[dict[str, Any]], width: int) -> Iterator[list[dict[str, Any]]]:
+def lines(tokens: Sequence[Token], width: int) -> Iterator[list[Token]]:
     """Tokens on lines of a width; a line of the text ends one here too."""
-    line: list[dict[str, Any]] = []
+    line: list[Token] = []
     used = 0
     for token in tokens:
-        size = cell_len(shown(token["text"]))
+        size = cell_len(shown(token.text))
         if line and used + size > width:
             yield line
             line, used = [], 0
         line.append(token)
         used += size
-        if token["text"].endswith("\n"):
+        if token.text.endswith("\n"):
             yield line
             line, used = [], 0
     if line:
         yield line
 
 
-def losses(found: dict[str, Any]) -> str:
+def losses(found: Trace) -> str:
     """What attention changed, over the whole text."""
-    loss, scored = found["loss"], [t["p"] for t in found["tokens"] if t["p"]]
-    if loss["as_is"] is None:
+    loss, scored = found.loss, [t.p for t in found.tokens if t.p]
+    if loss.as_is is None or loss.closed is None or loss.open is None:
         return "one token: nothing to predict"
-    if not found["blocks"]:
-        return f"nats a token: {loss['as_is']:.3f} over {len(scored)} tokens; this model has no gated blocks"
-    better = sum(p["as_is"] > p["closed"] for p in scored)
-    worse = sum(p["as_is"] < p["closed"] for p in scored)
-    rates = " / ".join(f"{100 * rate:.0f} %" for rate in found["fire_rate"])
+    if not found.blocks:
+        return f"nats a token: {loss.as_is:.3f} over {len(scored)} tokens; this model has no gated blocks"
+    better = sum(p.as_is > p.closed for p in scored)
+    worse = sum(p.as_is < p.closed for p in scored)
+    rates = " / ".join(f"{100 * rate:.0f} %" for rate in found.fire_rate)
     return (
         f"fired on {rates} of tokens\n"
-        f"nats a token: {loss['as_is']:.3f} as it is, {loss['closed']:.3f} all closed, {loss['open']:.3f} all open\n"
+        f"nats a token: {loss.as_is:.3f} as it is, {loss.closed:.3f} all closed, {loss.open:.3f} all open\n"
         f"attention raised the probability of {better} tokens and lowered that of {worse}, of {len(scored)}"
     )
 
 
-def classes(found: dict[str, Any]) -> Table:
+def classes(found: Trace) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     table.add_column("class of token")
-    heads = ["tokens", "entropy", *(f"fires {k}" for k in range(found["blocks"])), "surprise"]
+    heads = ["tokens", "entropy", *(f"fires {k}" for k in range(found.blocks)), "surprise"]
     for head in heads:
         table.add_column(head, justify="right")
-    for row in found["summary"]:
-        mean = f"{row['entropy'][0]:.2f}" if row["entropy"] else "-"
-        fires = [f"{100 * rate:.0f} %" for rate in row["fire_rate"]]
-        surprise = "-" if row["surprise"] is None else f"{row['surprise']:.2f}"
-        table.add_row(row["class"], f"{row['count']:,}", mean, *fires, surprise)
+    for row in found.summary:
+        mean = f"{row.entropy[0]:.2f}" if row.entropy else "-"
+        fires = [f"{100 * rate:.0f} %" for rate in row.fire_rate]
+        surprise = "-" if row.surprise is None else f"{row.surprise:.2f}"
+        table.add_row(row.name, f"{row.count:,}", mean, *fires, surprise)
     return table

@@ -14,10 +14,10 @@ import argparse
 import importlib
 import json
 import pkgutil
-from pathlib import Path
 from typing import Any
 
 from amor.errors import AmorError, nearest
+from amor.files import file_to_write, written
 
 
 def suites() -> list[str]:
@@ -51,6 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("--out", metavar="FILE", help="write what was found as JSON")
         # also after the suite's name; SUPPRESS, so that not giving it here does not undo one given before
         each.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="end with one line of JSON")
+        each.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error came from")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -58,17 +59,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     if getattr(args, "rounds", 1) < 1:
         raise AmorError(f"--rounds {args.rounds}: at least one round is needed")
-    if args.out and (Path(args.out).is_dir() or not Path(args.out).parent.is_dir()):  # said before minutes are spent
-        raise AmorError(f"--out {args.out} cannot be written: give a file in a folder that is there")
+    out = file_to_write(args.out) if args.out else None
     limits = bars.load(args.bars, rows_of_suites()) if args.bars else []
     found = suite(args.suite).run(args)
     judged = bars.judge(found, limits)
     if args.bars:
         bars.show(judged)
     found |= bars.as_json(judged)
-    if args.out:
-        try:
-            Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
-        except OSError as error:
-            raise AmorError(f"--out {args.out} cannot be written: {error}") from None
+    if out:
+        with written(out):
+            out.write_text(json.dumps(found, indent=1) + "\n")
     return found

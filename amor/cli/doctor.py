@@ -10,6 +10,8 @@ import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any
 
+from amor import typed
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -41,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.bench import machine
 
-    found: dict[str, Any] = {"machine": machine.describe(), "packages": packages(), "operators": operators()}
+    found: dict[str, Any] = {"machine": typed.tree(machine.describe()), "packages": packages(), "operators": operators()}
     if not args.quick:
         found["gemm_gflops"] = round(machine.gemm_rate(), 1)
         found["bandwidth_gbs"] = round(machine.bandwidth(), 1)
@@ -101,6 +103,7 @@ def draw(found: dict[str, Any]) -> None:
     m = found["machine"]
     console.print(f"[bold]machine[/]   {m['cpu']}, {m['cores']} cores, {m['threads']} threads, {m['memory_gb']} GB, {m['simd']}")
     console.print(f"          Python {m['python']}, torch {m['torch']}, GPUs: {', '.join(m['gpus']) or 'none'}")
+    console.print(f"          threads wait: {m['waiting']}", soft_wrap=True)
     if "gemm_gflops" in found:
         console.print(
             f"[bold]ceilings[/]  {found['gemm_gflops']} GFLOP/s (float32 products), {found['bandwidth_gbs']} GB/s (memory read)"

@@ -20,8 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from amor import typed
 from amor.cli._model import opened
 from amor.errors import AmorError
+from amor.files import file_to_write, written
 
 if TYPE_CHECKING:
     from amor.decode.engine import Engine
@@ -101,6 +103,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if tokenizer is None:
         raise AmorError("the model folder holds no tokenizer.json; name one with --tokenizer")
     prompts = given(args)
+    out = file_to_write(args.out) if args.out else None
     gates = chosen([block.gate for block in model.each_block()], args.gate, args.fire_rate)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty, args.seed)
     engine = Engine(model, Savings(cheap=args.cheap), args.weights, gates=gates)
@@ -112,8 +115,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - began - engine.tally.prompt_seconds
     if shown is None and not args.json and not args.out:
         show_all(texts)
-    if args.out:
-        write(Path(args.out), texts)
+    if out:
+        write(out, texts)
     found = closing(engine, texts, seconds)
     if args.weights != "float32":
         found["perplexity"] = effect(engine, tokenizer, texts)
@@ -141,10 +144,7 @@ def given(args: argparse.Namespace) -> list[str]:
 
 
 def _prompt(line: str, where: str) -> str:
-    try:
-        held = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise AmorError(f"{where} is not JSON ({error})") from error
+    held = typed.json_tree(line, where)
     prompt = held.get("prompt") if isinstance(held, dict) else held
     if not isinstance(prompt, str):
         raise AmorError(f'{where}: write a text, or an object with a text under "prompt"')
@@ -186,23 +186,23 @@ def show_all(texts: list["Text"]) -> None:
 
 
 def write(path: Path, texts: list["Text"]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(asdict(t), ensure_ascii=False) + "\n" for t in texts), encoding="utf-8")
+    with written(path):
+        path.write_text("".join(json.dumps(asdict(t), ensure_ascii=False) + "\n" for t in texts), encoding="utf-8")
 
 
 def closing(engine: "Engine", texts: list["Text"], seconds: float) -> dict[str, Any]:
     """The closing line, on standard error so that a pipe gets the text alone."""
     tally = engine.tally
-    written = sum(len(t.tokens) for t in texts)
+    count = sum(len(t.tokens) for t in texts)
     found = {
-        "tokens": written,
-        "tokens_per_second": written / max(seconds, 1e-9),
+        "tokens": count,
+        "tokens_per_second": count / max(seconds, 1e-9),
         "fire_rates": tally.fire_rates,
         "head_passes_a_token": tally.head_passes_a_token,
         "attention_skipped": tally.skipped if tally.blocks else None,
         "path": engine.path,
     }
-    words = [f"{written} tokens", f"{found['tokens_per_second']:.1f} tokens/s"]
+    words = [f"{count} tokens", f"{found['tokens_per_second']:.1f} tokens/s"]
     if tally.blocks:
         words.append("fired " + " ".join(f"{rate:.0%}" for rate in tally.fire_rates))
     words.append(f"{tally.head_passes_a_token:.2f} head passes a token")

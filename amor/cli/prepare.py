@@ -5,12 +5,13 @@
   amor prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --out data/edu --tokenizer llama-3.1 --valid 0.001
 
 Inputs are .txt, .jsonl (also .gz), .parquet, folders of them, or hf:NAME. Run the same command again after a stop or a kill:
-it goes on where it was, and the result is the same to the bit. FOLDER/train and FOLDER/valid are what `amor train` reads.
+it goes on where it was, and the result is the same to the bit. `amor train RECIPE --data FOLDER` trains on FOLDER/train and
+is judged by FOLDER/valid.
 """
 
 import argparse
+import shlex
 import time
-from pathlib import Path
 from typing import Any
 
 from amor.data.prepare import Preparation, Request
@@ -19,6 +20,9 @@ from amor.data.sources import Reading
 from amor.data.stats import unigram_entropy
 from amor.data.tokenizer import NAMES
 from amor.errors import AmorError
+from amor.presets import SCALES
+
+RECIPE = "tiny/amor-mamba2"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +65,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if "valid" in splits:
         found["unigram_entropy"] = unigram_entropy(splits["train"], splits["valid"])
         print(f"a model must beat {found['unigram_entropy']:.3f} nats a token on {args.out}/valid (token frequencies alone)")
-    print(f"{seconds:.1f} s; train with {Path(args.out) / 'train'}")
+    print(f"{seconds:.1f} s; train with: {advice(args.out, splits['train'].vocab)}")
     return {"folder": str(args.out), "seconds": seconds, **found}
+
+
+def advice(out: str, vocab: int) -> str:
+    """A command that trains on the folder, and is judged by what it holds out."""
+    command = f"amor train {RECIPE} --data {shlex.quote(out)}"
+    return command if vocab <= SCALES["tiny"]["vocab"] else f"{command} --set model.changes.vocab={vocab}"
 
 
 def _said(name: str, shards: Shards) -> dict[str, Any]:

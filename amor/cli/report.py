@@ -12,10 +12,10 @@ paper's figures beside ours, as Markdown, and with --figure tokens/s against con
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from amor import typed
 from amor.errors import AmorError
 from amor.run import Run
 
@@ -59,31 +59,27 @@ def report(folder: Run, data: str | None, quick: bool) -> dict[str, Any]:
 def side_by_side(folders: list[Run], figure: str | None) -> dict[str, Any]:
     from amor.study import runs
 
-    found = runs.compare(folders)
-    print("\n".join(runs.lines(found)))
-    picture("runs", found, figure)
-    return found
+    rows = runs.compare(folders)
+    print("\n".join(runs.lines(rows)))
+    picture("runs", rows, figure)
+    return {"runs": [row.json() for row in rows]}
 
 
 def decoded(file: Path, figure: str | None) -> dict[str, Any]:
     """The table of a decode benchmark, and its figure."""
+    from amor.records.bench import Decode
     from amor.study.decode import table
 
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise AmorError(f"{file} cannot be read: {error}") from None
-    if not isinstance(found, dict) or found.get("suite") != "decode":
-        raise AmorError(f"{file} was not written by amor bench decode --out")
+    found = typed.read(Decode, file)
     text = table(found)
-    if not text or (figure and not found.get("curves")):
+    if not text or (figure and not found.curves):
         raise AmorError(f"{file} has no tokens/s against context; measure them with amor bench decode --parts contexts")
     print(text)
     picture("decode", found, figure)
     return {"table": text, "figure": figure}
 
 
-def picture(name: str, found: dict[str, Any], file: str | None) -> None:
+def picture(name: str, found: Any, file: str | None) -> None:
     if file:
         from amor.study import figures
 

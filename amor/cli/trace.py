@@ -13,14 +13,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amor import typed
 from amor.cli._model import opened
 from amor.errors import AmorError, nearest
+from amor.files import file_to_write, folder_to_write
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from amor.gates.base import Gate
     from amor.models.amor import Amor
+    from amor.records.trace import Traces
+    from amor.records.value import Value
 
 PRESETS = ("paper",)
 
@@ -59,6 +63,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     model, tokenizer = opened(args)
     gates = chosen(own_gates(model), args.gate, args.fire_rate)
+    for path in (args.html, args.png, args.svg):
+        if path:
+            file_to_write(path)
+    if args.out:
+        folder_to_write(args.out)
     return judge(args, model, tokenizer, gates) if args.value else show(args, model, tokenizer, gates)
 
 
@@ -81,12 +90,7 @@ def texts(args: argparse.Namespace) -> dict[str, str]:
 
 
 def content(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise AmorError(f"{path} cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise AmorError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    return typed.read_text(Path(path), most=1 << 30)
 
 
 def spelled_by(tokenizer: "Tokenizer | None") -> "Tokenizer":
@@ -101,6 +105,7 @@ def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None",
     from amor.cli import _strip
     from amor.judge.trace import trace
     from amor.judge.windows import encode
+    from amor.records.trace import Traces
 
     if args.limit < 1:
         raise AmorError(f"--limit {args.limit}: give the number of tokens to trace, at least 1")
@@ -112,8 +117,8 @@ def show(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None",
         traces.append(trace(model, speller, ids[: args.limit], title, gates))
         _strip.show(console, traces[-1])
         console.print()
-    found = {"traces": traces}
-    return found | {"written": write(args, "trace", found)}
+    found = Traces(traces=tuple(traces))
+    return typed.tree(found) | {"written": write(args, "trace", found)}
 
 
 def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None", gates: "list[Gate]") -> dict[str, Any]:
@@ -137,23 +142,21 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
     passes = value_passes(len(model.each_block()))
     with Progress("judging the gate", passes * cut.tokens.numel(), " tokens") as progress:
         found = value(model, cut, gates, seen=progress.add)
-    found["verdict"] = sentences(found)
     _judged.show(Console(highlight=False), found)
-    return found | {"written": write(args, "value", found)}
+    return typed.tree(found) | {"verdict": sentences(found), "written": write(args, "value", found)}
 
 
-def write(args: argparse.Namespace, name: str, found: dict[str, Any]) -> list[str]:
+def write(args: argparse.Namespace, name: str, found: "Traces | Value") -> list[str]:
     """The files that were asked for; --out asks for all of them."""
     from amor.study import page
 
     out = Path(args.out) if args.out else None
     files = []
     if out:
-        out.mkdir(parents=True, exist_ok=True)
         files.append(page.write_json(out / f"{name}.json", found))
     for path in [args.html, *([out / f"{name}.html"] if out else [])]:
         if path:
-            files.append(page.write(path, name, found))
+            files.append(page.write(path, found))
     pictures = [p for p in (args.png, args.svg) if p] + ([out / f"{name}.png", out / f"{name}.svg"] if out else [])
     if pictures:
         from amor.study import figures

@@ -8,7 +8,7 @@
 
 RUN gets config.json, metrics.jsonl, events.jsonl and checkpoints; RUN/latest is a model folder, RUN/report.html
 shows how it went. docs/training.md tells more.
-Exit codes: 0 done; 2 something to mend, said in one line; 130 or 143 stopped by Ctrl-C or SIGTERM after a checkpoint.
+Exit codes: 0 done; 2 something to mend, said in one line; 70 a bug; 130 or 143 stopped by Ctrl-C or SIGTERM after a checkpoint.
 """
 
 import argparse

@@ -12,6 +12,8 @@ import re
 import numpy as np
 from tokenizers import Tokenizer
 
+from amor.errors import AmorError
+
 # Before a space with a visible character on its left and a letter on its right. Every byte-level pattern in use begins a word
 # there, whatever stands around it, so the two sides can be encoded apart; __init__ asks the tokenizer whether it does.
 CUT = re.compile(r"(?<=\S)(?= [A-Za-z])")
@@ -49,7 +51,12 @@ class Encoder:
         return np.frombuffer(ids, dtype=self.dtype)
 
     def _spelled(self, texts: list[str]) -> list[bytes]:
-        found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:
+            if type(error) is not Exception:  # which is what the library raises where a text has no spelling
+                raise
+            raise AmorError(f"the tokenizer has no spelling for this text ({error}); use another tokenizer") from error
         return [np.array(encoding.ids, dtype=self.dtype).tobytes() for encoding in found]
 
     def pieces(self, text: str, size: int) -> list[str]:

@@ -11,27 +11,44 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
+from amor import typed
 from amor.data.encode import encoded
 from amor.data.encoder import Encoder
 from amor.data.progress import Progress
-from amor.data.shards import FORMAT, MANIFEST, TOKENIZER, Manifest, Shards, dtype_for
-from amor.data.sources import Reading, find_sources
+from amor.data.shards import (
+    MANIFEST,
+    MOST_SHARD,
+    TOKENIZER,
+    Manifest,
+    Origin,
+    Sha256,
+    Shards,
+    ShardTokens,
+    SourceName,
+    Split,
+    dtype_for,
+)
+from amor.data.sources import Reading, Source, find_sources
 from amor.data.tokenizer import bpe_size, end_of_text, load, load_file, tokenizer_hash, train_bpe, vocabulary
-from amor.data.writer import Writer, Written, disk, write_whole
+from amor.data.writer import AGAIN, Writer, Written, disk, write_whole
 from amor.errors import AmorError
+from amor.files import folder_to_write, written
+from amor.typed import Count, Share
 
 JOURNAL, LOCK = "prepare.json", ".lock"
-SPLITS = ("train", "valid")
+SPLITS: tuple[Split, ...] = ("train", "valid")
+MOST_WORKERS = 1024
 PIECE = 1 << 18  # characters encoded at a time: small enough to share one long document among workers
 PARCEL = 1 << 20  # characters sent to a worker at a time
 SAMPLE = 1 << 28  # characters a BPE is trained on at most, from the beginning of the training documents
@@ -54,50 +71,71 @@ class Request:
             raise AmorError(f"a validation share of {self.valid} is not in [0, 1); 0.05 holds out a twentieth of the documents")
         if self.valid and self.valid_inputs:
             raise AmorError("both a validation share and validation files are given; give one")
-        if self.shard_tokens < 1:
-            raise AmorError(f"shards of {self.shard_tokens} tokens; give at least 1")
+        if not 1 <= self.shard_tokens <= MOST_SHARD:
+            raise AmorError(f"shards of {self.shard_tokens} tokens; give 1 to {MOST_SHARD:,}")
         bpe_size(self.tokenizer)
 
 
 class Place(NamedTuple):
     """A document: which source, and its number in it."""
 
-    source: int
-    document: int
+    source: Count
+    document: Count
 
 
 class Piece(NamedTuple):
     """Part of a document, on its way to a split. The last part closes the document and says how long all of it was."""
 
-    split: str
+    split: Split
     place: Place
     last: bool
     text_bytes: int
     seen: int
 
 
-@dataclass
-class Journal:
+class Planned(NamedTuple):
+    """A source as it was found."""
+
+    split: Split
+    name: SourceName
+    bytes: Count | None
+    changed: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What two runs must share for one to continue the other."""
+
+    format: Literal[1]  # of the shards
+    sources: tuple[Planned, ...]
+    tokenizer: str
+    valid: Share
+    reading: Reading
+    shard_tokens: ShardTokens
+    end_of_text: str | None
+
+
+class Journal(typed.File, frozen=True, kw_only=True):
     """How far a preparation is: kept on disk, replaced whole, always at a document boundary of both splits."""
 
-    plan: dict[str, Any]
+    plan: Plan
     next: Place
-    written: dict[str, Written]
+    written: Mapping[Split, Written]
     done: bool = False
+    tokenizer_hash: Sha256 | None = None  # None in journals of before it was kept
 
     @classmethod
     def load(cls, path: Path) -> Journal | None:
-        if not path.is_file():
+        if not path.exists():
             return None
-        held = json.loads(path.read_text())
-        written = {split: Written.from_dict(w) for split, w in held["written"].items()}
-        return cls(held["plan"], Place(*held["next"]), written, held["done"])
-
-    def save(self, path: Path) -> None:
-        written = {split: w.to_dict() for split, w in self.written.items()}
-        write_whole(
-            path, json.dumps({"plan": self.plan, "next": self.next, "written": written, "done": self.done}, indent=1) + "\n"
-        )
+        try:
+            found = typed.read(cls, path)
+        except AmorError as error:
+            raise AmorError(f"{error}; {AGAIN}") from None
+        splits = {source.split for source in found.plan.sources} | ({"valid"} if found.plan.valid else set())
+        if found.written.keys() != splits or found.next.source >= len(found.plan.sources):
+            raise AmorError(f"{path} contradicts itself (splits {sorted(found.written)}, next {list(found.next)}); {AGAIN}")
+        return found
 
 
 class Preparation:
@@ -105,19 +143,20 @@ class Preparation:
 
     def __init__(self, request: Request, out: str | Path, workers: int | None = None, save_every: float = 10.0) -> None:
         self.request, self.out, self.save_every = request, Path(out), save_every
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = len(os.sched_getaffinity(0)) if workers is None else workers
+        if not 1 <= self.workers <= MOST_WORKERS:
+            raise AmorError(f"{self.workers} workers; give 1 to {MOST_WORKERS:,}")
         train = find_sources(list(request.inputs), request.reading)
         held = find_sources(list(request.valid_inputs), request.reading) if request.valid_inputs else []
         both = {s.name for s in train} & {s.name for s in held}
         if both:
             raise AmorError(f"{sorted(both)[0]} is given for training and for validation; give it once")
-        self.sources = [("train", s) for s in train] + [("valid", s) for s in held]
+        self.sources: list[tuple[Split, Source]] = [("train", s) for s in train] + [("valid", s) for s in held]
         self.splits = SPLITS if held or request.valid else SPLITS[:1]
 
-    def run(self, overwrite: bool = False) -> dict[str, Shards]:
+    def run(self, overwrite: bool = False) -> dict[Split, Shards]:
         """Write what is missing and return the splits. A finished folder is opened, a stopped one is continued."""
-        with disk(self.out):
-            self.out.mkdir(parents=True, exist_ok=True)
+        folder_to_write(self.out)
         with _alone(self.out):
             journal = None if overwrite else self._found()
             if journal is None:
@@ -126,45 +165,47 @@ class Preparation:
                 self._write(journal)
         return {split: Shards.open(self.out / split) for split in self.splits}
 
-    def plan(self) -> dict[str, Any]:
-        """What two runs must share for one to continue the other."""
-        sources = [[split, s.name, s.bytes, s.changed] for split, s in self.sources]
-        request = {k: v for k, v in asdict(self.request).items() if k not in ("inputs", "valid_inputs")}
-        return json.loads(json.dumps({"format": FORMAT, "sources": sources, **request}))
+    def plan(self) -> Plan:
+        sources = tuple(Planned(split, s.name, s.bytes, s.changed) for split, s in self.sources)
+        asked = self.request
+        return Plan(1, sources, asked.tokenizer, asked.valid, asked.reading, asked.shard_tokens, asked.end_of_text)
 
     def _found(self) -> Journal | None:
-        try:
-            journal = Journal.load(self.out / JOURNAL)
-        except (ValueError, TypeError, KeyError) as error:
-            raise AmorError(f"{self.out / JOURNAL} cannot be read ({error}); begin again with --overwrite") from error
+        journal = Journal.load(self.out / JOURNAL)
         if journal is None:
             there = [split for split in SPLITS if (self.out / split).exists()]
             if there:
                 raise AmorError(f"{self.out / there[0]} exists and was not begun by `amor prepare`; choose another --out")
             return None
-        plan = self.plan()
-        differs = sorted(k for k in plan.keys() | journal.plan.keys() if plan.get(k) != journal.plan.get(k))
+        differs = _differs(journal.plan, self.plan())
         begun = journal.done or any(w.tokens for w in journal.written.values())
         if differs and not begun:
             return None  # an attempt that failed at its first document is in nobody's way
         if differs:
             state = "data prepared" if journal.done else "an unfinished preparation"
-            words = "; ".join(f"{k} {_brief(journal.plan.get(k))} there, {_brief(plan.get(k))} asked" for k in differs)
-            raise AmorError(f"{self.out} holds {state} otherwise ({words}); use another --out, or --overwrite")
+            raise AmorError(f"{self.out} holds {state} otherwise ({'; '.join(differs)}); use another --out, or --overwrite")
+        gone = [split for split in self.splits if journal.done and not (self.out / split / MANIFEST).exists()]
+        if gone:
+            raise AmorError(f"{self.out / gone[0] / MANIFEST} is gone, though the preparation ended; {AGAIN}")
         return journal
 
     def _begin(self) -> Journal:
         """A clean folder, and the tokenizer before anything else: from then on only its file counts."""
         for split in SPLITS:
             shutil.rmtree(self.out / split, ignore_errors=True)
-        (self.out / JOURNAL).unlink(missing_ok=True)
+        with disk(self.out):
+            (self.out / JOURNAL).unlink(missing_ok=True)
         size = bpe_size(self.request.tokenizer)
         tokenizer = load(self.request.tokenizer) if size is None else self._trained(size)
         end_of_text(tokenizer, self.request.end_of_text)
         write_whole(self.out / TOKENIZER, tokenizer.to_str())
-        journal = Journal(self.plan(), Place(0, 0), {split: Written() for split in self.splits})
-        journal.save(self.out / JOURNAL)
+        fresh = {split: Written() for split in self.splits}
+        journal = Journal(plan=self.plan(), next=Place(0, 0), written=fresh, tokenizer_hash=tokenizer_hash(tokenizer))
+        self._save(journal)
         return journal
+
+    def _save(self, journal: Journal) -> None:
+        write_whole(self.out / JOURNAL, typed.text(journal))
 
     def _trained(self, size: int) -> Tokenizer:
         total = sum(s.bytes or 0 for _, s in self.sources) or None
@@ -181,13 +222,13 @@ class Preparation:
             if left <= 0:
                 return
 
-    def _documents(self, start: Place) -> Iterator[tuple[str, Place, str, int]]:
+    def _documents(self, start: Place) -> Iterator[tuple[Split, Place, str, int]]:
         """Split, place, text and bytes seen so far, of every document from `start` on."""
         before = sum(s.bytes or 0 for _, s in self.sources[: start.source])
         for index, (split, source) in islice(enumerate(self.sources), start.source, None):
             skip = start.document if index == start.source else 0
             for number, document in enumerate(source.documents(skip), start=skip):
-                chosen = "valid" if split == "train" and self._held_out(document.text) else split
+                chosen: Split = "valid" if split == "train" and self._held_out(document.text) else split
                 yield chosen, Place(index, number), document.text, before + document.seen
             before += source.bytes or 0
 
@@ -218,6 +259,8 @@ class Preparation:
 
     def _write(self, journal: Journal) -> None:
         tokenizer = load_file(self.out / TOKENIZER)
+        if journal.tokenizer_hash not in (None, tokenizer_hash(tokenizer)):
+            raise AmorError(f"{self.out / TOKENIZER} is not the tokenizer this preparation began with; {AGAIN}")
         vocab, end = vocabulary(tokenizer), end_of_text(tokenizer, self.request.end_of_text)
         writers = {s: Writer(self.out / s, vocab, self.request.shard_tokens, journal.written[s]) for s in self.splits}
         parcels = self._parcels(journal.next, Encoder(tokenizer, dtype_for(vocab)))
@@ -225,49 +268,60 @@ class Preparation:
         try:
             with Progress(f"preparing {self.out}", total, "B") as progress:
                 for labels, ids in encoded(parcels, self.out / TOKENIZER, dtype_for(vocab), self.workers):
-                    self._append(journal, writers, labels, ids, end)
-                    progress.to(labels[-1].seen, f"{sum(w.written.tokens for w in writers.values()):,} tokens")
+                    journal = self._append(journal, writers, labels, ids, end)
+                    progress.to(labels[-1].seen, f"{sum(w.tokens for w in writers.values()):,} tokens")
         finally:
             for writer in writers.values():
                 writer.close()
         self._finish(journal, writers, vocab, end, tokenizer_hash(tokenizer))
 
-    def _append(self, journal: Journal, writers: dict[str, Writer], labels: list[Piece], ids: list[np.ndarray], end: int) -> None:
+    def _append(
+        self, journal: Journal, writers: dict[Split, Writer], labels: list[Piece], ids: list[np.ndarray], end: int
+    ) -> Journal:
+        """The journal after these pieces, which is on the disk now and then."""
         for piece, tokens in zip(labels, ids):
             writer = writers[piece.split]
             writer.append(tokens)
             if piece.last:
                 writer.append(np.array([end], dtype=writer.dtype))
                 writer.count(self.sources[piece.place.source][1].name, piece.text_bytes)
-                journal.next = Place(piece.place.source, piece.place.document + 1)
+                journal = msgspec.structs.replace(journal, next=Place(piece.place.source, piece.place.document + 1))
                 self._save_now_and_then(journal, writers)
+        return journal
 
     _saved = 0.0
 
-    def _save_now_and_then(self, journal: Journal, writers: dict[str, Writer]) -> None:
+    def _save_now_and_then(self, journal: Journal, writers: dict[Split, Writer]) -> None:
         if time.monotonic() - self._saved >= self.save_every:
             for writer in writers.values():
                 writer.sync()
-            journal.save(self.out / JOURNAL)
+            self._save(msgspec.structs.replace(journal, written=_held(writers)))
             self._saved = time.monotonic()
 
-    def _finish(self, journal: Journal, writers: dict[str, Writer], vocab: int, end: int, tokenizer: str) -> None:
+    def _finish(self, journal: Journal, writers: dict[Split, Writer], vocab: int, end: int, tokenizer: str) -> None:
         for split, writer in writers.items():
-            if not writer.written.documents:
+            if not writer.documents:
                 raise AmorError(self._nothing(split, writers))
             writer.finish()
         for split, writer in writers.items():
-            w = writer.written
-            sources = tuple({"name": name, "documents": n} for name, n in w.by_source.items())
-            counts = (w.tokens, w.documents, w.text_bytes, self.request.shard_tokens)
-            manifest = Manifest(FORMAT, dtype_for(vocab), vocab, tokenizer, end, *counts, tuple(w.shards), sources)
-            write_whole(self.out / split / MANIFEST, manifest.to_json())
-        journal.done = True
-        journal.save(self.out / JOURNAL)
+            manifest = Manifest(
+                dtype=dtype_for(vocab),
+                vocab=vocab,
+                tokenizer_hash=tokenizer,
+                end_of_text=end,
+                tokens=writer.tokens,
+                documents=writer.documents,
+                text_bytes=writer.text_bytes,
+                shard_tokens=self.request.shard_tokens,
+                shards=tuple(writer.shards),
+                sources=tuple(Origin(name, count) for name, count in writer.by_source.items()),
+            )
+            write_whole(self.out / split / MANIFEST, typed.text(manifest))
+        self._save(msgspec.structs.replace(journal, written=_held(writers), done=True))
 
-    def _nothing(self, split: str, writers: dict[str, Writer]) -> str:
+    def _nothing(self, split: Split, writers: dict[Split, Writer]) -> str:
         if split == "valid" and self.request.valid:
-            count = writers["train"].written.documents
+            count = writers["train"].documents
             return (
                 f"none of the {count:,} documents fell into the validation share of {self.request.valid}; raise --valid, "
                 "name files with --valid-files, or cut .txt files into documents with --separator"
@@ -276,10 +330,16 @@ class Preparation:
         return f"no document with text for {split} in {names}; give inputs that hold text"
 
 
+def _held(writers: dict[Split, Writer]) -> dict[Split, Written]:
+    return {split: writer.written for split, writer in writers.items()}
+
+
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Two preparations in one folder would write into each other; the lock ends with the process, however it ends."""
-    with disk(out), (out / LOCK).open("w") as file:
+    with written(out):
+        file = (out / LOCK).open("w")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -287,11 +347,17 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _brief(value: Any) -> str:
-    words = json.dumps(value)
+def _differs(there: Plan, asked: Plan) -> list[str]:
+    """What of two plans is not the same, in words."""
+    pairs = ((name, getattr(there, name), getattr(asked, name)) for name in there.__dataclass_fields__)
+    return [f"{name} {_brief(one)} there, {_brief(other)} asked" for name, one, other in pairs if one != other]
+
+
+def _brief(value: object) -> str:
+    words = json.dumps(msgspec.to_builtins(value))
     return words if len(words) <= 60 else f"{words[:57]}..."
 
 
-def prepare(request: Request, out: str | Path, workers: int | None = None, overwrite: bool = False) -> dict[str, Shards]:
+def prepare(request: Request, out: str | Path, workers: int | None = None, overwrite: bool = False) -> dict[Split, Shards]:
     """Write (or continue, or open) the shards of a request: split name -> opened shards."""
     return Preparation(request, out, workers).run(overwrite)

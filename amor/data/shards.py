@@ -9,68 +9,95 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
+from amor import typed
 from amor.data.progress import Progress
 from amor.errors import AmorError
+from amor.typed import Count, Positive
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-FORMAT = 1
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 BLOCK = 1 << 24  # bytes hashed at a time
+MOST_TOKENS = 1 << 24  # of a vocabulary: what counts tokens, or holds a row for each, stays in memory
+MOST_SHARD = 1 << 40  # tokens in one file
+
+Split = Literal["train", "valid"]
+Dtype = Literal["uint16", "uint32"]
+Vocab = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+FileName = Annotated[str, Meta(pattern=r"\A[0-9]{5,9}\.bin\Z")]  # so it cannot lead out of the folder
+SourceName = Annotated[str, Meta(min_length=1, max_length=8192)]  # a path, or hf:NAME
+ShardTokens = Annotated[int, Meta(ge=1, le=MOST_SHARD)]
 
 
 @dataclass(frozen=True)
 class Shard:
     """One file of a split: its name, how many tokens it holds, and the sha256 of its bytes."""
 
-    file: str
-    tokens: int
-    sha256: str
+    file: FileName
+    tokens: ShardTokens
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Origin:
+    """How many documents of a split are from one source."""
+
+    name: SourceName
+    documents: Positive
+
+
+class Manifest(typed.File, frozen=True, kw_only=True, rename={"version": "format"}):
     """What a split must hold. It has no date and no machine in it: the same input gives the same bytes."""
 
-    format: int
-    dtype: str  # uint16 or uint32: the smaller one that holds the vocabulary
-    vocab: int
-    tokenizer_hash: str
-    end_of_text: int  # the token that closes every document
-    tokens: int
-    documents: int
-    text_bytes: int  # of the documents in UTF-8: bits a byte compare across tokenizers
-    shard_tokens: int  # tokens in every shard but the last
+    version: int = 1  # on disk "format"
+    dtype: Dtype  # the smaller one that holds the vocabulary
+    vocab: Vocab
+    tokenizer_hash: Sha256
+    end_of_text: Count  # the token that closes every document
+    tokens: Positive
+    documents: Positive
+    text_bytes: Count  # of the documents in UTF-8: bits a byte compare across tokenizers
+    shard_tokens: ShardTokens  # tokens in every shard but the last
     shards: tuple[Shard, ...]
-    sources: tuple[dict[str, Any], ...]
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
+    sources: tuple[Origin, ...]
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
+        """The manifest of a split, which must not contradict itself."""
         path = folder / MANIFEST
+        if not path.exists():
+            raise AmorError(f"{folder} holds no {MANIFEST}; {_where_instead(folder)}")
         try:
-            held = json.loads(path.read_text())
-        except FileNotFoundError as error:
-            raise AmorError(f"{folder} holds no {MANIFEST}; {_where_instead(folder)}") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise AmorError(f"{path} is not JSON ({error}); prepare the data again") from error
-        if not isinstance(held, dict) or held.get("format") != FORMAT:
-            found = held.get("format") if isinstance(held, dict) else held
-            raise AmorError(f"{path} has format {found!r}, this version reads {FORMAT}; prepare the data again")
-        if held.keys() != {f.name for f in fields(cls)}:
-            wrong = sorted(held.keys() ^ {f.name for f in fields(cls)})
-            raise AmorError(f"{path} does not have the fields of a manifest (differs in {wrong}); prepare the data again")
-        return cls(**{**held, "shards": tuple(Shard(**s) for s in held["shards"]), "sources": tuple(held["sources"])})
+            found = typed.read(cls, path)
+        except AmorError as error:
+            raise AmorError(f"{error}; prepare the data again") from None
+        wrong = found._contradiction()
+        if wrong:
+            raise AmorError(f"{path} contradicts itself ({wrong}); prepare the data again")
+        return found
+
+    def _contradiction(self) -> str:
+        counts = [s.tokens for s in self.shards]
+        if sum(counts) != self.tokens:
+            return f"tokens {self.tokens:,}, in shards {sum(counts):,}"
+        if any(n != self.shard_tokens for n in counts[:-1]) or counts[-1] > self.shard_tokens:
+            return f"shards of other sizes than shard_tokens {self.shard_tokens:,}"
+        if self.dtype != dtype_for(self.vocab):
+            return f"dtype {self.dtype}, vocab {self.vocab:,}"
+        if self.end_of_text >= self.vocab:
+            return f"end_of_text {self.end_of_text:,}, vocab {self.vocab:,}"
+        return ""
 
 
 def _where_instead(folder: Path) -> str:
@@ -79,10 +106,10 @@ def _where_instead(folder: Path) -> str:
         return f"its splits do: give {folder / inside[0]}"
     if (folder.parent / "prepare.json").is_file():
         return "its preparation did not end; run the same `amor prepare` again, it goes on where it stopped"
-    return "write one with `amor prepare INPUT --out FOLDER` and give FOLDER/train"
+    return "write one with `amor prepare INPUT --out FOLDER`"
 
 
-def dtype_for(vocab: int) -> str:
+def dtype_for(vocab: int) -> Dtype:
     """The smaller of uint16 and uint32 that holds every id below vocab."""
     return "uint16" if vocab <= 1 << 16 else "uint32"
 
@@ -93,12 +120,17 @@ def little_endian(dtype: str) -> np.dtype:
 
 
 def sha256_of(path: Path, seen: Callable[[int], None] = lambda _: None) -> str:
+    return digest_of(path, seen).hexdigest()
+
+
+def digest_of(path: Path, seen: Callable[[int], None] = lambda _: None) -> hashlib._Hash:
+    """The sha256 of a file, which more can be added to."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
             seen(len(block))
-    return digest.hexdigest()
+    return digest
 
 
 class Shards:
@@ -117,13 +149,8 @@ class Shards:
         return shards
 
     def _check(self) -> None:
-        m = self.manifest
-        counts = [s.tokens for s in m.shards]
-        full = all(n == m.shard_tokens for n in counts[:-1]) and all(0 < n <= m.shard_tokens for n in counts)
-        if m.tokens < 1 or sum(counts) != m.tokens or not full or m.dtype != dtype_for(m.vocab):
-            raise AmorError(f"{self.folder / MANIFEST} contradicts itself (counts or dtype); prepare the data again")
         for path, shard in self.files():
-            wanted = shard.tokens * little_endian(m.dtype).itemsize
+            wanted = shard.tokens * little_endian(self.manifest.dtype).itemsize
             if not path.is_file():
                 raise AmorError(f"{path} is missing; copy the folder again or prepare the data again")
             if path.stat().st_size != wanted:
@@ -134,10 +161,14 @@ class Shards:
 
     def verify(self) -> None:
         """Read every byte and compare it with the manifest's sha256; the first wrong shard is an error."""
-        size = sum(path.stat().st_size for path, _ in self.files())
+        size = self.tokens * little_endian(self.manifest.dtype).itemsize
         with Progress(f"verifying {self.folder}", size, unit="B") as progress:
             for path, shard in self.files():
-                if sha256_of(path, progress.add) != shard.sha256:
+                try:
+                    found = sha256_of(path, progress.add)
+                except OSError as error:
+                    raise AmorError(f"{path} cannot be read ({error.strerror}); copy it or prepare it again") from error
+                if found != shard.sha256:
                     raise AmorError(f"{path} is corrupt (its sha256 is not the manifest's); copy it or prepare it again")
 
     @property
@@ -159,7 +190,7 @@ class Shards:
     @cached_property
     def hash(self) -> str:
         """A hash of what a model can see: the tokens and their meaning, not where they came from."""
-        seen = {key: value for key, value in asdict(self.manifest).items() if key != "sources"}
+        seen = {key: value for key, value in msgspec.to_builtins(self.manifest).items() if key != "sources"}
         return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
 
     def check(self, vocab: int | None = None, tokenizer_hash: str | None = None) -> None:
@@ -194,9 +225,16 @@ class Shards:
         while done < count:
             index, offset = divmod(start + done, self.manifest.shard_tokens)
             piece = self._map(index)[offset : offset + count - done]
+            if piece.max() >= self.vocab:  # here: a row that no embedding has is met by every reader, and costs microseconds
+                raise self._beyond(index, offset, piece)
             out[done : done + len(piece)] = piece
             done += len(piece)
         return out
+
+    def _beyond(self, index: int, offset: int, piece: np.ndarray) -> AmorError:
+        path, place = self.folder / self.manifest.shards[index].file, int(np.argmax(piece >= self.vocab))
+        words = f"token {piece[place]:,} at place {offset + place:,} is beyond the vocabulary of {self.vocab:,}"
+        return AmorError(f"{path}: {words}; copy it or prepare it again")
 
     def pieces(self, size: int = 1 << 22) -> Iterator[np.ndarray]:
         """The whole stream in order, a piece at a time."""
@@ -205,6 +243,31 @@ class Shards:
 
     def _map(self, index: int) -> np.ndarray:
         if index not in self._maps:
-            path = self.folder / self.manifest.shards[index].file
-            self._maps[index] = np.memmap(path, dtype=little_endian(self.manifest.dtype), mode="r")
+            shard = self.manifest.shards[index]
+            path = self.folder / shard.file
+            try:
+                found = np.memmap(path, dtype=little_endian(self.manifest.dtype), mode="r")
+            except (OSError, ValueError) as error:  # gone, not ours to read, or of a size that is no number of tokens
+                raise AmorError(f"{path} cannot be read ({error}); copy it or prepare it again") from error
+            if len(found) != shard.tokens:
+                raise AmorError(f"{path} holds {len(found):,} tokens instead of {shard.tokens:,}: it changed while it was read")
+            self._maps[index] = np.asarray(found)  # a plain array: slices of a memmap cost more than what they hold
         return self._maps[index]
+
+
+def splits(folder: str | Path) -> tuple[Shards, Shards | None]:
+    """What is trained on and what is held out for validation: FOLDER/train and FOLDER/valid, as `amor prepare` writes them.
+
+    FOLDER/train means the same as FOLDER. A folder that is a split by itself holds nothing out.
+    """
+    folder = Path(folder)
+    if folder.name == "train" and (folder / MANIFEST).exists():
+        folder = folder.parent
+    elif (folder / MANIFEST).exists():
+        return Shards.open(folder), None
+    train = Shards.open(folder / "train")
+    if not (folder / "valid").exists():
+        return train, None
+    valid = Shards.open(folder / "valid")
+    valid.check(tokenizer_hash=train.tokenizer_hash)
+    return train, valid

@@ -9,17 +9,22 @@ import codecs
 import gzip
 import importlib.util
 import json
+import os
+import stat
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Literal, NamedTuple, cast
 
 from amor.errors import AmorError
 
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 BLOCK = 1 << 24
+LONGEST = 1 << 30  # bytes of a document: one is held in memory whole, and a small .gz may unpack to anything
 
 
 class Document(NamedTuple):
@@ -76,7 +81,7 @@ def find_sources(inputs: list[str], reading: Reading) -> list[Source]:
             found.append(Source(name, reading))
             continue
         path = Path(name)
-        if path.is_dir():
+        if _kind(path) == "folder":
             inside = sorted(
                 p for p in path.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES) and not p.name.startswith(".")
             )
@@ -87,17 +92,29 @@ def find_sources(inputs: list[str], reading: Reading) -> list[Source]:
             found.append(_file(path, reading))
     if not found:
         raise AmorError("no input; give files, folders or hf:NAME")
-    repeated = {s.name for s in found if sum(t.name == s.name for t in found) > 1}
+    repeated = [name for name, count in Counter(s.name for s in found).items() if count > 1]
     if repeated:
-        raise AmorError(f"{sorted(repeated)[0]} is given twice; give every input once")
+        raise AmorError(f"{min(repeated)} is given twice; give every input once")
     return found
 
 
+def _kind(path: Path) -> Literal["file", "folder", "other"]:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise AmorError(f"no file or folder {path}; a dataset of the Hugging Face hub is written hf:{path}") from None
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise AmorError(f"{str(path)!r} cannot be read ({error})") from None
+    return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+
+
 def _file(path: Path, reading: Reading) -> Source:
-    if not path.exists():
-        raise AmorError(f"no file or folder {path}; a dataset of the Hugging Face hub is written hf:{path}")
+    if _kind(path) != "file":  # a pipe cannot be read again from where a kill left it
+        raise AmorError(f"{path} is no file; give files, folders or hf:NAME")
     if not path.name.endswith(SUFFIXES):
         raise AmorError(f"{path} cannot be read; suffixes: {', '.join(SUFFIXES)}")
+    if os.fsencode(path).decode("utf-8", "replace") != str(path):
+        raise AmorError(f"{str(path)!a}: the name is not UTF-8, so no manifest can hold it; rename the file")
     if path.name.endswith(".parquet"):
         need("pyarrow", f"to read {path}")
     status = path.stat()
@@ -121,8 +138,8 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
                 yield cast(IO[bytes], unpacked), raw
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise AmorError(f"{path} is not a whole gzip file ({error}); copy it again") from error
-    except PermissionError as error:
-        raise AmorError(f"{path} may not be read ({error.strerror})") from error
+    except OSError as error:
+        raise AmorError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
 def _decoded(held: bytes, reading: Reading, where: str) -> str:
@@ -136,16 +153,16 @@ def _decoded(held: bytes, reading: Reading, where: str) -> str:
 
 def _texts(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
     with _opened(path) as (file, raw):
-        for number, (start, held) in enumerate(_parts(file, reading.separator)):
+        for number, (start, held) in enumerate(_parts(file, reading.separator, path)):
             if number >= skip:
                 where = str(path) if start == 0 else f"{path} from byte {start} on"
                 yield Document(_decoded(held, reading, where), raw.tell())
 
 
-def _parts(file: IO[bytes], separator: str | None) -> Iterator[tuple[int, bytes]]:
+def _parts(file: IO[bytes], separator: str | None, path: Path) -> Iterator[tuple[int, bytes]]:
     """The bytes between separators, each with its offset; the separator itself belongs to no document."""
     if separator is None:
-        yield 0, file.read().removeprefix(codecs.BOM_UTF8)
+        yield 0, _bounded(file.read(LONGEST + 1), str(path)).removeprefix(codecs.BOM_UTF8)
         return
     mark, start, held = separator.encode(), 0, b""
     while block := file.read(BLOCK):
@@ -153,14 +170,21 @@ def _parts(file: IO[bytes], separator: str | None) -> Iterator[tuple[int, bytes]
         for part in whole:
             yield start, part
             start += len(part) + len(mark)
+        _bounded(held, f"{path} from byte {start} on")
     yield start, held
+
+
+def _bounded(held: bytes, where: str) -> bytes:
+    if len(held) > LONGEST:
+        raise AmorError(f"{where}: a document of more than {LONGEST >> 20:,} MB; cut it, .txt files with --separator")
+    return held
 
 
 def _lines(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
     documents = 0
     with _opened(path) as (file, raw):
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
+        for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), start=1):
+            if not _bounded(line, f"{path} line {number}").strip():
                 continue
             documents += 1
             if documents > skip:
@@ -172,13 +196,19 @@ def _line_text(line: bytes, reading: Reading, where: str) -> str:
         held = json.loads(_decoded(line.removeprefix(codecs.BOM_UTF8), reading, where))
     except json.JSONDecodeError as error:
         raise AmorError(f"{where} is not JSON ({error.msg} at column {error.colno})") from error
+    except ValueError as error:
+        if isinstance(error, AmorError):
+            raise
+        raise AmorError(f"{where} is not JSON that can be read ({error})") from error  # a number of thousands of digits
+    except RecursionError:
+        raise AmorError(f"{where}: nested too deeply") from None
     if not isinstance(held, dict) or reading.field not in held:
-        has = ", ".join(map(repr, held)) if isinstance(held, dict) else f"a {type(held).__name__}"
+        has = ", ".join(map(repr, list(held)[:20])) or "none" if isinstance(held, dict) else f"a {type(held).__name__}"
         raise AmorError(f"{where} has no field {reading.field!r}, it has {has}; choose one with --field")
     return text_of(held[reading.field], reading, where)
 
 
-def text_of(value: Any, reading: Reading, where: str) -> str:
+def text_of(value: object, reading: Reading, where: str) -> str:
     """A field's value, which must be a text that UTF-8 can hold."""
     if not isinstance(value, str):
         raise AmorError(f"{where}: field {reading.field!r} is a {type(value).__name__}, not a text; choose another with --field")
@@ -206,5 +236,6 @@ def _parquet(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
                     if row >= skip:
                         yield Document(text_of(value.as_py(), reading, f"{path} row {row}"), size * (row + 1) // total)
             first += rows
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise AmorError(f"{path} is not a whole parquet file ({error}); copy it again") from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        words = " ".join(str(error).split())
+        raise AmorError(f"{path} is not a whole parquet file of text ({words}); copy it again") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 
+from amor.data.shards import MOST_TOKENS
 from amor.errors import AmorError
 
 END_OF_TEXT = "<|end_of_text|>"
@@ -24,10 +25,10 @@ NAMES = "bytes, bpe:SIZE, llama-3.1, or the path of a tokenizer.json"
 
 def bpe_size(name: str) -> int | None:
     """The size in `bpe:SIZE`; None for any other name."""
-    match = re.fullmatch(r"bpe:([\d_,]+)", name)
+    match = re.fullmatch(r"bpe:([0-9][0-9_,]{0,20})", name)
     if match is None:
         if name.startswith("bpe"):
-            raise AmorError(f"tokenizer {name!r} has no size; write for instance bpe:4096")
+            raise AmorError(f"tokenizer {name[:40]!r} has no size; write for instance bpe:4096")
         return None
     size = int(re.sub("[_,]", "", match[1]))
     if not 257 <= size <= 1 << 20:
@@ -53,9 +54,12 @@ def load_file(path: str | Path) -> Tokenizer:
     if not path.is_file():
         raise AmorError(f"no file {path}; a tokenizer is {NAMES}")
     try:
-        return Tokenizer.from_file(str(path))
+        found = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for whatever is wrong in the file
         raise AmorError(f"{path} is not a tokenizer.json that the package tokenizers can read ({error})") from error
+    if not 1 <= vocabulary(found) <= MOST_TOKENS:  # asked first: the library counts every id up to the largest
+        raise AmorError(f"{path}: ids need a vocabulary of {vocabulary(found):,}; it may be 1 to {MOST_TOKENS:,}")
+    return found
 
 
 def byte_letters() -> dict[int, str]:
@@ -109,7 +113,7 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 def vocabulary(tokenizer: Tokenizer) -> int:
     """How many rows an embedding needs: one more than the largest id, for ids may have gaps."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:

@@ -72,17 +72,16 @@ def _fields(kind: type) -> list[tuple[str, Any]]:
 
 
 STRUCTS: dict[type, type[ctypes.Structure]] = {
-    kind: type(kind.__name__, (ctypes.Structure,), {"_fields_": _fields(kind)}) for kind in INSTRUCTIONS
+    kind: type(kind.__name__, (ctypes.Structure,), {"_fields_": _fields(kind), "__module__": __name__}) for kind in INSTRUCTIONS
 }
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    library = native.library(SOURCE)
-    library.walk.argtypes, library.walk.restype = [c_void_p, c_long, c_void_p, c_int], c_int
-    every: tuple[type[ctypes.Structure], ...] = (VectorStruct, HeldStruct, CallStruct, StepStruct, *STRUCTS.values())
-    native.agree(library.layout, [ctypes.sizeof(s) for s in every], SOURCE)
-    return library
+def library() -> ctypes.CDLL:
+    kinds = {f"{kind.__name__}.kind": kind.kind for kind in INSTRUCTIONS}
+    found = native.library(SOURCE, VectorStruct, HeldStruct, CallStruct, StepStruct, Weights, *STRUCTS.values(), **kinds)
+    found.walk.argtypes, found.walk.restype = [c_void_p, c_long, c_void_p, c_int], c_int
+    return found
 
 
 Pack = Callable[[Tensor], Matrix]
@@ -117,7 +116,7 @@ class Compiled:
         self.steps = (StepStruct * len(structs))(
             *(StepStruct(step.kind, ctypes.addressof(s)) for step, s in zip(program.steps, structs, strict=True))
         )
-        _library()
+        library()
 
     def _struct(self, step: Instruction) -> ctypes.Structure:
         values: list[Any] = []
@@ -178,7 +177,7 @@ class Compiled:
         if someone_counts():
             self._spend(count, layout, rows, first, last)
         begin = ctypes.addressof(self.steps) + first * ctypes.sizeof(StepStruct)
-        if _library().walk(begin, last - first, ctypes.addressof(call), torch.get_num_threads()):
+        if library().walk(begin, last - first, ctypes.addressof(call), torch.get_num_threads()):
             assert layout is not None
             raise AmorError(f"positions {layout.start.tolist()} lie outside the slots of the state; is it of this batch?")
 

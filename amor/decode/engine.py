@@ -143,12 +143,14 @@ class Engine:
     def resume(self, state: State) -> Session:
         """A session from a State that was saved or taken elsewhere; it is copied, and knows nothing of the next token yet."""
         self._current(begins=True)
+        self.model.admit(state)
         return Session(self, state.fork(), None)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State, best: bool = False) -> tuple[State, Next]:
         """One token a row, [B]; the State is written over. best: the logits of the next one may be left out."""
         self._current()
+        self.model.admit(state)
         before = replace(self.passes)
         if self.compiled is None:
             after, found = self._forward(tokens[:, None], state, "true_sparse")
@@ -161,7 +163,7 @@ class Engine:
         layout = state.layout(1, None, None)
         h, parts = compiled.through_layers(tokens, state, layout)
         if compiled.blocks is None:
-            mixed = replace(state, parts=(*parts, *state.parts[len(parts) :]))
+            mixed = state.read_on([*parts, *state.parts[len(parts) :]])
             return self._forward(tokens[:, None], mixed, "true_sparse", residual=h[:, None])
         kept: list[Part] = [{"kv": _keys(part).with_open_slots(layout)} for part in state.parts[len(parts) :]]
         reader = HeadReader(self.head, self.gates, lambda h, columns: walk.some_inputs(h, columns), self.savings.joint, best)

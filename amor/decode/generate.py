@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from amor.config import fill
+from amor import typed
 from amor.data.tokenizer import end_of_text
 from amor.decode.engine import Engine, Session
 from amor.decode.sample import Sampler, Sampling
@@ -18,6 +18,8 @@ from amor.models.amor import Amor
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+LONGEST = 1 << 20  # tokens written after a prompt at most
+ROOM = 1024  # tokens that keys and values are given room for at first; a text that grows longer is given more
 ROWS = 8  # texts written at the same time: as many as one pass over the weights serves
 
 
@@ -66,8 +68,8 @@ class Writer:
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, sampling: Sampling, max_tokens: int, stop: Sequence[str], rows: int = ROWS
     ):
-        if max_tokens < 1 or rows < 1:
-            raise AmorError(f"max_tokens {max_tokens}, rows {rows}: at least 1 of each is needed")
+        if not 1 <= max_tokens <= LONGEST or rows < 1:
+            raise AmorError(f"max_tokens {max_tokens}, rows {rows}: 1 to {LONGEST:,} tokens and at least 1 row are needed")
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self.max_tokens, self.stop, self.most = max_tokens, list(stop), rows
         self.last = end_of_text(tokenizer)
@@ -95,7 +97,7 @@ class Writer:
             return
         names, texts = zip(*(waiting.popleft() for _ in range(free)), strict=True)
         ids = [self.encode(text) for text in texts]
-        session = self.engine.prefill(ids, room=self.max_tokens)
+        session = self.engine.prefill(ids, room=min(self.max_tokens, ROOM))
         sampler = Sampler(self.sampling, names, ids, self.engine.model.config.vocab)
         for name in names:
             self.rows.append(_Row(name, Detokenizer(self.tokenizer), Stopper(self.stop), self.max_tokens))
@@ -181,7 +183,7 @@ def generate_batch(
         raise AmorError("generate_batch takes several prompts; generate takes one")
     engine = model if isinstance(model, Engine) else Engine(model)
     found = [Text(prompt) for prompt in prompts]
-    chosen = fill(Sampling, sampling, "sampling")
+    chosen = typed.convert(Sampling, sampling, "sampling")
     for piece in stream(engine, tokenizer, prompts, max_tokens=max_tokens, stop=stop, rows=rows, sampling=chosen):
         found[piece.row].take(piece)
     return found

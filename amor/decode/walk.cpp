@@ -9,6 +9,7 @@
 #include "conv/step.h"
 #include "delta/step.h"
 #include "gated_norm/step.h"
+#include "layout.h"
 #include "rowwise/step.h"
 #include "scan/step.h"
 #include "skinny.h"
@@ -33,19 +34,21 @@ struct Call {
 };
 
 // Fields in the order of amor/program.py; a held tensor is its place in Call::held, layers are matrices and their count.
-struct Product { Vector x, out; long add; const skinny::Weights* layers; long count; };
-struct Norm { Vector x, out; const float* weight; long size; float eps; };
-struct GatedNorm { Vector x, z, out; const float* weight; long size, gate_first; float eps; };
-struct Gate { Vector x, z, out; long act; };
-struct Add { Vector x, y, out; const float* scale; };
-struct Conv { Vector x, out; const float *taps, *bias; long window, reach; };
-struct Scan { Vector u, dt, B, C, out; const float *A, *D, *dt_bias; long state, heads, size, groups, states; };
-struct Delta { Vector q, k, v, a, b, out; const float *A, *dt_bias; long state, heads, size, value, rates; };
-struct Keys { Vector k, v; long kv, heads, size; };
-struct Attend { Vector q, out; long kv, heads, size; };
+struct Product { enum { kind = 0 }; Vector x, out; long add; const skinny::Weights* layers; long count; };
+struct Norm { enum { kind = 1 }; Vector x, out; const float* weight; long size; float eps; };
+struct GatedNorm { enum { kind = 2 }; Vector x, z, out; const float* weight; long size, gate_first; float eps; };
+struct Gate { enum { kind = 3 }; Vector x, z, out; long act; };
+struct Add { enum { kind = 4 }; Vector x, y, out; const float* scale; };
+struct Conv { enum { kind = 5 }; Vector x, out; const float *taps, *bias; long window, reach; };
+struct Scan { enum { kind = 6 }; Vector u, dt, B, C, out; const float *A, *D, *dt_bias; long state, heads, size, groups, states; };
+struct Delta { enum { kind = 7 }; Vector q, k, v, a, b, out; const float *A, *dt_bias; long state, heads, size, value, rates; };
+struct Keys { enum { kind = 8 }; Vector k, v; long kv, heads, size; };
+struct Attend { enum { kind = 9 }; Vector q, out; long kv, heads, size; };
 struct Step { long kind; const void* what; };
 
 namespace {
+
+using skinny::Weights;
 
 float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
 
@@ -187,16 +190,16 @@ struct Thread {  // one of a team
 template <class Work>
 void as_it_is(const Step& step, Work work) {
     switch (step.kind) {
-        case 0: return work(*(const Product*)step.what);
-        case 1: return work(*(const Norm*)step.what);
-        case 2: return work(*(const GatedNorm*)step.what);
-        case 3: return work(*(const Gate*)step.what);
-        case 4: return work(*(const Add*)step.what);
-        case 5: return work(*(const Conv*)step.what);
-        case 6: return work(*(const Scan*)step.what);
-        case 7: return work(*(const Delta*)step.what);
-        case 8: return work(*(const Keys*)step.what);
-        case 9: return work(*(const Attend*)step.what);
+        case Product::kind: return work(*(const Product*)step.what);
+        case Norm::kind: return work(*(const Norm*)step.what);
+        case GatedNorm::kind: return work(*(const GatedNorm*)step.what);
+        case Gate::kind: return work(*(const Gate*)step.what);
+        case Add::kind: return work(*(const Add*)step.what);
+        case Conv::kind: return work(*(const Conv*)step.what);
+        case Scan::kind: return work(*(const Scan*)step.what);
+        case Delta::kind: return work(*(const Delta*)step.what);
+        case Keys::kind: return work(*(const Keys*)step.what);
+        case Attend::kind: return work(*(const Attend*)step.what);
     }
 }
 
@@ -228,8 +231,28 @@ extern "C" int walk(const Step* steps, long count, const Call* call, int threads
     return 0;
 }
 
-extern "C" void layout(long* out) {  // what compile.py believes of the structs above
-    const long sizes[] = {sizeof(Vector), sizeof(Held), sizeof(Call), sizeof(Step), sizeof(Product), sizeof(Norm), sizeof(GatedNorm),
-                          sizeof(Gate), sizeof(Add), sizeof(Conv), sizeof(Scan), sizeof(Delta), sizeof(Keys), sizeof(Attend)};
-    std::memcpy(out, sizes, sizeof sizes);
-}
+LAYOUT(STRUCT(Vector, where, offset, of, start, width)
+       STRUCT(Held, p, v, cos, sin, row, head, capacity)
+       STRUCT(Call, rows, room, given, held, row, at)
+       STRUCT(Step, kind, what)
+       STRUCT(Weights, weight, scales, outputs, inner, format)
+       STRUCT(Product, x, out, add, layers, count)
+       STRUCT(Norm, x, out, weight, size, eps)
+       STRUCT(GatedNorm, x, z, out, weight, size, gate_first, eps)
+       STRUCT(Gate, x, z, out, act)
+       STRUCT(Add, x, y, out, scale)
+       STRUCT(Conv, x, out, taps, bias, window, reach)
+       STRUCT(Scan, u, dt, B, C, out, A, D, dt_bias, state, heads, size, groups, states)
+       STRUCT(Delta, q, k, v, a, b, out, A, dt_bias, state, heads, size, value, rates)
+       STRUCT(Keys, k, v, kv, heads, size)
+       STRUCT(Attend, q, out, kv, heads, size)
+       NUMBER(Product.kind, Product::kind)
+       NUMBER(Norm.kind, Norm::kind)
+       NUMBER(GatedNorm.kind, GatedNorm::kind)
+       NUMBER(Gate.kind, Gate::kind)
+       NUMBER(Add.kind, Add::kind)
+       NUMBER(Conv.kind, Conv::kind)
+       NUMBER(Scan.kind, Scan::kind)
+       NUMBER(Delta.kind, Delta::kind)
+       NUMBER(Keys.kind, Keys::kind)
+       NUMBER(Attend.kind, Attend::kind))

@@ -7,13 +7,14 @@ neighbour, a pad or a batch, so training, prefill and decode decide alike. Numbe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
-from amor.checks import at_least
 from amor.errors import AmorError
+from amor.typed import Share
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,6 @@ class Gate(nn.Module):
 @dataclass(frozen=True)
 class Nothing:
     """Options of a gate that has none."""
-
-    def check(self) -> None:
-        pass
 
 
 SKETCH = 257  # quantiles kept, 0 to 1 in even steps
@@ -142,22 +140,12 @@ class Adaptive(Gate):
         self.aimed = rate
 
 
-def check_rates(kind: str, **rates: float) -> None:
-    for name, value in rates.items():
-        at_least(f"gate {kind}.{name}", value, 0)
-        if value > 1:
-            raise AmorError(f"gate {kind}.{name} is {value}; it must be at most 1")
-
-
 @dataclass(frozen=True)
 class MedianOptions:
     """Threshold = mu + kappa sigma; mu and sigma follow the batch median and spread with rate eta."""
 
-    kappa: float = 0.2
-    eta: float = 0.01
-
-    def check(self) -> None:
-        check_rates("entropy", eta=self.eta)
+    kappa: Annotated[float, Meta(ge=-1e6, le=1e6)] = 0.2
+    eta: Share = 0.01
 
 
 class MedianGate(Adaptive):

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amor.gates.base import Adaptive, Evidence, Verdict, check_rates
+from amor.gates.base import Adaptive, Evidence, Verdict
+from amor.typed import Share
 
 
 @dataclass(frozen=True)
 class LearnedOptions:
-    rate: float = 0.4
-    eta: float = 0.01
-
-    def check(self) -> None:
-        check_rates("learned", rate=self.rate, eta=self.eta)
+    rate: Share = 0.4
+    eta: Share = 0.01
 
 
 class Learned(Adaptive):

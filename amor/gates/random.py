@@ -1,22 +1,22 @@
 """Fires on a random share of positions; the same ones in training, prefill and decode, whatever the batch."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from amor.gates.base import Evidence, Gate, Verdict, check_rates
+from amor.gates.base import Evidence, Gate, Verdict
+from amor.typed import Share
 
 PRIME, MASK = 0x9E3779B1, 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class RandomOptions:
-    rate: float = 0.4
-    seed: int = 0
-
-    def check(self) -> None:
-        check_rates("random", rate=self.rate)
+    rate: Share = 0.4
+    seed: Annotated[int, Meta(ge=-(2**30), le=2**30)] = 0  # `spread` multiplies it by a number of 33 bits, in 64
 
 
 class Random(Gate):

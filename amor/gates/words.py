@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
-from amor import registry
+from amor import registry, typed
 from amor.errors import AmorError, nearest
 from amor.gates.base import Gate
 
@@ -30,10 +31,10 @@ def parse_gate(words: str, own: Gate, index: int) -> Gate:
         raise AmorError(f"--gate {words}: {kind!r} takes no number; only random does, e.g. random:0.3")
     cls: type[Gate] = registry.find("gates", kind)
     try:
-        options = cls.Options(rate=float(value)) if value else cls.Options()
+        given = {"rate": float(value)} if value else {}
     except ValueError:
         raise AmorError(f"--gate {words}: {value!r} is not a number; write for instance random:0.3") from None
-    options.check()
+    options: Any = typed.convert(cls.Options, given, f"--gate {words}")
     return cls(0, options, index)  # a free gate has no weights, so no width
 
 

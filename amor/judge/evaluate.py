@@ -1,7 +1,6 @@
 """How well a model predicts windows of text: nll a token, and how often its gates fire as they stand."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from amor.judge.loop import Text, read
 from amor.models.amor import Amor, Output
 from amor.numbers import finite, perplexity
 from amor.ops.head import IGNORE
+from amor.records.run import Valid
 
 
 def evaluate(
@@ -18,7 +18,7 @@ def evaluate(
     rows: int,
     forward: Callable[..., Output] | None = None,
     total: Callable[[Tensor], Tensor] = lambda sums: sums,  # over all ranks, each of which reads windows of its own
-) -> dict[str, Any]:
+) -> Valid:
     """Mean nll over windows, the same ones every time."""
     device = model.embed.weight.device
     sums = torch.zeros(3 + len(model.blocks), dtype=torch.float64, device=device)  # nll, targets, tokens, tokens fired a block
@@ -30,5 +30,9 @@ def evaluate(
         sums[3:] += said.fire.sum((1, 2))
     nll, scored, read_, *fired = total(sums).tolist()
     mean = finite(nll / max(scored, 1))
-    found = {"nll": mean, "perplexity": None if mean is None else perplexity(mean), "tokens": int(scored)}
-    return found | ({"fire": [f / read_ for f in fired]} if fired else {})
+    return Valid(
+        nll=mean,
+        perplexity=None if mean is None else perplexity(mean),
+        tokens=int(scored),
+        fire=tuple(f / read_ for f in fired),
+    )

@@ -5,21 +5,26 @@ The report draws that file; it never opens a model. `amor report RUN` makes it a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_nll
 from amor.decode.generate import generate_batch
+from amor.errors import AmorError
 from amor.judge.gates import own_gates
 from amor.judge.loop import Text, gathered, read
 from amor.judge.trace import trace
 from amor.models.amor import Amor
 from amor.numbers import finite, perplexity
+from amor.records.findings import Findings, Histogram, Judged, Loss
+from amor.records.trace import Trace
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -51,53 +56,56 @@ class Held:
         return [0, *(int(start) for start in after if start + PROMPT <= len(tokens))]
 
 
-def find(model: Amor, tokenizer: Tokenizer, held: Held) -> dict[str, Any]:
-    """Everything a report shows of a model."""
-    return {
-        "model": model.config.to_dict(),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        **judged(model, held),
-        "texts": [passage(model, tokenizer, held), *samples(model, tokenizer, held)],
-    }
-
-
-def judged(model: Amor, held: Held) -> dict[str, Any]:
-    """Loss, its unigram baseline and the histogram of every gate's scores, all on the same windows."""
+def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
+    """Everything a report shows of a model: its loss, its unigram baseline and the scores of every gate, on the same windows."""
     found = gathered(read(model, held.text, rows=held.rows))
-    asked = np.bincount(held.text[0 : len(held.text)].targets.flatten().numpy(), minlength=held.shards.vocab)
     mean = float(found.nll.double().mean())
-    return {
-        "judged": {"split": held.name, "tokens": found.nll.numel(), "nll": mean, "perplexity": perplexity(mean)},
-        "unigram": unigram(held.train, asked),
-        "blocks": [
-            {"fire": float(fire.double().mean()), "threshold": finite(float(gate.threshold)), **histogram(score.float())}
+    if not math.isfinite(mean):
+        raise AmorError(f"the loss of {model.config.name} on held-out text is {mean}: nothing can be shown of such a model")
+    asked = np.bincount(held.text[0 : len(held.text)].targets.flatten().numpy(), minlength=held.shards.vocab)
+    return Findings(
+        step=step,
+        model=model.config.to_dict(),
+        parameters=sum(p.numel() for p in model.parameters()),
+        judged=Judged(split=held.name, tokens=found.nll.numel(), nll=mean, perplexity=perplexity(mean)),
+        unigram=unigram(held.train, asked),
+        blocks=tuple(
+            histogram(score.float(), float(fire.double().mean()), float(gate.threshold))
             for fire, score, gate in zip(found.fire, found.score, own_gates(model), strict=True)
-        ],
-    }
+        ),
+        texts=(passage(model, tokenizer, held), *samples(model, tokenizer, held)),
+    )
 
 
-def unigram(train: Shards, asked: np.ndarray) -> dict[str, float] | None:
+def unigram(train: Shards, asked: np.ndarray) -> Loss | None:
     """The loss of guessing by the token frequencies of the training split; None for a split too long to count."""
     if train.tokens > COUNTED:
         return None
     nll = unigram_nll(counts(train), asked)
-    return {"nll": nll, "perplexity": perplexity(nll)}
+    return Loss(nll=finite(nll), perplexity=finite(perplexity(nll)))
 
 
-def histogram(scores: Tensor) -> dict[str, Any]:
+def histogram(scores: Tensor, fire: float, threshold: float) -> Histogram:
     """Share of scores in equal bins of [0, 1], or of their own range where they leave it."""
     low, high = min(float(scores.min()), 0.0), max(float(scores.max()), 1.0)
     held = torch.histc(scores, BINS, low, high) / scores.numel()
-    return {"low": low, "high": high, "shares": [round(v, 6) for v in held.tolist()], "median": float(scores.median())}
+    return Histogram(
+        fire=fire,
+        threshold=finite(threshold),
+        low=low,
+        high=high,
+        shares=tuple(round(v, 6) for v in held.tolist()),
+        median=float(scores.median()),
+    )
 
 
-def passage(model: Amor, tokenizer: Tokenizer, held: Held) -> dict[str, Any]:
+def passage(model: Amor, tokenizer: Tokenizer, held: Held) -> Trace:
     """The beginning of the held-out text as the model reads it."""
     ids = held.shards.read(0, min(PASSAGE, held.shards.tokens)).tolist()
     return trace(model, tokenizer, ids, "Held-out text, read by the model" if held.name == "valid" else "Training text, read")
 
 
-def samples(model: Amor, tokenizer: Tokenizer, held: Held) -> list[dict[str, Any]]:
+def samples(model: Amor, tokenizer: Tokenizer, held: Held) -> list[Trace]:
     """Texts the model writes after the first words of held-out documents; the first `given` tokens were not written."""
     starts = held.starts()
     chosen = [starts[(k + 1) * len(starts) // (SAMPLES + 1)] for k in range(SAMPLES)]
@@ -107,5 +115,5 @@ def samples(model: Amor, tokenizer: Tokenizer, held: Held) -> list[dict[str, Any
     found = []
     for text in texts:
         given = tokenizer.encode(text.prompt, add_special_tokens=False).ids
-        found.append(trace(model, tokenizer, given + text.tokens, title) | {"given": len(given)})
+        found.append(replace(trace(model, tokenizer, given + text.tokens, title), given=len(given)))
     return found

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from amor.judge.windows import of_text
 from amor.models.amor import Amor
 from amor.numbers import finite
 from amor.ops import head
+from amor.records.trace import Chances, ClassRow, Guess, Losses, Token, Trace
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,8 +38,8 @@ def trace(
     ids: Sequence[int],
     title: str = "",
     gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
-) -> dict[str, Any]:
-    """Everything a trace shows, as plain data."""
+) -> Trace:
+    """Everything a trace shows."""
     if not len(ids):
         raise AmorError("the text is empty; a trace needs at least one token")
     worst = max(ids)
@@ -46,25 +48,42 @@ def trace(
     watched = [Watched(gate, "entropy") for gate in (own_gates(model) if gates is None else gates)]
     found, hidden, nll = three_ways(model, ids, watched)
     entropy = [gate.seen("entropy", 1)[0].tolist() for gate in watched]
-    rows = token_rows(tokenizer, ids, model.config.vocab)
-    expected = guesses(model, hidden, Speller(tokenizer))
-    for t, row in enumerate(rows):
-        row["entropy"] = [block[t] for block in entropy]
-        row["fire"] = found.fire[:, 0, t].tolist()
-        row |= expected[t]
-        row["surprise"] = nll["as_is"][t - 1] if t else None
-        row["p"] = {name: math.exp(-values[t - 1]) for name, values in nll.items()} if t else None
-    return {
-        "title": title,
-        "model": model.config.name,
-        "gate": watched[0].gate.kind if watched else None,
-        "blocks": len(watched),
-        "thresholds": [finite(float(gate.threshold)) for gate in watched],
-        "fire_rate": found.fire.float().mean((1, 2)).tolist(),
-        "loss": {name: sum(values[:-1]) / (len(ids) - 1) if len(ids) > 1 else None for name, values in nll.items()},
-        "tokens": rows,
-        "summary": summary(rows),
-    }
+    final, expected = guesses(model, hidden, Speller(tokenizer))
+    if not all(map(math.isfinite, chain(*nll.values(), *entropy, final))):
+        raise AmorError(f"{model.config.name} gives numbers that are not finite on this text; its weights are broken")
+    speller = Speller(tokenizer)
+    texts = [speller(token) for token in ids]
+    rows = tuple(
+        Token(
+            id=token,
+            text=texts[t],
+            kind=kind,
+            rare=is_rare,
+            entropy=tuple(block[t] for block in entropy),
+            fire=tuple(found.fire[:, 0, t].tolist()),
+            final_entropy=final[t],
+            guesses=expected[t],
+            surprise=nll["as_is"][t - 1] if t else None,
+            p=Chances(**{name: chance(-values[t - 1]) for name, values in nll.items()}) if t else None,
+        )
+        for t, (token, kind, is_rare) in enumerate(zip(ids, kinds(ids, speller), rare(ids, model.config.vocab), strict=True))
+    )
+    return Trace(
+        title=title,
+        model=model.config.name,
+        gate=watched[0].gate.kind if watched else None,
+        blocks=len(watched),
+        thresholds=tuple(finite(float(gate.threshold)) for gate in watched),
+        fire_rate=tuple(found.fire.float().mean((1, 2)).tolist()),
+        loss=Losses(**{name: mean(values[:-1]) for name, values in nll.items()}),
+        tokens=rows,
+        summary=summary(rows),
+    )
+
+
+def chance(log: float) -> float:
+    """A probability from its logarithm, which rounding may put a hair above 0."""
+    return math.exp(min(log, 0.0))
 
 
 def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[Judged, Tensor, dict[str, list[float]]]:
@@ -79,42 +98,33 @@ def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[
     return found, torch.cat([piece.out.hidden[0] for piece in said]), nll
 
 
-def token_rows(tokenizer: Tokenizer, ids: Sequence[int], vocab: int) -> list[dict[str, Any]]:
-    speller = Speller(tokenizer)
-    texts = [speller(token) for token in ids]
-    rows = zip(ids, texts, kinds(ids, speller), rare(ids, vocab), strict=True)
-    return [{"id": i, "text": text, "kind": sort, "rare": is_rare} for i, text, sort, is_rare in rows]
-
-
-def guesses(model: Amor, hidden: Tensor, speller: Speller) -> list[dict[str, Any]]:
+def guesses(model: Amor, hidden: Tensor, speller: Speller) -> tuple[list[float], list[tuple[Guess, ...]]]:
     """After each token: the entropy of the final distribution, and its best tokens with their probabilities."""
     count = min(GUESSES, model.config.vocab)
     reading = head.read(hidden, model.embed.weight, entropy=True, topk=count)
     assert reading.topk is not None and reading.logsumexp is not None and reading.entropy is not None
     values, best = reading.topk
-    chances = (values - reading.logsumexp[:, None]).exp().tolist()
+    logs = (values - reading.logsumexp[:, None]).tolist()
     final = (reading.entropy / math.log(model.config.vocab)).tolist()
-    return [
-        {"final_entropy": h, "guesses": [{"text": speller(i), "p": p} for i, p in zip(ids, row)]}
-        for h, ids, row in zip(final, best.tolist(), chances)
-    ]
+    expected = [tuple(Guess(text=speller(i), p=chance(log)) for i, log in zip(ids, row)) for ids, row in zip(best.tolist(), logs)]
+    return final, expected
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(rows: Sequence[Token]) -> tuple[ClassRow, ...]:
     """By class of token: how many, mean entropy and firing rate a block after reading one, mean surprise at one."""
-    groups = [("all", list(rows)), *((name, [r for r in rows if r["kind"] == name]) for name in KINDS)]
-    groups.append(("rare", [r for r in rows if r["rare"]]))
-    return [
-        {
-            "class": name,
-            "count": len(group),
-            "entropy": [sum(block) / len(group) for block in zip(*(r["entropy"] for r in group))],
-            "fire_rate": [sum(block) / len(group) for block in zip(*(r["fire"] for r in group))],
-            "surprise": mean([r["surprise"] for r in group if r["surprise"] is not None]),
-        }
+    groups = [("all", list(rows)), *((name, [r for r in rows if r.kind == name]) for name in KINDS)]
+    groups.append(("rare", [r for r in rows if r.rare]))
+    return tuple(
+        ClassRow(
+            name=name,
+            count=len(group),
+            entropy=tuple(sum(block) / len(group) for block in zip(*(r.entropy for r in group))),
+            fire_rate=tuple(sum(block) / len(group) for block in zip(*(r.fire for r in group))),
+            surprise=mean([r.surprise for r in group if r.surprise is not None]),
+        )
         for name, group in groups
         if group
-    ]
+    )
 
 
 def mean(values: Sequence[float]) -> float | None:

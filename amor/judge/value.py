@@ -8,8 +8,8 @@ with the largest gain; `oracle_free` fires wherever the gain is positive. Errors
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from amor.judge.resample import mean, ratio
 from amor.judge.windows import about
 from amor.models.amor import Amor
 from amor.numbers import finite
+from amor.records.value import Agreement, Bin, Gains, GatePolicy, Level, Point, Policies, Policy, Quantiles, Value
 
 RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 DRAWS = 2  # random choices averaged where a choice must be run again
@@ -49,8 +50,8 @@ def value(
     seed: int = 0,
     rows: int = ROWS,  # windows read at a time
     seen: Callable[[int], None] = lambda tokens: None,  # told how many tokens were read
-) -> dict[str, Any]:
-    """Gate value accounting on windows of held-out text, as plain data."""
+) -> Value:
+    """Gate value accounting on windows of held-out text."""
     reader = Reader(model, windows, own_gates(model) if gates is None else gates, rows, seen)
     nll, fire, entropy, gain = reader.as_it_is()
     chosen = {"never": (reader.closed, torch.zeros_like(fire)), "gate": (nll, fire)}
@@ -58,22 +59,26 @@ def value(
     oracle = same_count(reader, gain[0], fire)
     free = reader.oracle(gain[0], lambda k, g: g > 0)
     chosen |= {"oracle": (reader.told(oracle), oracle), "oracle_free": (reader.told(free), free)}
-    found: dict[str, Any] = {
-        "model": model.config.name,
-        "gate": reader.gates[0].kind,
-        "blocks": reader.blocks,
-        "data": about(windows),
-        "exact": reader.blocks == 1,
-        "notes": [ONE_BLOCK if reader.blocks == 1 else MORE_BLOCKS.format(reader.blocks)],
-        "losses": {name: loss(*pair, reader.closed) for name, pair in chosen.items()},
-        "gains": [gains(f"block {k}", g, h) for k, (g, h) in enumerate(zip(gain, entropy))],
-        "agreement": [agreement(k, f, g) for k, (f, g) in enumerate(zip(fire, gain))],
-        "calibration": [calibration(h, g) for h, g in zip(entropy, gain)],
-    }
-    found["losses"]["gate"]["over_random_se"] = mean(chosen["random"][0] - nll)[1]
-    found["gains"].append(gains("all blocks", reader.closed - reader.opened, entropy[0]))
-    found["curve"] = curve(reader, gain[0], rates, draws, seed, found["notes"])
-    return found
+    if not bool(torch.isfinite(torch.stack([reader.closed, reader.opened, nll])).all()):
+        raise AmorError(f"{model.config.name} gives losses that are not finite on this text; its weights are broken")
+    losses = {name: loss(*pair, reader.closed) for name, pair in chosen.items()}
+    error = mean(chosen["random"][0] - nll)[1]
+    gate = GatePolicy(over_random_se=error, **msgspec.structs.asdict(losses.pop("gate")))
+    each = [gains(f"block {k}", g, h) for k, (g, h) in enumerate(zip(gain, entropy))]
+    points, notes = curve(reader, gain[0], rates, draws, seed)
+    return Value(
+        model=model.config.name,
+        gate=reader.gates[0].kind,
+        blocks=reader.blocks,
+        data=about(windows),
+        exact=reader.blocks == 1,
+        notes=(ONE_BLOCK if reader.blocks == 1 else MORE_BLOCKS.format(reader.blocks), *notes),
+        losses=Policies(gate=gate, **losses),
+        gains=(*each, gains("all blocks", reader.closed - reader.opened, entropy[0])),
+        agreement=tuple(agreement(k, f, g) for k, (f, g) in enumerate(zip(fire, gain))),
+        calibration=tuple(calibration(h, g) for h, g in zip(entropy, gain)),
+        curve=points,
+    )
 
 
 def random(reader: Reader, fire: Tensor, draws: int, seed: int) -> Tensor:
@@ -88,29 +93,31 @@ def same_count(reader: Reader, first: Tensor, fire: Tensor) -> Tensor:
     return reader.oracle(first, lambda k, gain: largest(gain, int(fire[k].sum())))
 
 
-def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> dict[str, Any]:
+def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> Policy:
     """Mean nll of a policy and what it saves over never firing; the error of a saving is that of the paired difference."""
-    level, error = mean(nll)
+    middle, error = mean(nll)
     saved, saved_error = mean(closed - nll)
-    return {"nll": level, "se": error, "saved": saved, "saved_se": saved_error, "fire_rate": fire.float().mean((1, 2)).tolist()}
+    rates = tuple(fire.float().mean((1, 2)).tolist())
+    return Policy(nll=middle, se=error, saved=saved, saved_se=saved_error, fire_rate=rates)
 
 
-def gains(name: str, gain: Tensor, entropy: Tensor) -> dict[str, Any]:
+def gains(name: str, gain: Tensor, entropy: Tensor) -> Gains:
     """How a gain is spread over tokens, and whether entropy puts tokens into the order of their gain."""
     level, error = mean(gain)
     positive, positive_error = mean((gain > 0).float())
     places = torch.tensor([0.01, 0.1, 0.5, 0.9, 0.99], dtype=torch.float64)
     ordered = gain.flatten().double().sort().values
     quantiles = ordered[(places * (len(ordered) - 1)).round().long()]
-    return {
-        "name": name,
-        "mean": level,
-        "se": error,
-        "positive": positive,
-        "positive_se": positive_error,
-        "quantiles": dict(zip(("1%", "10%", "50%", "90%", "99%"), quantiles.tolist())),
-        "rank_correlation": rank_correlation(entropy, gain),
-    }
+    p1, p10, p50, p90, p99 = quantiles.tolist()
+    return Gains(
+        name=name,
+        mean=level,
+        se=error,
+        positive=positive,
+        positive_se=positive_error,
+        quantiles=Quantiles(p1=p1, p10=p10, p50=p50, p90=p90, p99=p99),
+        rank_correlation=rank_correlation(entropy, gain),
+    )
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float | None:
@@ -119,7 +126,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> float | None:
     return finite(float(torch.corrcoef(ranks)[0, 1]))
 
 
-def agreement(block: int, fire: Tensor, gain: Tensor) -> dict[str, Any]:
+def agreement(block: int, fire: Tensor, gain: Tensor) -> Agreement:
     """The tokens a gate fires on against the tokens it should: the largest gains at the same count, and all gains over 0.
 
     At the same count precision and recall are one number; a random gate would reach the firing rate.
@@ -132,15 +139,16 @@ def agreement(block: int, fire: Tensor, gain: Tensor) -> dict[str, Any]:
         "precision_by_chance": (useful, torch.ones_like(useful)),
         "captured": (gain * fire, gain * best),
     }
-    found: dict[str, Any] = {"block": block, "fire_rate": float(fire.float().mean())}
+    rate = float(fire.float().mean())
+    found: dict[str, float | None] = {}
     for name, (top, bottom) in pairs.items():
         level, error = ratio(top.double().sum(1), bottom.double().sum(1))
         found |= {name: finite(level), f"{name}_se": finite(error)}
-    by_chance = found["fire_rate"] * float(gain.double().sum()) / max(float((gain * best).double().sum()), 1e-30)
-    return found | {"captured_by_chance": by_chance if best.any() else None}
+    by_chance = rate * float(gain.double().sum()) / max(float((gain * best).double().sum()), 1e-30)
+    return Agreement(block=block, fire_rate=rate, captured_by_chance=by_chance if best.any() else None, **found)
 
 
-def calibration(entropy: Tensor, gain: Tensor) -> list[dict[str, Any]]:
+def calibration(entropy: Tensor, gain: Tensor) -> tuple[Bin, ...]:
     """Bins of equally many tokens by entropy: the mean gain in each."""
     inner = entropy.flatten().double().quantile(torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1])
     place = torch.bucketize(entropy.double(), inner)
@@ -152,32 +160,40 @@ def calibration(entropy: Tensor, gain: Tensor) -> list[dict[str, Any]]:
             continue  # several quantiles are one number: entropies that are equal stay together
         level, error = ratio((gain * inside).sum(1), tokens)
         middle = float(entropy[inside].double().mean())
-        found.append({"entropy": middle, "gain": level, "se": finite(error), "tokens": int(tokens.sum())})
-    return found
+        found.append(Bin(entropy=middle, gain=level, se=finite(error), tokens=int(tokens.sum())))
+    return tuple(found)
 
 
-def curve(reader: Reader, first: Tensor, rates: Sequence[float], draws: int, seed: int, notes: list[str]) -> list[dict[str, Any]]:
-    """Loss against firing rate: the gate with the threshold for a rate, then random and oracle at the rates it reached."""
-    points = []
+def curve(
+    reader: Reader, first: Tensor, rates: Sequence[float], draws: int, seed: int
+) -> tuple[tuple[Point, ...], dict[str, None]]:
+    """Loss against firing rate: the gate with the threshold for a rate, then random and oracle at the rates it reached.
+
+    Also why a gate has no line, where it has none.
+    """
+    points: list[Point] = []
+    notes: dict[str, None] = {}
     for rate in rates:
         gates, trouble = all_aimed(reader.gates, rate)
-        if trouble and trouble not in notes:
-            notes.append(f"{trouble}; the curve has no line for the gate.")
+        if trouble:
+            notes[f"{trouble}; the curve has no line for the gate."] = None
         found = reader.run(gates) if gates else None
         fire = found.fire if found else by_count(reader, rate, seed)
-        oracle = reader.told(same_count(reader, first, fire))
-        lines = {"gate": found.nll if found else None, "random": random(reader, fire, draws, seed), "oracle": oracle}
-        point: dict[str, Any] = {
-            "aim": rate,
-            "fire_rate": float(fire.float().mean()),
-            "blocks": fire.float().mean((1, 2)).tolist(),
-        }
-        for name, values in lines.items():
-            if values is not None:
-                level, error = mean(values)
-                point[name] = {"nll": level, "se": error}
+        point = Point(
+            aim=rate,
+            fire_rate=float(fire.float().mean()),
+            blocks=tuple(fire.float().mean((1, 2)).tolist()),
+            gate=level(found.nll) if found else None,
+            random=level(random(reader, fire, draws, seed)),
+            oracle=level(reader.told(same_count(reader, first, fire))),
+        )
         points.append(point)
-    return points
+    return tuple(points), notes
+
+
+def level(nll: Tensor) -> Level:
+    value, error = mean(nll)
+    return Level(nll=value, se=error)
 
 
 def all_aimed(gates: Sequence[Gate], rate: float) -> tuple[list[Gate], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from amor.data.shards import Shards, dtype_for
 from amor.data.tokenizer import tokenizer_hash
 from amor.errors import AmorError
 from amor.ops.head import IGNORE
+from amor.records.value import Text as AboutText
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -56,10 +57,15 @@ class Drawn:
         return paired(*self.source.rows(0, self.first + start, self.first + stop), self.end_of_text)
 
 
-def about(windows: Windows) -> dict[str, Any]:
+def about(windows: Windows) -> AboutText:
     """What was read, for those who read the findings."""
-    found = {"source": windows.source, "windows": len(windows), "context": windows.columns, "tokens": windows.tokens.numel()}
-    return found | {"documents": "joined" if windows.reset is None else "apart"}
+    return AboutText(
+        source=windows.source,
+        windows=len(windows),
+        context=windows.columns,
+        tokens=windows.tokens.numel(),
+        documents="joined" if windows.reset is None else "apart",
+    )
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amor.checks import at_least, divides, even_heads
+from amor.checks import HeadSize, InnerWidth, Theta, divides, even_heads
 from amor.layout import Layout, last_real
 from amor.mixers.base import Mixer
 from amor.ops import attend
@@ -17,15 +17,13 @@ from amor.state import KV, Part
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    head_size: int = 64
-    rope_theta: float = 10_000.0
-    width: int = 0  # of queries, keys and values together; 0: as wide as the model
+    head_size: HeadSize = 64
+    rope_theta: Theta = 10_000.0
+    width: InnerWidth = 0  # of queries, keys and values together; 0: as wide as the model
 
     def check(self, width: int) -> None:
-        at_least("attention.width", self.width, 0)
         divides("attention.head_size", self.width or width, self.head_size, "head size")
         even_heads("attention.head_size", self.head_size)
-        at_least("attention.rope_theta", self.rope_theta, 1)
 
 
 class Attention(Mixer):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amor.checks import divides
+from amor.checks import Expand, Groups, HeadSize, StateSize, Taps, Theta, Width, divides
 from amor.layout import Layout
 from amor.mixers import attention, mamba2
 from amor.mixers.base import Mixer
@@ -16,13 +16,13 @@ from amor.state import Part
 
 @dataclass(frozen=True)
 class FusedOptions:
-    expand: int = 2
-    head_size: int = 64
-    state_size: int = 128
-    groups: int = 1
-    conv: int = 4
-    rope_theta: float = 10_000.0
-    share: int = 4  # attention is 1 / share of the model's width
+    expand: Expand = 2
+    head_size: HeadSize = 64
+    state_size: StateSize = 128
+    groups: Groups = 1
+    conv: Taps = 4
+    rope_theta: Theta = 10_000.0
+    share: Width = 4  # attention is 1 / share of the model's width
 
     def check(self, width: int) -> None:
         self.mamba2.check(width)

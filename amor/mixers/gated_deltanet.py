@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amor.checks import at_least
+from amor.checks import Expand, Heads, HeadSize, Taps
 from amor.errors import AmorError
 from amor.layout import Layout
 from amor.mixers.base import Mixer
@@ -23,16 +23,12 @@ UNIT_EPS = 1e-6  # of fla and transformers
 
 @dataclass(frozen=True)
 class GatedDeltaNetOptions:
-    head_size: int = 64  # of a key
-    heads: int = 0  # 0: three quarters of the model's width, in heads
-    expand_v: int = 2  # a value is this many times a key
-    conv: int = 4
+    head_size: HeadSize = 64  # of a key
+    heads: Heads = 0  # 0: three quarters of the model's width, in heads
+    expand_v: Expand = 2  # a value is this many times a key
+    conv: Taps = 4
 
     def check(self, width: int) -> None:
-        at_least("gated_deltanet.head_size", self.head_size, 1)
-        at_least("gated_deltanet.expand_v", self.expand_v, 1)
-        at_least("gated_deltanet.conv", self.conv, 2)
-        at_least("gated_deltanet.heads", self.heads, 0)
         if not self.heads and (3 * width) % (4 * self.head_size):
             near = max(1, round(3 * width / (4 * self.head_size)))
             raise AmorError(

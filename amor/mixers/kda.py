@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amor.checks import at_least
+from amor.checks import Expand, Heads, HeadSize, Taps
 from amor.errors import AmorError
 from amor.layout import Layout
 from amor.mixers.base import Mixer
@@ -27,16 +27,12 @@ from amor.state import Part
 
 @dataclass(frozen=True)
 class KDAOptions:
-    head_size: int = 64  # of a key
-    heads: int = 0  # 0: the model's width, in heads
-    expand_v: int = 1  # a value is this many times a key
-    conv: int = 4
+    head_size: HeadSize = 64  # of a key
+    heads: Heads = 0  # 0: the model's width, in heads
+    expand_v: Expand = 1  # a value is this many times a key
+    conv: Taps = 4
 
     def check(self, width: int) -> None:
-        at_least("kda.head_size", self.head_size, 1)
-        at_least("kda.expand_v", self.expand_v, 1)
-        at_least("kda.conv", self.conv, 2)
-        at_least("kda.heads", self.heads, 0)
         if not self.heads and width % self.head_size:
             fill = width / self.head_size
             near = max(1, round(fill))

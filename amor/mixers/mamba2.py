@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amor.checks import at_least, divides
+from amor.checks import Expand, Groups, HeadSize, StateSize, Taps, divides
 from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops.gated_norm import gate_norm
@@ -21,16 +21,13 @@ DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
 @dataclass(frozen=True)
 class Mamba2Options:
-    expand: int = 2
-    head_size: int = 64
-    state_size: int = 128
-    groups: int = 1
-    conv: int = 4
+    expand: Expand = 2
+    head_size: HeadSize = 64
+    state_size: StateSize = 128
+    groups: Groups = 1
+    conv: Taps = 4
 
     def check(self, width: int) -> None:
-        for name in ("expand", "state_size", "groups"):
-            at_least(f"mamba2.{name}", getattr(self, name), 1)
-        at_least("mamba2.conv", self.conv, 2)
         divides("mamba2.head_size", self.expand * width, self.head_size, "head size")
         divides("mamba2.groups", self.expand * width // self.head_size, self.groups, "groups")
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from amor.config import Config
 from amor.errors import AmorError
+from amor.form import Form
 from amor.gates.base import Gate
 from amor.layout import Layout, align, last_real
 from amor.models.backbone import Backbone
@@ -24,7 +25,7 @@ from amor.models.block import Block, Trace
 from amor.models.probe import DirectProbe, Probing
 from amor.ops import head
 from amor.parts import Cost, RMSNorm
-from amor.state import Part, State
+from amor.state import Part, State, form_of
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,26 @@ class Amor(nn.Module):
         self.norm_f = RMSNorm(config.width, config.norm_eps)
         self.blocks = nn.ModuleList(Block(config, k) for k in range(config.blocks.count))
         self.final_norm = RMSNorm(config.width, config.norm_eps) if config.blocks.count else None
+        self._form: tuple[tuple[object, ...], Form] | None = None  # of its States, and what it was then
 
     def start(self, batch: int) -> State:
         """The state of rows that have read nothing."""
         device, dtype = self.embed.weight.device, self.embed.weight.dtype
         parts = self.backbone.start(batch, device, dtype) + [b.start(batch, device, dtype) for b in self.each_block()]
         return State(torch.zeros(batch, dtype=torch.long, device=device), tuple(parts))
+
+    def admit(self, state: State) -> None:
+        """Refuse a State of another model, with what differs; one that this model made is not looked at again."""
+        if self._form is None or state.form is not self._form[1]:
+            state.check(self._form_now())
+
+    def _form_now(self) -> Form:
+        """The form of its States; found anew where the model is in other numbers, elsewhere or of other layers."""
+        weight = self.embed.weight
+        now = (weight.dtype, weight.device, *map(id, self.backbone.layers), *map(id, self.blocks))
+        if self._form is None or self._form[0] != now:
+            self._form = now, form_of(self.start(1).parts)
+        return self._form[1]
 
     def forward(
         self,
@@ -83,7 +98,10 @@ class Amor(nn.Module):
         tokens, lengths, reset, targets, order = _aligned(tokens, valid, reset, targets)
         if tokens.shape[1] == 0:
             raise AmorError("no tokens: a call reads at least one column; start a text with a beginning-of-text token")
-        state = self.start(len(tokens)) if state is None else state
+        if state is None:
+            state = self.start(len(tokens))
+        else:
+            self.admit(state)
         if state.rows != len(tokens):
             raise AmorError(f"{len(tokens)} rows of tokens, but the state holds {state.rows} rows")
         layout = state.layout(tokens.shape[1], lengths, reset)

@@ -1,9 +1,12 @@
 """From a config to a model with its first weights."""
 
+import os
+
 import torch
 from torch import nn
 
 from amor.config import Config
+from amor.errors import AmorError
 from amor.mixers.base import Mixer
 from amor.models.amor import Amor
 from amor.models.block import Block
@@ -18,6 +21,10 @@ def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") ->
         model = Amor(config)
     if str(device) == "meta":
         return model
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    wanted = 4 * sum(p.numel() for p in model.parameters())
+    if wanted > room:
+        raise AmorError(f"{config.name}: its weights are {wanted / 1e9:,.0f} GB, this machine's memory {room / 1e9:,.0f} GB")
     model.to_empty(device="cpu")
     initialise(model, seed)
     return model.to(device)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from amor import tensors as on_disk
+from amor import typed
 from amor.config import Config
-from amor.errors import AmorError
+from amor.errors import AmorError, nearest
 from amor.files import replace_file, replacing
 from amor.models.amor import Amor
 
@@ -50,34 +52,51 @@ def load_config(folder: str | Path) -> Config:
     path = folder / CONFIG
     if not path.is_file():
         raise AmorError(f"{folder} holds no {CONFIG}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
-    try:
-        return Config.from_dict(json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
-        raise AmorError(f"{path} is not JSON ({error})") from error
+    return Config.from_dict(typed.json_tree(typed.read_text(path), str(path)), str(path))
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Amor:
-    """The model of a folder, or a run's newest; a missing, extra or misshapen tensor is an error, never a warning."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+    """The model of a folder, or a run's newest; a tensor that is missing, extra, misshapen or not finite is an error."""
     folder = resolve(folder)
     config = load_config(folder)
     path = folder / WEIGHTS
     if not path.is_file():
         raise AmorError(f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
-    try:
-        tensors = load_file(str(path), device=str(device))
-    except SafetensorError as error:
-        raise AmorError(f"{path} cannot be read ({error}); it may be cut short, copy it again") from error
     with torch.device("meta"):
         model = Amor(config)
-    wanted = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    wrong = sorted(wanted.keys() ^ tensors.keys()) or sorted(n for n in wanted if wanted[n] != tuple(tensors[n].shape))
-    if wrong:
-        raise AmorError(f"{path} does not fit its config: {len(wrong)} tensors differ, first {wrong[0]!r}")
+    with on_disk.opened(path, device) as file:
+        found = on_disk.listed(file, path)
+        _fits(model, found, path)
+        tensors = on_disk.read(file, found)
+    on_disk.check_finite(tensors, path)
     model.load_state_dict(tensors, assign=True)
     return model
+
+
+def _fits(model: Amor, found: dict[str, on_disk.Listed], path: Path) -> None:
+    """Every tensor of the model is in the file, nothing else is, and each has its shape and a dtype the model can be in."""
+    wanted = model.state_dict()
+    for name in sorted(found.keys() - wanted.keys()):
+        raise AmorError(f"{path} does not fit its config: no tensor {name[:200]!r}; {_nearest(name, wanted)}")
+    for name in sorted(wanted.keys() - found.keys()):
+        raise AmorError(f"{path} does not fit its config: tensor {name!r} is missing")
+    kind = found["embed.weight"].dtype
+    one = kind if kind.is_floating_point else torch.float32  # weights are all in one; statistics of gates may stay in float32
+    weights = dict(model.named_parameters())
+    for name, tensor in wanted.items():
+        shape, dtype = found[name].shape, found[name].dtype
+        if shape != tuple(tensor.shape):
+            raise AmorError(f"{path} does not fit its config: {name} has shape {list(shape)}, not {list(tensor.shape)}")
+        fitting = (one,) if name in weights else (one, torch.float32) if tensor.is_floating_point() else (tensor.dtype,)
+        if dtype not in fitting:
+            said = " or ".join(str(d).removeprefix("torch.") for d in fitting)
+            raise AmorError(f"{path}: {name} is {str(dtype).removeprefix('torch.')}, not {said} as the model's other tensors")
+
+
+def _nearest(name: str, wanted: Iterable[str]) -> str:
+    """Of the hint the nearest name only: all of them would be hundreds."""
+    hint = nearest(name[:200], wanted)
+    return hint.partition("choices: ")[0].strip() or "the config has no such part"
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Amor, Tokenizer | None]:

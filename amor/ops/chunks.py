@@ -5,15 +5,17 @@ thread count and shape is taken, else the table below. A run never measures by i
 same bits. Another chunk rounds otherwise, so a run should not be resumed across a measurement if its bits matter.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 
+from amor import typed
 from amor.errors import AmorError
 from amor.files import replace_file
 from amor.ops import native
@@ -24,6 +26,7 @@ DEFAULT = {("scan", "native"): 64, ("scan", "chunked"): 64, ("delta", "native"):
 CHOICES = (16, 32, 48, 64, 96, 128)
 MULTIPLE = 16  # native code works on whole vectors
 LARGEST = 256  # MAX_CHUNK in native/decays.h
+Chunk = Annotated[int, Meta(ge=MULTIPLE, le=LARGEST, multiple_of=MULTIPLE)]
 
 
 def chunk_size(op: str, backend: str, length: int, shape: tuple[int, ...]) -> int:
@@ -52,9 +55,24 @@ def path() -> Path:
     return native.cache_folder() / "chunks.json"
 
 
+class Stored(typed.File, frozen=True):
+    """What was measured here, by `key`."""
+
+    chunks: dict[str, Chunk]
+
+
 @cache
 def stored() -> dict[str, int]:
-    return json.loads(path().read_text()) if path().exists() else {}
+    """Earlier files hold the chunks alone, without a version."""
+    if not path().exists():
+        return {}
+    tree = typed.json_tree(typed.read_text(path()), str(path()))
+    try:
+        return typed.convert(
+            Stored, tree if isinstance(tree, dict) and "chunks" in tree else {"chunks": tree}, str(path())
+        ).chunks
+    except AmorError as error:
+        raise AmorError(f"{error}; delete the file, and amor doctor --measure writes it again") from None
 
 
 def measure(op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], object], rounds: int = 5) -> dict[int, float]:
@@ -71,7 +89,7 @@ def measure(op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], 
 
 def keep(op: str, backend: str, shape: tuple[int, ...], chunk: int) -> None:
     """From now on this chunk is taken, by this and every later process; what was stored for other keys stays."""
-    path().parent.mkdir(parents=True, exist_ok=True)
+    native.make_cache_folder(path().parent)
     stored.cache_clear()
-    replace_file(path(), json.dumps(stored() | {key(op, backend, shape): chunk}, indent=1))
+    replace_file(path(), typed.text(Stored(chunks=stored() | {key(op, backend, shape): chunk})))
     stored.cache_clear()

@@ -6,52 +6,63 @@ import json
 from pathlib import Path
 from typing import Any
 
+from amor.presets import SCALES
+from amor.records.bench import Decode
+
 PAPER = Path(__file__).with_name("paper.json")
 
 
-def table(found: dict[str, Any]) -> str:
+def table(found: Decode) -> str:
     """Markdown, from what `amor bench decode --out FILE` wrote. The paper's were measured at 1.5B on an H100: other hardware."""
     paper = json.loads(PAPER.read_text())["decode"]
-    lines = [speeds(found, paper)] if found.get("curves") else []
-    if found.get("crossings"):
+    lines = [speeds(found, paper)] if found.curves else []
+    if found.crossings:
         lines.append(crossings(found, paper))
-    if found.get("firing"):
+    if found.firing:
         lines.append(firing(found, paper))
     return "\n\n".join(lines)
 
 
-def speeds(found: dict[str, Any], paper: dict[str, Any]) -> str:
-    contexts = sorted({c["context"] for c in found["curves"]})
-    rows = [f"| tokens/s at {found['scale']} | " + " | ".join(f"{c:,}" for c in contexts) + " | paper, 1.5b on an H100, 3K |"]
+def speeds(found: Decode, paper: dict[str, Any]) -> str:
+    contexts = sorted({c.context for c in found.curves})
+    rows = [f"| tokens/s at {found.scale} | " + " | ".join(f"{c:,}" for c in contexts) + " | paper, 1.5b on an H100, 3K |"]
     rows.append("|---" * (len(contexts) + 2) + "|")
-    for label in dict.fromkeys(c["label"] for c in found["curves"]):
-        ours = {c["context"]: c["tokens_per_second"] for c in found["curves"] if c["label"] == label}
-        theirs = paper["throughput_1.5b"][label.split(" ")[0]]["decode_T0_3K"]
+    for label, name in {c.label: c.name for c in found.curves}.items():
+        ours = {c.context: c.tokens_per_second for c in found.curves if c.label == label}
+        theirs = paper["throughput_1.5b"][name]["decode_T0_3K"]
         cells = [f"{ours[c]:.1f}" if c in ours else "-" for c in contexts]
         rows.append(f"| {label} | " + " | ".join(cells) + f" | {theirs} |")
     return "\n".join(rows)
 
 
-def crossings(found: dict[str, Any], paper: dict[str, Any]) -> str:
+def crossings(found: Decode, paper: dict[str, Any]) -> str:
     rows = [
         "| faster than | from, measured | equal bytes | our formula | V / (2 (1 - f)) | paper, measured at f = 0.4 |",
         "|---" * 6 + "|",
     ]
-    for one in found["crossings"]:
-        same = found["scale"] == "440m" and one["gated"] == "amor-mamba2 f=0.4"
-        theirs = paper["crossings_440m"].get(one["other"]) if same else None
-        cells = [one["measured"], one["equal_bytes"], one["our_formula"], one["paper_formula"], theirs]
-        rows.append(f"| {one['gated']} over {one['other']} | " + " | ".join(map(_tokens, cells)) + " |")
+    for one in found.crossings:
+        same = found.scale == "440m" and one.gated == "amor-mamba2 f=0.4"
+        theirs = paper["crossings_440m"].get(one.other) if same else None
+        cells = [one.measured, one.equal_bytes, one.our_formula, one.paper_formula, theirs]
+        rows.append(f"| {one.gated} over {one.other} | " + " | ".join(map(_tokens, cells)) + " |")
     return "\n".join(rows)
 
 
-def firing(found: dict[str, Any], paper: dict[str, Any]) -> str:
-    rows = ["| prompt, temperature | fires, ours | paper, amor-mamba2 1.5b |", "|---|---|---|"]
-    for one in found["firing"]:
-        key = f"T{one['temperature']:g}/{one['prompt'] // 1024}K"
-        theirs = paper["fire_rate_1.5b"]["amor-mamba2"].get(key, "-")
-        rows.append(f"| {one['prompt']:,}, T = {one['temperature']:g} | {one['rate']:.3f} | {theirs} |")
+def firing(found: Decode, paper: dict[str, Any]) -> str:
+    """Rates of the model that was measured, and beside them those the paper has of its architecture, if any."""
+    name = _architecture(found.model, paper["fire_rate_1.5b"])
+    rows = [f"| prompt, temperature | fires, {found.model or 'ours'} |" + (f" paper, {name} 1.5b |" if name else "")]
+    rows.append("|---|---|" + ("---|" if name else ""))
+    for one in found.firing:
+        key = f"T{one.temperature:g}/{one.prompt // 1024}K"
+        theirs = f" {paper['fire_rate_1.5b'][name].get(key, '-')} |" if name else ""
+        rows.append(f"| {one.prompt:,}, T = {one.temperature:g} | {one.rate:.3f} |{theirs}")
     return "\n".join(rows)
+
+
+def _architecture(model: str | None, known: dict[str, Any]) -> str | None:
+    """The architecture of the paper that a model of this name is, at whatever scale: amor-mamba2-440m is amor-mamba2."""
+    return next((name for name in known if model in (name, *(f"{name}-{scale}" for scale in SCALES))), None)
 
 
 def _tokens(value: float | None) -> str:

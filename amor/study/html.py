@@ -1,9 +1,10 @@
 """One HTML page that needs nothing but itself: no network, legible on light and dark, wide and narrow."""
 
-import json
 from collections.abc import Mapping
 from html import escape
 from typing import Any
+
+import msgspec
 
 STYLE = """
 :root { color-scheme: light dark; --back:#fcfcfb; --card:#ffffff; --ink:#1d2125; --soft:#5c6670; --rule:#dfe3e6; --red:#c62828;
@@ -104,5 +105,5 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def folded(title: str, tree: Any) -> str:
     """Nested data under a heading that opens."""
-    text = escape(json.dumps(tree, indent=2, ensure_ascii=False))
+    text = escape(msgspec.json.format(msgspec.json.encode(tree), indent=2).decode())
     return f"<details><summary>{escape(title)}</summary><pre>{text}</pre></details>"

@@ -5,20 +5,21 @@ The trace is amor/judge/trace.py's. A token is coloured by what the gates did af
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+
+from amor.records.trace import Token, Trace
 
 SHADES = 4  # colour steps from one block fired to all of them
 
 
-def as_html(trace: dict[str, Any], given: int = 0) -> str:
+def as_html(trace: Trace) -> str:
     """The text of a trace; the first `given` tokens are marked as not the model's own."""
-    spans = (span(token, trace["thresholds"], i < given) for i, token in enumerate(trace["tokens"]))
+    spans = (span(token, trace.thresholds, i < trace.given) for i, token in enumerate(trace.tokens))
     return f'<p class="strip">{"".join(spans)}</p>'
 
 
-def span(token: dict[str, Any], thresholds: Sequence[float | None], given: bool) -> str:
-    text = escape(token["text"]).replace("\n", "⏎\n")
-    classes = f"t h{shade(token['fire'])}" + (" given" if given else "")
+def span(token: Token, thresholds: Sequence[float | None], given: bool) -> str:
+    text = escape(token.text).replace("\n", "⏎\n")
+    classes = f"t h{shade(token.fire)}" + (" given" if given else "")
     return f'<span class="{classes}" data-tip="{escape(tip(token, thresholds), quote=True)}">{text}</span>'
 
 
@@ -27,13 +28,13 @@ def shade(fired: Sequence[bool]) -> int:
     return -(-sum(fired) * SHADES // len(fired)) if fired else 0
 
 
-def tip(token: dict[str, Any], thresholds: Sequence[float | None]) -> str:
+def tip(token: Token, thresholds: Sequence[float | None]) -> str:
     """What is shown beside a token under the pointer."""
-    lines = [f"read {token['text']!r}"]
-    if token["surprise"] is not None:
-        lines[0] += f", surprise {token['surprise']:.2f} nats"
-    for block, (entropy, fired) in enumerate(zip(token["entropy"], token["fire"])):
-        level = "" if thresholds[block] is None else f", threshold {thresholds[block]:.3f}"
+    lines = [f"read {token.text!r}"]
+    if token.surprise is not None:
+        lines[0] += f", surprise {token.surprise:.2f} nats"
+    for block, (entropy, fired, threshold) in enumerate(zip(token.entropy, token.fire, thresholds, strict=True)):
+        level = "" if threshold is None else f", threshold {threshold:.3f}"
         lines.append(f"block {block}: entropy {entropy:.3f}{level}: {'fired' if fired else 'passed over'}")
-    guesses = ", ".join(f"{g['text']!r} {g['p']:.0%}" for g in token["guesses"][:3])
+    guesses = ", ".join(f"{g.text!r} {g.p:.0%}" for g in token.guesses[:3])
     return "\n".join([*lines, f"next: {guesses}"])

@@ -1,45 +1,45 @@
 """Gate value accounting (amor/judge/value.py) in sentences: what the numbers say, good or poor."""
 
-from typing import Any
+from amor.records.value import Gains, Value
 
 FEW = 2.0  # standard errors below which a difference is not told from none
 
 
-def sentences(found: dict[str, Any]) -> list[str]:
-    return [attention(found), gate(found), against_random(found), *(order(g) for g in found["gains"][:-1])]
+def sentences(found: Value) -> list[str]:
+    return [attention(found), gate(found), against_random(found), *(order(g) for g in found.gains[:-1])]
 
 
-def attention(found: dict[str, Any]) -> str:
+def attention(found: Value) -> str:
     """Whether there is anything to gate."""
-    always, never = found["losses"]["always"], found["losses"]["never"]
-    saved = f"{always['saved']:+.4f} ± {always['saved_se']:.4f} nats a token over never firing ({never['nll']:.4f})"
-    if clear(always["saved"], always["saved_se"]) and always["saved"] > 0:
+    always, never = found.losses.always, found.losses.never
+    saved = f"{always.saved:+.4f} ± {always.saved_se:.4f} nats a token over never firing ({never.nll:.4f})"
+    if clear(always.saved, always.saved_se) and always.saved > 0:
         return f"Attention everywhere gains {saved}."
-    if clear(always["saved"], always["saved_se"]):
+    if clear(always.saved, always.saved_se):
         return f"Poor: attention everywhere makes the model worse, {saved}."
     return f"Poor: attention everywhere cannot be told from none, {saved}; the gate has little to choose from."
 
 
-def gate(found: dict[str, Any]) -> str:
+def gate(found: Value) -> str:
     """What share of the oracle's saving the gate has, at the same count."""
-    mine, best = found["losses"]["gate"], found["losses"]["oracle"]
-    rates = " / ".join(f"{100 * rate:.0f} %" for rate in mine["fire_rate"])
-    told = f"the gate fires on {rates} of tokens and gains {mine['saved']:+.4f} ± {mine['saved_se']:.4f} nats a token"
-    if not any(mine["fire_rate"]):
+    mine, best = found.losses.gate, found.losses.oracle
+    rates = " / ".join(f"{100 * rate:.0f} %" for rate in mine.fire_rate)
+    told = f"the gate fires on {rates} of tokens and gains {mine.saved:+.4f} ± {mine.saved_se:.4f} nats a token"
+    if not any(mine.fire_rate):
         return "Poor: the gate fires nowhere on this text."
-    if best["saved"] <= 0:
+    if best.saved <= 0:
         return f"Poor: {told}; not even the oracle gains at this rate."
-    share = mine["saved"] / best["saved"]
+    share = mine.saved / best.saved
     level = "Poor" if share < 0.25 else "Against the oracle"
-    return f"{level}: {told}, {100 * share:.0f} % of what the best choice of as many tokens gains ({best['saved']:+.4f})."
+    return f"{level}: {told}, {100 * share:.0f} % of what the best choice of as many tokens gains ({best.saved:+.4f})."
 
 
-def against_random(found: dict[str, Any]) -> str:
+def against_random(found: Value) -> str:
     """Whether choosing by entropy is better than choosing blindly."""
-    mine, blind = found["losses"]["gate"], found["losses"]["random"]
-    better = mine["saved"] - blind["saved"]
-    told = f"the same number of random tokens gains {blind['saved']:+.4f}"
-    error = found["losses"]["gate"]["over_random_se"]
+    mine, blind = found.losses.gate, found.losses.random
+    better = mine.saved - blind.saved
+    told = f"the same number of random tokens gains {blind.saved:+.4f}"
+    error = found.losses.gate.over_random_se
     if not clear(better, error):
         return f"Poor: {told}, which cannot be told from the gate's (difference {better:+.4f} ± {error:.4f})."
     if better < 0:
@@ -47,14 +47,14 @@ def against_random(found: dict[str, Any]) -> str:
     return f"Against chance: {told}, so choosing by the gate is worth {better:+.4f} ± {error:.4f} nats a token."
 
 
-def order(block: dict[str, Any]) -> str:
-    rho = block["rank_correlation"]
+def order(block: Gains) -> str:
+    rho = block.rank_correlation
     if rho is None:
-        return f"{block['name']}: entropy or gain is the same for all tokens."
+        return f"{block.name}: entropy or gain is the same for all tokens."
     strength = "Poor: " if rho < 0.1 else ""
     return (
-        f"{strength}{block['name']}: rank correlation of entropy and gain {rho:+.2f}; "
-        f"firing helps {100 * block['positive']:.0f} % of tokens."
+        f"{strength}{block.name}: rank correlation of entropy and gain {rho:+.2f}; "
+        f"firing helps {100 * block.positive:.0f} % of tokens."
     )
 
 

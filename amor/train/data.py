@@ -1,11 +1,10 @@
 """The data of a run: batches to learn from, windows to be judged by, checked before the first step."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amor.data.loader import Batches
-from amor.data.shards import Shards
+from amor.data.shards import Shards, splits
 from amor.errors import AmorError
 from amor.train.distributed import Team
 from amor.train.recipe import Recipe
@@ -28,19 +27,24 @@ class Data:
         """Everything that can be wrong with the data is found here, before the first step."""
         if not recipe.data:
             raise AmorError("the recipe names no data; give --data FOLDER, written by `amor prepare`")
-        folder = Path(recipe.data)
-        shards = Shards.open(folder if (folder / "manifest.json").is_file() else folder / "train")
-        splits = [shards]
-        valid = None
-        if recipe.eval.every and (folder / "valid" / "manifest.json").is_file():
-            judged = Shards.open(folder / "valid")
-            judged.check(tokenizer_hash=shards.tokenizer_hash)
-            windows = min(recipe.eval.windows, (judged.tokens - 1) // recipe.context) // team.world * team.world
-            if windows:
-                valid = Batches(judged, recipe.context, windows, recipe.seed)
-                splits.append(judged)
-        for split in splits:
+        shards, judged = splits(recipe.data)
+        judged = judged if recipe.eval.every else None
+        for split in (shards, judged):
+            if split is None:
+                continue
             split.check(vocab=recipe.config().vocab)
             if recipe.verify and team.leads:
                 split.verify()
+        valid = None if judged is None else _windows(judged, recipe, team)
         return cls(Batches(shards, recipe.context, recipe.batch, recipe.seed), valid, shards.end_of_text, shards.tokenizer())
+
+
+def _windows(judged: Shards, recipe: Recipe, team: Team) -> Batches:
+    """What a run is judged by: as many windows as asked for, or as there are, the same number for every rank."""
+    windows = min(recipe.eval.windows, (judged.tokens - 1) // recipe.context) // team.world * team.world
+    if not windows:
+        raise AmorError(
+            f"{judged.folder} holds {judged.tokens:,} tokens, less than a window of {recipe.context:,} + 1 for each of "
+            f"{team.world} ranks; hold out more text, or leave validation away with --set eval.every=0"
+        )
+    return Batches(judged, recipe.context, windows, recipe.seed)

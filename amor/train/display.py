@@ -6,10 +6,13 @@ Loss, tokens a second, share of the machine's ceiling, time to go; of every bloc
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
-from amor.train.watch import Lines, Observer
+from amor.records.run import Evaluated, Event, GateLine, Step
+from amor.train.recipe import Recipe
+from amor.train.watch import Begun, Lines, Observer, Saved, learned, number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,11 +25,11 @@ BARS = "▁▂▃▄▅▆▇█"
 class Pace:
     """How fast a run goes, what share of the ceiling that is, and how long it has to go."""
 
-    def __init__(self, about: dict[str, Any], ceiling: float | None):
+    def __init__(self, begun: Begun, ceiling: float | None):
         """ceiling: FLOP/s the machine reaches on a matrix product; None where nobody measured it."""
-        self.first, self.steps, self.step_tokens = about["step"], about["steps"], about["step_tokens"]
+        self.first, self.steps, self.step_tokens = begun.step, begun.steps, begun.recipe.step_tokens
         self.ceiling = ceiling
-        self.flops = flops_per_token(about["recipe"]) if ceiling else 0.0
+        self.flops = flops_per_token(begun.recipe) if ceiling else 0.0
         self.began = self.warm = time.monotonic()
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.done = self.first
@@ -57,13 +60,11 @@ class Pace:
         return a_step * (self.steps - self.done)
 
 
-def flops_per_token(recipe: dict[str, Any]) -> float:
+def flops_per_token(recipe: Recipe) -> float:
     from amor.models.build import build
     from amor.train.predict import train_flops
-    from amor.train.recipe import Recipe
 
-    read = Recipe.from_dict(recipe)
-    return train_flops(build(read.config(), device="meta"), read.context)
+    return train_flops(build(recipe.config(), device="meta"), recipe.context)
 
 
 def clock(seconds: float) -> str:
@@ -73,16 +74,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def number(value: float | None, form: str = ".3f") -> str:
-    """A gate may have no threshold, a loss may not be finite."""
-    return "-" if value is None else format(value, form)
-
-
-def gates(blocks: list[dict[str, Any]]) -> str:
+def gates(blocks: Sequence[GateLine]) -> str:
     """How often the blocks fire and at which thresholds, as the end of a line."""
     if not blocks:
         return ""
-    rates, levels = "/".join(f"{100 * b['fire']:.0f}" for b in blocks), "/".join(number(b["tau"]) for b in blocks)
+    rates, levels = "/".join(f"{100 * b.fire:.0f}" for b in blocks), "/".join(number(b.tau) for b in blocks)
     return f"  fires {rates} %, thresholds {levels}"
 
 
@@ -93,19 +89,19 @@ class Plain(Lines):
         super().__init__(every, file)
         self.ceiling = ceiling
 
-    def on_start(self, about: dict[str, Any]) -> None:
-        super().on_start(about)
-        self.pace = Pace(about, self.ceiling)
+    def on_start(self, begun: Begun) -> None:
+        super().on_start(begun)
+        self.pace = Pace(begun, self.ceiling)
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
-        step, pace = metrics["step"], self.pace
-        pace.took(step, metrics["timing"]["seconds"])
+    def on_step(self, metrics: Step) -> None:
+        step, pace = metrics.step, self.pace
+        pace.took(step, metrics.timing.seconds)
         if step % self.every and step not in (pace.first + 1, self.steps):
             return
         share = "" if pace.share is None else f" ({pace.share:.0%} of the ceiling)"
         self.say(
-            f"step {step:>6}/{self.steps}  loss {metrics['loss']:.4f}  lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.2f}"
-            f"  {pace.tokens_per_second:,.0f} tokens/s{share}  {clock(pace.to_go)} to go" + gates(metrics.get("blocks", []))
+            f"step {step:>6}/{self.steps}  {learned(metrics)}"
+            f"  {pace.tokens_per_second:,.0f} tokens/s{share}  {clock(pace.to_go)} to go" + gates(metrics.blocks)
         )
 
     def close(self) -> None:
@@ -122,27 +118,28 @@ class Display(Observer):
         self.ceiling, self.console = ceiling, console or Console()
         self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self.picture)
         self.losses: list[float] = []
-        self.metrics: dict[str, Any] = {}
+        self.metrics: Step | None = None
         self.valid = self.saved = "-"
 
-    def on_start(self, about: dict[str, Any]) -> None:
-        self.about, self.pace = about, Pace(about, self.ceiling)
+    def on_start(self, begun: Begun) -> None:
+        self.begun, self.pace = begun, Pace(begun, self.ceiling)
         self.live.start()
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
-        self.pace.took(metrics["step"], metrics["timing"]["seconds"])
-        self.losses.append(metrics["loss"])
+    def on_step(self, metrics: Step) -> None:
+        self.pace.took(metrics.step, metrics.timing.seconds)
+        if metrics.loss is not None:
+            self.losses.append(metrics.loss)
         self.metrics = metrics
 
-    def on_eval(self, metrics: dict[str, Any]) -> None:
-        valid = metrics["valid"]
-        self.valid = f"{number(valid['nll'], '.4f')}, perplexity {number(valid['perplexity'], '.1f')} at step {metrics['step']:,}"
+    def on_eval(self, metrics: Evaluated) -> None:
+        valid = metrics.valid
+        self.valid = f"{number(valid.nll, '.4f')}, perplexity {number(valid.perplexity, '.1f')} at step {metrics.step:,}"
 
-    def on_checkpoint(self, about: dict[str, Any]) -> None:
-        self.saved = f"step {about['step']:,}"
+    def on_checkpoint(self, saved: Saved) -> None:
+        self.saved = f"step {saved.step:,}"
 
-    def on_event(self, about: dict[str, Any]) -> None:
-        self.console.print(about["message"], style="yellow", highlight=False, markup=False)
+    def on_event(self, event: Event) -> None:
+        self.console.print(event.message, style="yellow", highlight=False, markup=False)
 
     def on_end(self, summary: dict[str, Any]) -> None:
         self.close()
@@ -158,8 +155,8 @@ class Display(Observer):
         if not hasattr(self, "pace"):
             return Text()
         parts: list[RenderableType] = [self.progress(), self.numbers()]
-        if self.metrics.get("blocks"):
-            parts.append(self.gates())
+        if self.metrics and self.metrics.blocks:
+            parts.append(self.gates(self.metrics.blocks))
         return Group(*parts)
 
     def progress(self) -> "Table":
@@ -182,36 +179,36 @@ class Display(Observer):
     def numbers(self) -> "Table":
         from rich.table import Table
 
-        about, pace, last = self.about, self.pace, self.metrics
+        begun, pace, last = self.begun, self.pace, self.metrics
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
-        grid.add_row("model", f"{about['model']}, {about['parameters']:,} parameters, {about['where']}")
+        grid.add_row("model", f"{begun.model}, {begun.parameters:,} parameters, {begun.where}")
         if last:
-            grid.add_row("loss", f"[bold]{last['loss']:.4f}[/]  [cyan]{bars(self.losses, self.console.width - 24)}[/]")
+            grid.add_row("loss", f"[bold]{number(last.loss, '.4f')}[/]  [cyan]{bars(self.losses, self.console.width - 24)}[/]")
             grid.add_row("valid", self.valid)
             share = "" if pace.share is None else f", {pace.share:.0%} of this machine's ceiling"
             grid.add_row("speed", f"{pace.tokens_per_second:,.0f} tokens/s{share}")
-            grid.add_row("optimiser", f"learning rate {last['lr']:.2e}, gradient norm {last['grad_norm']:.2f}")
-        grid.add_row("run", f"{about['folder']}, checkpoint {self.saved}")
+            grid.add_row("optimiser", f"learning rate {last.lr:.2e}, gradient norm {number(last.grad_norm, '.2f')}")
+        grid.add_row("run", f"{begun.folder}, checkpoint {self.saved}")
         return grid
 
-    def gates(self) -> "Table":
+    def gates(self, blocks: Sequence[GateLine]) -> "Table":
         from rich import box
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
         for name in ("block", "fires", "", "threshold", "alpha", "scores, 10-90 %"):
             table.add_column(name, justify="left" if name == "" else "right", no_wrap=True)
-        for index, block in enumerate(self.metrics["blocks"]):
-            filled = round(20 * block["fire"])
+        for index, block in enumerate(blocks):
+            filled = round(20 * block.fire)
             table.add_row(
                 str(index),
-                f"{block['fire']:.1%}",
+                f"{block.fire:.1%}",
                 f"[magenta]{'█' * filled}[/][dim]{'░' * (20 - filled)}[/]",
-                number(block["tau"]),
-                number(block["alpha"]),
-                f"{number(block['score_10'])} - {number(block['score_90'])}",
+                number(block.tau),
+                number(block.alpha),
+                f"{number(block.score_10)} - {number(block.score_90)}",
             )
         return table
 

@@ -1,40 +1,41 @@
 """A look at a run: what the model of its newest checkpoint shows on held-out text, written to RUN/findings.json."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from amor.data.loader import Batches
-from amor.data.shards import Shards
+from amor.data.shards import splits
 from amor.errors import AmorError
 from amor.judge.findings import TOKENS, Held, find
 from amor.judge.windows import Drawn
 from amor.models.folder import load, resolve
+from amor.records.findings import Findings
 from amor.run import Run
-from amor.train.checkpoint import read_trainer
+from amor.train.checkpoint import read_training
 from amor.train.recipe import Recipe
+from amor.train.resume import recipe_of
 from amor.train.step import boundary
 
 
-def look(run: Run, data: str | None = None) -> dict[str, Any]:
+def look(run: Run, data: str | None = None) -> Findings:
     """What was found, which is also written into the run. data: where the run's data is now."""
-    recipe = Recipe.from_dict(run.read_config() | ({"data": data} if data else {}))
+    recipe = recipe_of(run)
+    recipe = replace(recipe, data=data) if data else recipe
     folder = resolve(run.folder)
     model, tokenizer = load(folder)
     if tokenizer is None:
         raise AmorError(f"{folder} holds no tokenizer.json, so its tokens cannot be shown as text")
-    found = {"step": read_trainer(folder)["step"], **find(model, tokenizer, held_out(recipe))}
+    found = find(model, tokenizer, held_out(recipe), read_training(folder).step)
     run.write(run.findings, found)
     return found
 
 
 def held_out(recipe: Recipe) -> Held:
     """The validation split of a run, or its training split where it has none, cut as evaluation cuts it."""
-    folder = Path(recipe.data)
-    if not (folder / "train").is_dir() and not (folder / "manifest.json").is_file():
-        raise AmorError(f"the data of this run, {folder}, is gone; the samples and histograms need it, give --data FOLDER")
-    train = Shards.open(folder / "train" if (folder / "train").is_dir() else folder)
-    name = "valid" if (folder / "valid" / "manifest.json").is_file() else "train"
-    shards = Shards.open(folder / "valid") if name == "valid" else train
+    if not Path(recipe.data).is_dir():
+        raise AmorError(f"the data of this run, {recipe.data}, is gone; the samples and histograms need it, give --data FOLDER")
+    train, valid = splits(recipe.data)
+    name, shards = ("train", train) if valid is None else ("valid", valid)
     windows = min(recipe.eval.windows, (shards.tokens - 1) // recipe.context, max(TOKENS // recipe.context, 1))
     if not windows:
         raise AmorError(f"{shards.folder} holds fewer tokens than one window of {recipe.context}")

@@ -2,8 +2,8 @@
 
     summary = train(recipe, "runs/first", observers=[Lines()])
 
-A run that was stopped, by whatever, goes on from its newest good checkpoint when the same is called again, and on a CPU
-ends with the same bits as one that was never stopped.
+A run that was stopped, by whatever, goes on from its newest good checkpoint when the same is called again, and on the same
+CPU with the same threads and builds ends with the same bits as one that was never stopped.
 """
 
 import time
@@ -11,14 +11,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from amor import typed
 from amor.errors import AmorError, nearest
 from amor.judge.evaluate import evaluate
 from amor.judge.windows import Drawn
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.models.folder import load_model
+from amor.records.run import EvalTiming, Evaluated, Event, Judged, Machine, Step, StepTiming
 from amor.run import Run
 from amor.train import checkpoint, resume
 from amor.train.data import Data
@@ -28,7 +31,7 @@ from amor.train.recipe import Recipe
 from amor.train.step import Stepper
 from amor.train.stop import Stop
 from amor.train.trouble import Spikes, UnsoundError, first_unsound
-from amor.train.watch import Observer, Record
+from amor.train.watch import Begun, Observer, Record, Saved
 
 
 def train(
@@ -36,15 +39,17 @@ def train(
     out: str | Path,
     observers: Iterable[Observer] = (),
     go_on: str = "auto",  # "auto": if there is a checkpoint; "yes": there must be one; "no": the folder must be new
-    machine: dict[str, Any] | None = None,
+    machine: Machine | None = None,
 ) -> dict[str, Any]:
     """Train to the end of the recipe, or until asked to stop; {"ok", "done", "step", "exit", ...}."""
     team = form(recipe.distributed, recipe.device)
     try:
         run = Run(out)
         told = [Record(run), *observers] if team.leads else []
-        return Trainer(recipe, run, team, told, machine or {}).go(go_on)
+        return Trainer(recipe, run, team, told, machine or Machine()).go(go_on)
     except OSError as error:  # a disk that is full or gone; anything trained since the last checkpoint is trained again
+        if not checkpoint.of_the_disk(error):
+            raise
         words = f"{error.filename or out}: {error.strerror or error}; mend that and run the same command again: it resumes"
         raise AmorError(words) from error
     finally:
@@ -54,12 +59,12 @@ def train(
 class Trainer:
     """One run: what it is made of, and the loop over its steps."""
 
-    def __init__(self, recipe: Recipe, run: Run, team: Team, observers: Sequence[Observer], machine: dict[str, Any]):
+    def __init__(self, recipe: Recipe, run: Run, team: Team, observers: Sequence[Observer], machine: Machine):
         self.recipe, self.run, self.team, self.observers, self.machine = recipe, run, team, observers, machine
         self.steps = recipe.total_steps
         self.done = 0  # optimiser steps taken
         self.saved = -1  # the step of the newest checkpoint
-        self.valid: dict[str, Any] | None = None  # the last evaluation, with its step
+        self.valid: Judged | None = None  # the last evaluation, with its step
 
     def go(self, go_on: str) -> dict[str, Any]:
         self.data = Data.open(self.recipe, self.team)
@@ -72,7 +77,7 @@ class Trainer:
         if stopped:
             summary |= {"exit": stop.code, "stopped_by": stop.name}
         if self.valid is not None:
-            summary["valid"] = self.valid
+            summary["valid"] = typed.tree(self.valid)
         self.tell("on_end", summary)
         return summary
 
@@ -106,12 +111,19 @@ class Trainer:
             raise self.unsound(error) from error
         self.done += 1
         seconds = time.perf_counter() - started
-        timing = {"seconds": seconds, "tokens_per_second": self.recipe.step_tokens / seconds, "time": time.time()}
-        if "spike" in found:
-            self.event(
-                "spike", f"step {self.done}: gradient norm {found['grad_norm']:.3g} is a spike; the step was {found['spike']}"
-            )
-        self.tell("on_step", found | {"timing": timing})
+        if found.spike:
+            self.event("spike", f"step {self.done}: gradient norm {found.norm:.3g} is a spike; the step was {found.spike}")
+        line = Step(
+            step=self.done,
+            loss=found.loss,
+            lr=found.lr,
+            grad_norm=found.norm,
+            tokens=self.done * self.recipe.step_tokens,
+            timing=StepTiming(seconds=seconds, tokens_per_second=self.recipe.step_tokens / seconds, time=time.time()),
+            spike=found.spike,
+            blocks=found.blocks,
+        )
+        self.tell("on_step", line)
 
     def judge(self) -> None:
         if self.data.valid is None:
@@ -119,25 +131,26 @@ class Trainer:
         started = time.perf_counter()
         mine = Drawn(self.data.valid, *self.team.own_rows(self.data.valid.batch), self.stepper.apart)
         found = evaluate(self.model, mine, self.recipe.micro_batch, self.stepper.forward, self.team.sum)
-        self.valid = {"step": self.done, **found}
-        self.tell("on_eval", {"step": self.done, "valid": found, "timing": {"seconds": time.perf_counter() - started}})
+        self.valid = Judged(step=self.done, **msgspec.structs.asdict(found))
+        timing = EvalTiming(seconds=time.perf_counter() - started)
+        self.tell("on_eval", Evaluated(step=self.done, valid=found, timing=timing))
 
     def save(self) -> None:
         if self.saved == self.done:
             return
         started = time.perf_counter()
-        trainer = {
-            "step": self.done,
-            "updates": self.stepper.updates,
-            "norms": list(self.stepper.spikes.norms),
-            "data": self.data.train.fingerprint,
-            "valid": self.valid if self.valid and self.valid["step"] == self.done else None,
-        }
+        trainer = checkpoint.Training(
+            step=self.done,
+            updates=self.stepper.updates,
+            norms=tuple(self.stepper.spikes.norms),
+            data=self.data.train.fingerprint,
+            valid=self.valid if self.valid and self.valid.step == self.done else None,
+        )
         folder = checkpoint.save(self.run, self.team, self.model, self.optimizer, trainer, self.data.tokenizer)
         self.saved = self.done
         if self.team.leads:
             checkpoint.prune(self.run, self.recipe.checkpoint)
-        self.tell("on_checkpoint", {"step": self.done, "folder": str(folder), "seconds": time.perf_counter() - started})
+        self.tell("on_checkpoint", Saved(self.done, str(folder), time.perf_counter() - started))
 
     def begin(self, go_on: str) -> Path | None:
         """Make the run directory, or find the checkpoint to go on from."""
@@ -148,7 +161,7 @@ class Trainer:
         found = None
         if self.team.leads and self.run.used:
             checkpoint.sweep(self.run)
-            changed = resume.differences(self.run.read_config(), self.recipe)
+            changed = resume.differences(resume.recipe_of(self.run), self.recipe)
             found = checkpoint.newest_good(self.run, lambda words: self.event("damaged", words))
             checkpoint.prune(self.run, self.recipe.checkpoint)
             for key, (was, now) in changed.items() if found else ():
@@ -158,15 +171,15 @@ class Trainer:
             raise AmorError(f"{self.run.folder} holds no checkpoint to resume from; leave --resume away to start")
         if self.team.leads:
             self.run.make()
-            self.run.write(self.run.config, self.recipe.to_dict())
+            self.run.write_config(self.recipe.to_dict())
             self.run.write(self.run.machine, self.machine)
         return found
 
     def assemble(self, found: Path | None) -> None:
         """Model, optimiser and stepper: fresh, or as a checkpoint has them."""
-        trainer: dict[str, Any] = checkpoint.read_trainer(found) if found else {"step": 0, "updates": 0, "norms": [], "data": ""}
+        trainer = checkpoint.read_training(found) if found else checkpoint.Training(step=0, updates=0, norms=(), data="")
         if found:
-            self.data.train.check(trainer["data"])
+            self.data.train.check(trainer.data)
         self.model: Amor = load_model(found) if found else build(self.recipe.config(), self.recipe.seed)
         self.model.backbone.recompute = self.recipe.recompute
         self.team.place(self.model)
@@ -175,32 +188,23 @@ class Trainer:
         self.groups = groups(self.model, self.recipe.optimiser, self.recipe.lr)
         self.optimizer = adamw(self.groups, self.recipe.optimiser)
         self.stepper = Stepper(self.model, self.optimizer, self.recipe, self.data.train, self.team, self.data.end_of_text)
-        self.done, self.stepper.updates = trainer["step"], trainer["updates"]
-        self.stepper.spikes = Spikes(self.recipe.optimiser.spike, trainer["norms"])
+        self.done, self.stepper.updates = trainer.step, trainer.updates
+        self.stepper.spikes = Spikes(self.recipe.optimiser.spike, trainer.norms)
         if self.team.leads:
             self.run.rewind(self.done)
         if found:
-            checkpoint.load_moments(found, self.model, self.optimizer, trainer["updates"], self.team)
-            self.saved, self.valid = self.done, trainer["valid"]
+            checkpoint.load_moments(found, self.model, self.optimizer, trainer.updates, self.team)
+            self.saved, self.valid = self.done, trainer.valid
             self.event("resumed", f"going on from {found.name} ({self.steps - self.done:,} steps to go)", step=self.done)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Begun:
         parameters = sum(p.numel() for p in self.model.parameters())
         team, recipe = self.team, self.recipe
         where = f"{recipe.precision} on {team.world} x {team.device.type}" + (
             f" ({recipe.distributed})" if team.world > 1 else ""
         )
-        return {
-            "recipe": recipe.to_dict(),
-            "model": self.model.config.name,
-            "parameters": parameters,
-            "groups": describe(self.groups),
-            "step": self.done,
-            "steps": self.steps,
-            "step_tokens": recipe.step_tokens,
-            "folder": str(self.run.folder),
-            "where": where,
-        }
+        folder = str(self.run.folder)
+        return Begun(recipe, self.model.config.name, parameters, describe(self.groups), self.done, self.steps, folder, where)
 
     def unsound(self, error: UnsoundError) -> AmorError:
         """Name what is not finite, keep the batch, and save what was good before it."""
@@ -221,12 +225,12 @@ class Trainer:
         self.event("unsound", words, step=error.step + 1)
         return AmorError(words)
 
-    def tell(self, moment: str, about: dict[str, Any]) -> None:
+    def tell(self, moment: str, about: Any) -> None:
         for observer in self.observers:
             getattr(observer, moment)(about)
 
     def event(self, kind: str, message: str, **more: Any) -> None:
-        self.tell("on_event", {"event": kind, "message": message, **more})
+        self.tell("on_event", Event(event=kind, message=message, **more))
 
 
 def keep_batch(folder: Path, rows: tuple[torch.Tensor, torch.Tensor]) -> None:

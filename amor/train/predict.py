@@ -1,10 +1,13 @@
 """What a recipe will take before it is run: steps, tokens, parameters, memory of a rank, floating-point work and time."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from amor.models.amor import Amor
 from amor.models.build import build
@@ -13,6 +16,8 @@ from amor.train.recipe import Recipe
 
 # share of the matrix-product ceiling a training step reaches; a guess that the first steps of a run correct
 REACHED = 0.4
+# of a forward without numbers, which still takes its time: beyond them memory is reckoned from shorter ones
+MOST_TOKENS, MOST_LOGITS = 2**15, 2**32
 
 
 def predict(recipe: Recipe, flops: float, source: str) -> dict[str, Any]:
@@ -55,27 +60,71 @@ def memory(model: Amor, parameters: int, recipe: Recipe) -> dict[str, int]:
 
 def activations(model: Amor, recipe: Recipe) -> int:
     """Bytes kept from the forward for the backward pass of one micro-batch, as if in float32."""
-    rows = min(recipe.micro_batch, recipe.batch)
-    shape = rows, recipe.context
-    tokens = torch.zeros(shape, dtype=torch.long, device="meta")
-    kept = Kept({p.untyped_storage()._cdata for p in model.parameters()})
-    if recipe.recompute:
-        # every layer keeps its input, and one layer at a time is computed again
-        h = torch.empty(*shape, model.config.width, device="meta", requires_grad=True)
-        state = model.start(rows)
-        with kept:
-            model.backbone.layers[0](h, state.parts[0], state.layout(recipe.context, None, None))
-        return kept.bytes + len(model.config.pattern) * 4 * h.numel()
-    with kept:
+    rows, context = min(recipe.micro_batch, recipe.batch), recipe.context
+    most = max(1, min(MOST_TOKENS, MOST_LOGITS // model.config.vocab))
+    if rows * context <= most:
+        return kept_bytes(model, recipe, rows, context)
+    shorter = min(context, most)
+    return round(rows * context * kept_bytes(model, recipe, 1, shorter) / shorter)  # every token keeps as much
+
+
+def kept_bytes(model: Amor, recipe: Recipe, rows: int, context: int) -> int:
+    """Counted by running the model without numbers.
+
+    With `recompute` every layer of the backbone keeps its input alone. When the backward pass comes to a layer, what the blocks,
+    the norms and the loss kept is gone, and what the layer computes again is there: the larger of the two counts.
+    """
+    tokens = torch.zeros((rows, context), dtype=torch.long, device="meta")
+    model.backbone.recompute = recipe.recompute
+    whole = Kept(model)  # with `recompute`: all but the layers
+    with whole, Fused():
         model(tokens, targets=tokens)
+    if not recipe.recompute:
+        return whole.bytes
+    pattern = model.config.pattern
+    inner = max(in_layer(model, pattern.index(kind), rows, context) for kind in set(pattern))
+    return len(pattern) * 4 * tokens.numel() * model.config.width + max(whole.bytes, inner)
+
+
+def in_layer(model: Amor, index: int, rows: int, columns: int) -> int:
+    """Bytes kept inside one layer of the backbone, its input apart."""
+    h = torch.empty(rows, columns, model.config.width, device="meta", requires_grad=True)
+    state, kept = model.start(rows), Kept(model, h)
+    with kept, Fused():
+        model.backbone.layers[index](h, state.parts[index], state.layout(columns, None, None))
     return kept.bytes
 
 
-class Kept:
-    """Counts the bytes autograd keeps while it is entered, each storage once, parameters not."""
+class Fused(TorchFunctionMode):
+    """Attention as a fused kernel keeps it: without a model's numbers torch takes the plain way, which keeps a weight a pair."""
 
-    def __init__(self, known: set[int]):
-        self.known, self.bytes = known, 0
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _Attend.apply(*args[:3])
+        return func(*args, **(kwargs or {}))
+
+
+class _Attend(torch.autograd.Function):
+    """Of shapes alone: what is kept is queries, keys, values, the output, and one number a query."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        *above, heads, queries, _ = q.shape
+        out = q.new_empty(*above, queries, heads, v.shape[-1]).transpose(
+            -3, -2
+        )  # so that heads lie beside each other, as kernels do
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:-1]))
+        return out
+
+
+class Kept:
+    """Counts the bytes autograd keeps while it is entered, each storage once; parameters and tensors that are given, not."""
+
+    def __init__(self, model: Amor, *given: Tensor):
+        self.known = {t.untyped_storage()._cdata for t in (*model.parameters(), *given)}
+        self.bytes = 0
         self.held: list[Tensor] = []  # so that no storage is freed and its address counted as known
         self.hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t)
 

@@ -4,134 +4,127 @@ An unknown key, a wrong type or an impossible number is refused here, before any
 """
 
 import dataclasses
-import tomllib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from amor.checks import at_least
-from amor.config import Config, fill, flat
+from msgspec import Meta
+
+from amor import typed
+from amor.checks import Context, Seed
+from amor.config import Config, flat
 from amor.errors import AmorError, nearest
 from amor.presets import preset
 
 HOME = Path(__file__).parents[1] / "recipes"
+MOST_BELOW = 16  # recipes that extend each other, and dots of a key
 CHOICES = {
     "documents": ("joined", "apart"),
     "precision": ("float32", "bf16", "bf16-cpu"),
     "distributed": ("none", "ddp", "fsdp"),
 }
 
+Word = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]  # in one line
+Sequences = Annotated[int, Meta(ge=1, le=2**20)]
+Steps = Annotated[int, Meta(ge=0, le=2**40)]
+Every = Annotated[int, Meta(ge=1, le=2**40)]
+Beta = Annotated[float, Meta(ge=0, lt=1)]
+Size = Annotated[float, Meta(ge=0, le=1e9)]
+Rate = Annotated[float, Meta(ge=0, le=1e3)]
+AboveZero = Annotated[float, Meta(gt=0, le=1e9)]
+
 
 @dataclass(frozen=True)
 class Model:
     """A preset by name and scale, and keys of it to change, e.g. {"blocks.count": 1}."""
 
-    name: str = "amor-mamba2"
-    scale: str = "tiny"
+    name: Word = "amor-mamba2"
+    scale: Word = "tiny"
     changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            json.dumps(self.changes, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            raise AmorError("changes: only finite numbers, texts, true, false, lists and tables of them") from None
 
 
 @dataclass(frozen=True)
 class Optimiser:
     """AdamW with decay on matrices only, and the clip on the norm of the whole gradient."""
 
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    spike: float = 10.0  # a gradient norm above this many times the median of the last ones is said; 0: never
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: Size = 1e-8
+    weight_decay: Size = 0.1
+    clip: AboveZero = 1.0
+    spike: Size = 10.0  # a gradient norm above this many times the median of the last ones is said; 0: never
     skip_spikes: bool = False  # and such a step changes nothing
-
-    def check(self) -> None:
-        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
-            raise AmorError(f"optimiser.betas: {list(self.betas)} must be two numbers in [0, 1), e.g. [0.9, 0.95]")
-        for name in ("eps", "weight_decay", "spike"):
-            at_least(f"optimiser.{name}", getattr(self, name), 0)
-        if not self.clip > 0:
-            raise AmorError(f"optimiser.clip is {self.clip}; it must be above 0")
 
 
 @dataclass(frozen=True)
 class Rates:
     """Learning rates: warm-up to the peak, then a cosine to the floor. alpha has a peak of its own and the same shape."""
 
-    peak: float = 3e-4
-    floor: float = 1e-5
-    warmup: int = 2000
-    alpha: float = 3e-3
+    peak: AboveZero = 3e-4
+    floor: Rate = 1e-5
+    warmup: Steps = 2000
+    alpha: Rate = 3e-3
 
-    def check(self) -> None:
-        if not self.peak > 0 or not 0 <= self.floor <= self.peak:
-            raise AmorError(f"lr: floor {self.floor} and peak {self.peak} must satisfy 0 <= floor <= peak, peak above 0")
-        at_least("lr.warmup", self.warmup, 0)
-        at_least("lr.alpha", self.alpha, 0)
+    def __post_init__(self) -> None:
+        if self.floor > self.peak:
+            raise AmorError(f"lr: floor {self.floor} lies above peak {self.peak}")
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """How often to judge the model on the validation split, and on how many windows of it; 0: never."""
 
-    every: int = 250
-    windows: int = 64
-
-    def check(self) -> None:
-        at_least("eval.every", self.every, 0)
-        at_least("eval.windows", self.windows, 1)
+    every: Steps = 250
+    windows: Every = 64
 
 
 @dataclass(frozen=True)
 class Keeping:
     """When a checkpoint is written and which ones stay."""
 
-    every: int = 250
-    latest: int = 2  # the newest ones
+    every: Every = 250
+    latest: Every = 2  # the newest ones
     best: bool = True  # the one with the lowest validation nll
-    milestones: int = 0  # every one at a multiple of this many steps; 0: none
-
-    def check(self) -> None:
-        at_least("checkpoint.every", self.every, 1)
-        at_least("checkpoint.latest", self.latest, 1)
-        at_least("checkpoint.milestones", self.milestones, 0)
-
-
-SECTIONS = {"model": Model, "optimiser": Optimiser, "lr": Rates, "eval": Evaluation, "checkpoint": Keeping}
+    milestones: Steps = 0  # every one at a multiple of this many steps; 0: none
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A training run, without the machine it runs on."""
 
-    name: str = "run"
+    name: Annotated[Word, Meta(min_length=1)] = "run"
     model: Model = Model()
-    data: str = ""  # a folder of `amor prepare`: train/ and, for evaluation, valid/
+    data: Word = ""  # a folder of `amor prepare`: train/ and, for evaluation, valid/
     documents: str = "joined"  # "apart": a document sees nothing of the one before it in its window
-    context: int = 256
-    batch: int = 16  # sequences an optimiser step, over all micro-batches and ranks
-    micro_batch: int = 16  # sequences at a time on one rank
-    steps: int = 0  # give steps, or tokens: steps = tokens // (batch * context)
-    tokens: int = 0
+    context: Context = 256
+    batch: Sequences = 16  # sequences an optimiser step, over all micro-batches and ranks
+    micro_batch: Sequences = 16  # sequences at a time on one rank
+    steps: Steps = 0  # give steps, or tokens: steps = tokens // (batch * context)
+    tokens: typed.Count = 0
     optimiser: Optimiser = Optimiser()
     lr: Rates = Rates()
-    seed: int = 42
+    seed: Seed = 42
     precision: str = "float32"
-    device: str = "auto"
+    device: Word = "auto"
     recompute: bool = False  # compute a layer's activations again in the backward pass instead of keeping them
     compile: bool = False
     eval: Evaluation = Evaluation()
     checkpoint: Keeping = Keeping()
     distributed: str = "none"
-    track: str = ""  # also tell "tensorboard", "wandb" or "trackio", or several of them
+    track: Word = ""  # also tell "tensorboard", "wandb" or "trackio", or several of them
     verify: bool = True  # read every shard and compare it with its hash before the first step
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise AmorError(f"{name}: no {getattr(self, name)!r}; {nearest(getattr(self, name), choices)}")
-        for name in ("context", "batch", "micro_batch"):
-            at_least(name, getattr(self, name), 1)
-        for section in (self.optimiser, self.lr, self.eval, self.checkpoint):
-            section.check()
         if (self.steps > 0) == (self.tokens > 0):
             raise AmorError(f"give steps or tokens, one of the two, above 0; here steps = {self.steps}, tokens = {self.tokens}")
         if not self.total_steps:
@@ -146,7 +139,8 @@ class Recipe:
         return self.steps or self.tokens // self.step_tokens
 
     def config(self) -> Config:
-        return preset(self.model.name, self.model.scale, context=self.context, **flat(self.model.changes))
+        # not by keywords of preset, which has a name and a scale of its own
+        return preset(self.model.name, self.model.scale).change(**{"context": self.context, **flat(self.model.changes)})
 
     def to_dict(self) -> dict[str, Any]:
         tree = dataclasses.asdict(self)
@@ -154,18 +148,9 @@ class Recipe:
         return tree
 
     @classmethod
-    def from_dict(cls, tree: Mapping[str, Any]) -> "Recipe":
-        values = dict(tree)
-        for name, section in SECTIONS.items():
-            if name in values:
-                if not isinstance(values[name], Mapping):
-                    raise AmorError(f"{name}: {values[name]!r} is not a table; write [{name}]")
-                values[name] = fill(section, _tuples(values[name]), name)
-        return fill(cls, values, "recipe")
-
-
-def _tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) and key == "betas" else value for key, value in tree.items()}
+    def from_dict(cls, tree: Mapping[str, Any], where: str = "recipe") -> "Recipe":
+        """A recipe of plain values, whoever wrote them; where: what to call them in an error."""
+        return typed.convert(cls, tree, where)
 
 
 def load(given: str | Path, changes: Iterable[str] = (), **keys: Any) -> Recipe:
@@ -176,19 +161,24 @@ def load(given: str | Path, changes: Iterable[str] = (), **keys: Any) -> Recipe:
         key, equals, value = change.partition("=")
         if not equals:
             raise AmorError(f"--set {change}: write key=value, e.g. --set lr.peak=1e-3")
-        _put(tree, key.strip(), _value(value.strip()))
+        if key.count(".") > MOST_BELOW:
+            raise AmorError(f"--set {change[:80]}...: no key of {key.count('.')} dots")
+        _put(tree, key.strip(), typed.toml_value(value.strip()))
     for key, value in keys.items():
         tree[key] = value
     if keys.get("steps"):
         tree["tokens"] = 0
-    return Recipe.from_dict(tree)
+    return Recipe.from_dict(tree, str(path))
 
 
 def find(given: str | Path) -> Path:
     """A recipe by path, or by its name in amor/recipes/ ('tiny/amor-mamba2')."""
     for path in (Path(given), Path(f"{given}.toml"), HOME / given, HOME / f"{given}.toml"):
-        if path.is_file():
-            return path
+        try:
+            if path.is_file():
+                return path
+        except OSError:  # a name that no file can have
+            continue
     names = [str(p.relative_to(HOME).with_suffix("")) for p in HOME.glob("*/*.toml")]
     raise AmorError(f"no recipe {str(given)!r}; {nearest(str(given), names)}")
 
@@ -198,13 +188,14 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     path = path.resolve()
     if path in seen:
         raise AmorError(f"{path} extends itself by way of {seen[-1]}")
-    try:
-        tree = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise AmorError(f"{path} is not TOML ({error})") from error
+    if len(seen) > MOST_BELOW:
+        raise AmorError(f"{seen[0]} extends more than {MOST_BELOW} recipes, one upon the other")
+    tree = typed.toml_tree(typed.read_text(path), str(path))
     base = tree.pop("extends", None)
     if base is None:
         return tree
+    if not isinstance(base, str):
+        raise AmorError(f"{path}: extends: {base!r} is not the path of a recipe")
     below = path.parent / base
     if not below.is_file():
         raise AmorError(f"{path} extends {base!r}, which is not there")
@@ -226,18 +217,10 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     if not rest:
         tree[key] = value
         return
+    if not isinstance(tree.get(head, {}), Mapping):
+        raise AmorError(f"--set {key}: {head!r} is {tree[head]!r} and has nothing inside")
     if head == "changes":
         tree[head] = flat(tree.get(head, {})) | {rest: value}
         return
-    if not isinstance(tree.get(head, {}), Mapping):
-        raise AmorError(f"--set {key}: {head!r} is {tree[head]!r} and has nothing inside")
     tree[head] = dict(tree.get(head, {}))
     _put(tree[head], rest, value)
-
-
-def _value(text: str) -> Any:
-    """A value as TOML writes it; what is not TOML is a text, so that names need no quotes."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

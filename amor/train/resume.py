@@ -4,6 +4,7 @@ from typing import Any
 
 from amor.config import flat
 from amor.errors import AmorError
+from amor.run import Run
 from amor.train.recipe import Recipe
 
 CHOICES = ("auto", "yes", "no")
@@ -26,9 +27,17 @@ FREE = (
 )
 
 
-def differences(before: dict[str, Any], recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+def recipe_of(run: Run) -> Recipe:
+    """The recipe a run was made with."""
+    try:
+        return Recipe.from_dict(run.read_config())
+    except AmorError as error:
+        raise AmorError(f"{run.config}: {error}") from None
+
+
+def differences(before: Recipe, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
     """Keys that matter and their two values; a key that would make it another run is an error."""
-    old, new = flat(before), flat(recipe.to_dict())
+    old, new = flat(before.to_dict()), flat(recipe.to_dict())
     changed = {key: (old.get(key), new.get(key)) for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
     for key, (was, now) in sorted(changed.items()):
         if key.split(".")[0] in FIXED:

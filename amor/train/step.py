@@ -22,6 +22,7 @@ from amor.models.amor import Amor, Output
 from amor.models.block import Block, Trace
 from amor.numbers import finite
 from amor.ops.head import IGNORE
+from amor.records.run import GateLine
 from amor.state import State
 from amor.train.distributed import Team
 from amor.train.optim import set_rate
@@ -47,6 +48,17 @@ class Tally:
             self.fired[block] += gate.fire.sum()
 
 
+@dataclass(frozen=True)
+class Taken:
+    """One optimiser step: its loss and gradient norm, both finite, its learning rate, and what the gates did."""
+
+    loss: float
+    lr: float
+    norm: float
+    spike: str | None  # "taken" or "skipped", where the norm was one
+    blocks: tuple[GateLine, ...]
+
+
 class Stepper:
     """Takes optimiser steps with a model, an optimiser and a source of batches."""
 
@@ -66,7 +78,7 @@ class Stepper:
         self.first, self.last = team.own_rows(recipe.batch)
         check_precision(recipe.precision, team.device)
 
-    def __call__(self, step: int) -> dict[str, Any]:
+    def __call__(self, step: int) -> Taken:
         """Take step number `step` (the first is 0); what it found, or UnsoundError before anything is changed."""
         lr_scale = shape(step, self.recipe.total_steps, self.recipe.lr)
         set_rate(self.optimizer, lr_scale)
@@ -87,11 +99,8 @@ class Stepper:
             if not fresh:
                 self.model.observe(pooled)
         blocks = self.blocks_found(tally, pooled, used)
-        found: dict[str, Any] = {"step": step + 1, "loss": loss, "lr": self.recipe.lr.peak * lr_scale, "grad_norm": norm}
-        found["tokens"] = (step + 1) * self.recipe.step_tokens
-        if spike:
-            found["spike"] = "skipped" if skipped else "taken"
-        return found | ({"blocks": blocks} if blocks else {})
+        told = ("skipped" if skipped else "taken") if spike else None
+        return Taken(loss, self.recipe.lr.peak * lr_scale, norm, told, blocks)
 
     def pieces(self, step: int) -> Iterator[Windows]:
         """This process's micro-batches of a step."""
@@ -151,7 +160,7 @@ class Stepper:
     def nothing(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.team.device)
 
-    def gate_numbers(self) -> list[dict[str, Any]]:
+    def gate_numbers(self) -> list[dict[str, float | None]]:
         """A block: what its gate decides with (threshold tau), and how wide it is open (alpha, the mean over channels)."""
         found = []
         for block in self.blocks():
@@ -161,18 +170,17 @@ class Stepper:
             found.append({name: finite(float(value)) for name, value in numbers.items()})
         return found
 
-    def blocks_found(self, tally: Tally, pooled: list[Tensor], used: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def blocks_found(self, tally: Tally, pooled: list[Tensor], used: list[dict[str, float | None]]) -> tuple[GateLine, ...]:
         """A block: the share of tokens that fired, the numbers that decided, and where 10 % and 90 % of the scores lie."""
         if not used:
-            return []
+            return ()
         fired = self.team.sum(torch.stack(tally.fired)) / self.recipe.step_tokens
         found = []
         for rate, scores, numbers in zip(fired.tolist(), pooled, used, strict=True):
             last, ordered = scores.numel() - 1, scores.sort().values
-            found.append(
-                {"fire": rate, **numbers, "score_10": float(ordered[last // 10]), "score_90": float(ordered[last * 9 // 10])}
-            )
-        return found
+            low, high = (finite(float(ordered[place])) for place in (last // 10, last * 9 // 10))
+            found.append(GateLine(fire=rate, score_10=low, score_90=high, **numbers))
+        return tuple(found)
 
     def blocks(self) -> list[Block]:
         return list(self.model.blocks)  # type: ignore[arg-type]

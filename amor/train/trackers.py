@@ -9,8 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from amor import typed
 from amor.errors import AmorError, nearest
-from amor.train.watch import Observer
+from amor.records.run import Line
+from amor.train.watch import Begun, Observer
 
 PROJECT = "amor"
 
@@ -21,7 +23,7 @@ def flat(metrics: dict[str, Any], above: str = "") -> dict[str, float]:
     for key, value in metrics.items():
         if isinstance(value, dict):
             out |= flat(value, f"{above}{key}/")
-        elif isinstance(value, list):
+        elif isinstance(value, list | tuple):
             out |= flat({f"{key.removesuffix('s')}{index}": item for index, item in enumerate(value)}, above)
         elif isinstance(value, int | float) and not (above == "" and key == "step"):
             out[f"{above}{key}"] = float(value)
@@ -35,12 +37,12 @@ class Tracker(Observer):
         self.name, self.opened = name, False
         self.door: ModuleType = _door(name, module, package)
 
-    def on_start(self, about: dict[str, Any]) -> None:
-        self.open(about)
+    def on_start(self, begun: Begun) -> None:
+        self.open(begun)
         self.opened = True
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
-        self.log(flat(metrics), metrics["step"])
+    def on_step(self, metrics: Line) -> None:
+        self.log(flat(typed.tree(metrics)), metrics.step)
 
     on_eval = on_step
 
@@ -52,7 +54,7 @@ class Tracker(Observer):
             self.opened = False
             self.finish()
 
-    def open(self, about: dict[str, Any]) -> None:
+    def open(self, begun: Begun) -> None:
         raise NotImplementedError
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -77,10 +79,10 @@ class TensorBoard(Tracker):
     def __init__(self) -> None:
         super().__init__("tensorboard", "torch.utils.tensorboard", "tensorboard")
 
-    def open(self, about: dict[str, Any]) -> None:
+    def open(self, begun: Begun) -> None:
         # steps after the one a run resumes from are measured again; the old ones are to disappear
-        folder = str(Path(about["folder"]) / "tensorboard")
-        self.writer = self.door.SummaryWriter(folder, purge_step=about["step"] + 1)
+        folder = str(Path(begun.folder) / "tensorboard")
+        self.writer = self.door.SummaryWriter(folder, purge_step=begun.step + 1)
 
     def log(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -93,10 +95,10 @@ class TensorBoard(Tracker):
 class Modular(Tracker):
     """A tracker that is used through three functions of its module: init, log, finish."""
 
-    def open(self, about: dict[str, Any]) -> None:
-        self.door.init(project=PROJECT, name=Path(about["folder"]).name, config=about["recipe"], **self.more(about))
+    def open(self, begun: Begun) -> None:
+        self.door.init(project=PROJECT, name=Path(begun.folder).name, config=begun.recipe.to_dict(), **self.more(begun))
 
-    def more(self, about: dict[str, Any]) -> dict[str, Any]:
+    def more(self, begun: Begun) -> dict[str, Any]:
         return {}
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -110,8 +112,8 @@ class Wandb(Modular):
     def __init__(self) -> None:
         super().__init__("wandb", "wandb", "wandb")
 
-    def more(self, about: dict[str, Any]) -> dict[str, Any]:
-        return {"dir": about["folder"]}
+    def more(self, begun: Begun) -> dict[str, Any]:
+        return {"dir": begun.folder}
 
 
 class Trackio(Modular):

@@ -4,31 +4,57 @@ An observer is any object with these methods; `Observer` has them all and does n
 """
 
 import sys
+from dataclasses import dataclass
 from typing import Any, TextIO
 
+from amor.records.run import Evaluated, Event, Line, Step
 from amor.run import Run
+from amor.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run before its first step."""
+
+    recipe: Recipe
+    model: str
+    parameters: int
+    groups: list[str]  # of parameters, as the optimiser has them, in words
+    step: int  # the run goes on from here
+    steps: int  # and ends here
+    folder: str
+    where: str  # it is computed, in words
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is complete."""
+
+    step: int
+    folder: str
+    seconds: float
 
 
 class Observer:
-    """The moments of a run. Override what is of interest; everything is a plain dict, ready for JSON."""
+    """The moments of a run. Override what is of interest."""
 
-    def on_start(self, about: dict[str, Any]) -> None:
-        """Before the first step: recipe, parameters, groups, step to start from, steps to go, folder."""
+    def on_start(self, begun: Begun) -> None:
+        """Before the first step."""
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
+    def on_step(self, metrics: Step) -> None:
         """After every optimiser step: a line of metrics.jsonl."""
 
-    def on_eval(self, metrics: dict[str, Any]) -> None:
-        """After an evaluation: {"step", "valid": {"nll", "perplexity", "tokens", "fire"}, "timing"}."""
+    def on_eval(self, metrics: Evaluated) -> None:
+        """After an evaluation: a line of metrics.jsonl."""
 
-    def on_checkpoint(self, about: dict[str, Any]) -> None:
-        """After a checkpoint is complete: {"step", "folder", "seconds"}."""
+    def on_checkpoint(self, saved: Saved) -> None:
+        """After a checkpoint is complete."""
 
-    def on_event(self, about: dict[str, Any]) -> None:
-        """Anything out of the ordinary: {"event", "message", ...}."""
+    def on_event(self, event: Event) -> None:
+        """Anything out of the ordinary: a line of events.jsonl."""
 
     def on_end(self, summary: dict[str, Any]) -> None:
-        """The run is over, or stopped."""
+        """The run is over, or stopped; what is added to the summary, the command says too."""
 
 
 class Record(Observer):
@@ -37,13 +63,13 @@ class Record(Observer):
     def __init__(self, run: Run):
         self.run = run
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
+    def on_step(self, metrics: Line) -> None:
         self.run.measured(metrics)
 
     on_eval = on_step
 
-    def on_event(self, about: dict[str, Any]) -> None:
-        self.run.happened(**{"what" if key == "event" else key: value for key, value in about.items()})
+    def on_event(self, event: Event) -> None:
+        self.run.happened(event)
 
 
 class Lines(Observer):
@@ -56,32 +82,40 @@ class Lines(Observer):
     def say(self, text: str) -> None:
         print(text, file=self.file or sys.stdout, flush=True)
 
-    def on_start(self, about: dict[str, Any]) -> None:
-        self.steps = about["steps"]
-        self.say(
-            f"{about['model']}: {about['parameters']:,} parameters, {about['steps']:,} steps of {about['step_tokens']:,} tokens"
-        )
-        for line in about["groups"]:
+    def on_start(self, begun: Begun) -> None:
+        self.steps = begun.steps
+        tokens = begun.recipe.step_tokens
+        self.say(f"{begun.model}: {begun.parameters:,} parameters, {begun.steps:,} steps of {tokens:,} tokens")
+        for line in begun.groups:
             self.say(f"  {line}")
-        self.say(f"  {about['where']}; run directory {about['folder']}")
+        self.say(f"  {begun.where}; run directory {begun.folder}")
 
-    def on_step(self, metrics: dict[str, Any]) -> None:
-        step = metrics["step"]
+    def on_step(self, metrics: Step) -> None:
+        step = metrics.step
         if step % self.every and step not in (1, self.steps):
             return
-        fires = " ".join(f"{block['fire']:.2f}" for block in metrics.get("blocks", ()))
+        fires = " ".join(f"{block.fire:.2f}" for block in metrics.blocks)
         self.say(
-            f"step {step:>6}/{self.steps}  loss {metrics['loss']:.4f}  lr {metrics['lr']:.2e}  norm {metrics['grad_norm']:.2f}"
-            f"  {metrics['timing']['tokens_per_second']:,.0f} tok/s" + (f"  fire {fires}" if fires else "")
+            f"step {step:>6}/{self.steps}  {learned(metrics)}"
+            f"  {metrics.timing.tokens_per_second:,.0f} tok/s" + (f"  fire {fires}" if fires else "")
         )
 
-    def on_eval(self, metrics: dict[str, Any]) -> None:
-        valid = metrics["valid"]
-        words = "is not finite" if valid["nll"] is None else f"{valid['nll']:.4f}, perplexity {valid['perplexity']:.2f}"
-        self.say(f"step {metrics['step']:>6}  valid nll {words}")
+    def on_eval(self, metrics: Evaluated) -> None:
+        valid = metrics.valid
+        words = "is not finite" if valid.nll is None else f"{valid.nll:.4f}, perplexity {number(valid.perplexity, '.2f')}"
+        self.say(f"step {metrics.step:>6}  valid nll {words}")
 
-    def on_checkpoint(self, about: dict[str, Any]) -> None:
-        self.say(f"step {about['step']:>6}  checkpoint {about['folder']} ({about['seconds']:.1f} s)")
+    def on_checkpoint(self, saved: Saved) -> None:
+        self.say(f"step {saved.step:>6}  checkpoint {saved.folder} ({saved.seconds:.1f} s)")
 
-    def on_event(self, about: dict[str, Any]) -> None:
-        self.say(about["message"])
+    def on_event(self, event: Event) -> None:
+        self.say(event.message)
+
+
+def learned(metrics: Step) -> str:
+    return f"loss {number(metrics.loss, '.4f')}  lr {metrics.lr:.2e}  norm {number(metrics.grad_norm, '.2f')}"
+
+
+def number(value: float | None, form: str = ".3f") -> str:
+    """A gate may have no threshold, a loss may not be finite."""
+    return "-" if value is None else format(value, form)

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "layout.h"
 #include "products.h"
 
 namespace {
@@ -203,3 +204,5 @@ extern "C" void fired_backward(const Work* w, long keys, const float* out, const
         }
     }
 }
+
+LAYOUT(STRUCT(Work, rows, heads, size, k_row, k_head, k_token, v_row, v_head, v_token, first, lengths, q, k, v, scale))

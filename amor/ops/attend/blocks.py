@@ -27,7 +27,7 @@ class Work(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    found = native.library(SOURCE)
+    found = native.library(SOURCE, Work)
     found.fired_forward.argtypes = [c_void_p, c_void_p, c_void_p, c_int]
     found.fired_backward.argtypes = [c_void_p, c_long, *[c_void_p] * 6, c_int]
     return found

@@ -23,10 +23,10 @@ fired, causal = blocks.attend, blocks.causal
 
 
 @cache
-def _function() -> "ctypes._NamedFuncPointer":
-    function = native.library(SOURCE).attend
-    function.argtypes, function.restype = [*[c_void_p] * 5, *[c_long] * 7, c_float, c_void_p, c_int], c_int
-    return function
+def library() -> ctypes.CDLL:
+    found = native.library(SOURCE)
+    found.attend.argtypes, found.attend.restype = [*[c_void_p] * 5, *[c_long] * 7, c_float, c_void_p, c_int], c_int
+    return found
 
 
 def attend(
@@ -43,7 +43,7 @@ def attend(
     out = torch.empty_like(q)
     pointers = [t.data_ptr() for t in (q, k, v, rows, lengths)]
     sizes = len(q), k.shape[0], k.shape[2], q.shape[1], size, k.stride(0), k.stride(1)
-    if _function()(*pointers, *sizes, size**-0.5, out.data_ptr(), torch.get_num_threads()):
+    if library().attend(*pointers, *sizes, size**-0.5, out.data_ptr(), torch.get_num_threads()):
         raise AmorError(
             f"queries of rows {rows.tolist()} that see {lengths.tolist()} keys; the state holds {list(k.shape[:3:2])}"
         )

@@ -6,8 +6,9 @@
 
 #include "conv/step.h"
 #include "lanes.h"
+#include "layout.h"
 
-struct Shape3 {
+struct Shape {
     long rows, length, channels, taps, block;  // block: tokens whose share of the weight's gradient is one partial sum
     long blocks() const { return (length + block - 1) / block; }
 };
@@ -19,7 +20,7 @@ struct Inputs {  // strides count floats; channels are dense
 };
 
 // The input under tap j of token t, or null where the document had not begun.
-static const float* under(const Shape3& d, const Inputs& in, long row, long t, long j) {
+static const float* under(const Shape& d, const Inputs& in, long row, long t, long j) {
     const long reach = d.taps - 1, at = t - reach + j;
     if (in.start && at < in.start[row * d.length + t]) return nullptr;
     if (at >= 0) return in.x + row * in.x_row + at * in.x_token;
@@ -31,7 +32,7 @@ constexpr long MAX_TAPS = 64;
 struct Taps {  // the taps of one token that see something
     int count = 0;
     const float *x[MAX_TAPS], *w[MAX_TAPS];
-    Taps(const Shape3& d, const Inputs& in, long row, long t) {
+    Taps(const Shape& d, const Inputs& in, long row, long t) {
         for (long j = 0; j < d.taps; j++)
             if (const float* p = under(d, in, row, t, j)) x[count] = p, w[count++] = in.weight + j * d.channels;
     }
@@ -46,7 +47,7 @@ struct Taps {  // the taps of one token that see something
     }
 };
 
-extern "C" void conv_forward(const Shape3* d, const Inputs* in, float* y, int threads) {
+extern "C" void conv_forward(const Shape* d, const Inputs* in, float* y, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < d->rows * d->length; i++) {
         const Taps taps(*d, *in, i / d->length, i % d->length);
@@ -58,7 +59,7 @@ extern "C" void conv_forward(const Shape3* d, const Inputs* in, float* y, int th
 }
 
 // The gradient before the SiLU, of one token; its share of the weight's and bias's gradients is added to dw [k + 1, C] where given.
-static void before_silu(const Shape3& d, const Inputs& in, long row, long t, const float* dy, float* g, float* dw) {
+static void before_silu(const Shape& d, const Inputs& in, long row, long t, const float* dy, float* g, float* dw) {
     const Taps taps(d, in, row, t);
     const long C = d.channels;
     over(C, [&](long c, int n) {
@@ -76,7 +77,7 @@ static void before_silu(const Shape3& d, const Inputs& in, long row, long t, con
 
 // dweight [rows, blocks, k + 1, C] partial sums, the bias last. A block keeps the gradients before the SiLU of k tokens and
 // finds those of the k - 1 after it once more: they never go through memory.
-extern "C" void conv_backward(const Shape3* d, const Inputs* in, const float* dy, float* dx, float* dweight, float* dwindow,
+extern "C" void conv_backward(const Shape* d, const Inputs* in, const float* dy, float* dx, float* dweight, float* dwindow,
                               int threads) {
     const long C = d->channels, T = d->length, k = d->taps, reach = k - 1;
 #pragma omp parallel num_threads(threads)
@@ -114,8 +115,12 @@ extern "C" void conv_backward(const Shape3* d, const Inputs* in, const float* dy
 }
 
 // One token a row; window and after [rows, k - 1, C] may be the same.
-extern "C" void conv_step(const Shape3* d, const Inputs* in, float* y, float* after) {
+extern "C" void conv_step(const Shape* d, const Inputs* in, float* y, float* after) {
     const long C = d->channels, reach = d->taps - 1, held = reach * C;
     for (long r = 0; r < d->rows; r++)
         conv_token(in->x + r * in->x_row, in->weight, in->bias, in->window + r * held, after + r * held, C, reach, 0, C, y + r * C);
 }
+
+LAYOUT(STRUCT(Shape, rows, length, channels, taps, block)
+       STRUCT(Inputs, x, weight, bias, window, start, x_row, x_token)
+       NUMBER(MAX_TAPS, MAX_TAPS))

@@ -4,6 +4,7 @@ Memory beyond inputs and outputs, in floats: B T C while the gradient runs; line
 """
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from amor.errors import AmorError
 from amor.ops import native
 from amor.ops.conv.reference import last_inputs, segments
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+MAX_TAPS = 64  # a token's taps are looked up at once
 BLOCK = 128  # tokens whose share of the weight's gradient is summed together: a fixed cut, so that sums do not depend on threads
 
 
@@ -30,6 +33,11 @@ class Inputs(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "weight", "bias", "window", "start")] + [
         (name, ctypes.c_long) for name in ("x_row", "x_token")
     ]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    return native.library(SOURCE, Shape, Inputs, MAX_TAPS=MAX_TAPS)
 
 
 def conv(
@@ -59,7 +67,7 @@ def step(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, out: Te
     turned, offset = weight.float().T.contiguous(), None if bias is None else bias.float().contiguous()
     shape, inputs = describe(dense, turned, offset, past, None)
     y = dense.new_empty(dense.shape)
-    native.library(SOURCE).conv_step(ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.pointer(after))
+    library().conv_step(ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.pointer(after))
     return y.to(x.dtype), after
 
 
@@ -78,6 +86,10 @@ def next_window(x: Tensor, reach: int, window: Tensor | None, lengths: Tensor | 
 
 
 def describe(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None) -> tuple[Shape, Inputs]:
+    if len(weight) > MAX_TAPS:
+        raise AmorError(
+            f"a convolution of {len(weight)} taps; native code takes up to {MAX_TAPS}: set AMOR_KERNELS=conv=reference"
+        )
     tensors = [native.pointer(t) for t in (x, weight, bias, window, start)]
     return Shape(*x.shape, len(weight), BLOCK), Inputs(*tensors, x.stride(0), x.stride(1))
 
@@ -85,7 +97,7 @@ def describe(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | No
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None) -> Tensor:
     shape, inputs = describe(x, weight, bias, window, start)
     y = x.new_empty(x.shape)
-    native.library(SOURCE).conv_forward(ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.threads())
+    library().conv_forward(ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.threads())
     return y
 
 
@@ -105,6 +117,6 @@ class Conv(torch.autograd.Function):
         parts = x.new_empty(len(x) * -(-x.shape[1] // BLOCK), taps + 1, channels)
         dwindow = None if window is None else torch.empty_like(window)
         outputs = [native.pointer(t) for t in (dy, dx, parts, dwindow)]
-        native.library(SOURCE).conv_backward(ctypes.byref(shape), ctypes.byref(inputs), *outputs, native.threads())
+        library().conv_backward(ctypes.byref(shape), ctypes.byref(inputs), *outputs, native.threads())
         total = parts.sum(0)
         return dx, total[:-1], None if bias is None else total[-1], dwindow, None

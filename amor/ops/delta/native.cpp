@@ -10,9 +10,10 @@
 
 #include "decays.h"
 #include "delta/step.h"
+#include "layout.h"
 #include "products.h"
 
-struct Shape4 {
+struct Shape {
     long rows, length, heads, keys, values, chunk, decays;  // decays of a head: 1, or one a channel of its key
     long count() const { return (length + chunk - 1) / chunk; }
     int tokens(long n) const { return (int)std::min(chunk, length - n * chunk); }
@@ -26,7 +27,7 @@ struct Inputs {  // strides count floats; the two inner dimensions of q, k and v
 };
 
 struct Head {  // one head of one row: where its numbers lie
-    const Shape4& d;
+    const Shape& d;
     const Inputs& in;
     long row, head;
     long token(long c) const { return (row * d.length + c * d.chunk) * d.heads + head; }
@@ -59,7 +60,7 @@ struct Chunk {
     float* system;        // beta times same, 0 on the diagonal too: the L above
     Matrix q, k, asking, telling, keeping;
 
-    Chunk(const Shape4& d, float* room) : ld(d.chunk), K(d.keys), same(room), asked(same + ld * ld), system(asked + ld * ld) {}
+    Chunk(const Shape& d, float* room) : ld(d.chunk), K(d.keys), same(room), asked(same + ld * ld), system(asked + ld * ld) {}
 
     void enter(const Head& h, long c) {
         n = h.d.tokens(c), q = asking = h.q(c), k = telling = keeping = h.k(c);
@@ -93,9 +94,9 @@ struct ByHead : Chunk {
     double crossing;
     const float *since = e.since, *until = e.until;
 
-    static long floats(const Shape4&) { return 0; }
+    static long floats(const Shape&) { return 0; }
 
-    ByHead(const Shape4& d, float* room, float*) : Chunk(d, room) {}
+    ByHead(const Shape& d, float* room, float*) : Chunk(d, room) {}
 
     void prepare(const Head& h, long c) {
         enter(h, c);
@@ -168,6 +169,7 @@ struct ByHead : Chunk {
     }
 };
 
+constexpr long CHANNEL_ROOM = 9;  // floats a channel and token of a chunk, where every channel has its decay
 constexpr int PIECE = 16;  // tokens of a chunk whose pairs with each other are found one by one
 
 // One decay a channel of the key (KDA). A decay is always a product of tokens' own factors, none above 1 and none divided by;
@@ -183,9 +185,9 @@ struct ByChannel : Chunk {
     const uint8_t* begins;
 
     // more than the (6 chunk + chunk / PIECE + 2 PIECE + 3) K below, as a chunk is a multiple of 16
-    static long floats(const Shape4& d) { return 9 * d.chunk * d.keys; }
+    static long floats(const Shape& d) { return CHANNEL_ROOM * d.chunk * d.keys; }
 
-    ByChannel(const Shape4& d, float* room, float* own) : Chunk(d, room) {
+    ByChannel(const Shape& d, float* room, float* own) : Chunk(d, room) {
         std::fill(ones, ones + MAX_CHUNK, 1.f);
         for (float** to : {&factor, &q_in, &k_in, &k_out, &faded, &dk_solve}) *to = own, own += ld * K;
         for (float** to : {&rows, &mixed}) *to = own, own += PIECE * K;
@@ -407,7 +409,7 @@ static void solve_transposed(float* x, long ldx, const float* L, long ld, int n,
 
 template <class C>
 static void forward_head(const Head& h, float* o, float* solved, float* starts, float* state, float* room) {
-    const Shape4& d = h.d;
+    const Shape& d = h.d;
     const long area = d.keys * d.values, V = d.values, ldo = d.heads * V;
     float *s = state + (h.row * d.heads + h.head) * area, *told = room + 3 * d.chunk * d.chunk, *mine = told + d.chunk * V;
     C chunk(d, room, mine + d.chunk * V);
@@ -435,8 +437,8 @@ static void forward_head(const Head& h, float* o, float* solved, float* starts, 
     }
 }
 
-// room: a stretch of chunk (3 chunk + 2 V) floats a thread, and 9 chunk K more where every channel has its decay
-extern "C" void delta_forward(const Shape4* d, const Inputs* in, float* o, float* solved, float* starts, float* state, float* room,
+// room: a stretch of chunk (3 chunk + 2 V) floats a thread, and CHANNEL_ROOM chunk K more where every channel has its decay
+extern "C" void delta_forward(const Shape* d, const Inputs* in, float* o, float* solved, float* starts, float* state, float* room,
                               int threads) {
     const auto head = d->by_channel() ? forward_head<ByChannel> : forward_head<ByHead>;
     const long own = d->by_channel() ? ByChannel::floats(*d) : ByHead::floats(*d);
@@ -449,7 +451,7 @@ extern "C" void delta_forward(const Shape4* d, const Inputs* in, float* o, float
 // One chunk of one head. ds [K, V] holds the gradient of the state after the chunk and becomes the one before it.
 template <class C>
 static void backward_chunk(const Head& h, long c, const float* solved, const float* start, float* ds, const Grads& g, float* room) {
-    const Shape4& d = h.d;
+    const Shape& d = h.d;
     const long K = d.keys, V = d.values, ldk = d.heads * K, ldv = d.heads * V, ld = d.chunk;
     float *pairs = room + 3 * ld * ld, *du = pairs + ld * ld, *told = du + ld * V, *part = told + ld * V;
     alignas(64) float against[MAX_CHUNK];  // minus beta since: what u takes from the state, a token
@@ -494,8 +496,8 @@ static void backward_chunk(const Head& h, long c, const float* solved, const flo
     chunk.finish(h, c, dq, part, dk, g.g + h.token(c) * d.decays);
 }
 
-// room: a stretch of chunk (4 chunk + 2 V + K) floats a thread, and 9 chunk K more where every channel has its decay
-extern "C" void delta_backward(const Shape4* d, const Inputs* in, const float* solved, const float* starts, const Grads* g, float* room,
+// room: a stretch of chunk (4 chunk + 2 V + K) floats a thread, and CHANNEL_ROOM chunk K more where every channel has its decay
+extern "C" void delta_backward(const Shape* d, const Inputs* in, const float* solved, const float* starts, const Grads* g, float* room,
                                int threads) {
     const auto chunk = d->by_channel() ? backward_chunk<ByChannel> : backward_chunk<ByHead>;
     const long own = d->by_channel() ? ByChannel::floats(*d) : ByHead::floats(*d), area = d->keys * d->values;
@@ -512,7 +514,7 @@ extern "C" void delta_backward(const Shape4* d, const Inputs* in, const float* s
 
 // The recurrence itself, token by token: the fastest way for a few tokens. state and after [rows, H, K, V] may be the same.
 // room: V + K floats a thread
-extern "C" void delta_step(const Shape4* d, const Inputs* in, float* o, float* after, float* room, int threads) {
+extern "C" void delta_step(const Shape* d, const Inputs* in, float* o, float* after, float* room, int threads) {
     const long K = d->keys, V = d->values, apart = d->heads * d->decays;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < d->rows * d->heads; i++) {
@@ -530,3 +532,9 @@ extern "C" void delta_step(const Shape4* d, const Inputs* in, float* o, float* a
         }
     }
 }
+
+LAYOUT(STRUCT(Shape, rows, length, heads, keys, values, chunk, decays)
+       STRUCT(Inputs, q, k, v, g, beta, state, reset, q_row, q_token, k_row, k_token, v_row, v_token)
+       STRUCT(Grads, o, state, q, k, v, g, beta, started)
+       NUMBER(MAX_CHUNK, MAX_CHUNK)
+       NUMBER(CHANNEL_ROOM, CHANNEL_ROOM))

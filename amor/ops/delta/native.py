@@ -5,6 +5,7 @@ Memory beyond inputs and outputs, in floats a row: T H V + (T / chunk) H K V kep
 """
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from amor.ops import native
-from amor.ops.chunks import chunk_size
+from amor.ops.chunks import LARGEST, chunk_size
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+CHANNEL_ROOM = 9  # floats a channel and token of a chunk, where every channel has its decay
 FEW = 16  # tokens: up to here the recurrence itself is as fast as its matrix form (at K = 64, V = 128 on AVX2)
 
 
@@ -35,6 +37,11 @@ class Inputs(ctypes.Structure):
 
 class Grads(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("o", "state", "q", "k", "v", "g", "beta", "started")]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    return native.library(SOURCE, Shape, Inputs, Grads, MAX_CHUNK=LARGEST, CHANNEL_ROOM=CHANNEL_ROOM)
 
 
 def delta(
@@ -68,7 +75,7 @@ def token_by_token(inputs: tuple[Tensor | None, ...], after: Tensor) -> tuple[Te
     o = after.new_empty(shape.rows, shape.length, shape.heads, shape.values)
     room = after.new_empty(threads.value, shape.values + shape.keys)
     outputs = [native.pointer(t) for t in (o, after, room)]
-    native.library(SOURCE).delta_step(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
+    library().delta_step(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
     return o, after
 
 
@@ -82,7 +89,7 @@ def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[Shape, Inpu
 
 def channels(shape: Shape) -> int:
     """Floats a token of a chunk that decays of single channels need while they run."""
-    return 9 * shape.keys if shape.decays > 1 else 0
+    return CHANNEL_ROOM * shape.keys if shape.decays > 1 else 0
 
 
 def forward(inputs: tuple[Tensor | None, ...], chunk: int, solved: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -95,7 +102,7 @@ def forward(inputs: tuple[Tensor | None, ...], chunk: int, solved: Tensor | None
     threads = native.threads()
     room = k.new_empty(threads.value, chunk * (3 * chunk + 2 * shape.values + channels(shape)))
     outputs = [native.pointer(t) for t in (o, solved, starts, after, room)]
-    native.library(SOURCE).delta_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
+    library().delta_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
     return o, after
 
 
@@ -131,5 +138,5 @@ class Delta(torch.autograd.Function):
         room = do.new_empty(threads.value, ctx.chunk * (4 * ctx.chunk + 2 * shape.values + shape.keys + channels(shape)))
         kept = [native.pointer(t) for t in (solved, starts)]
         arguments = (*kept, ctypes.byref(grads), native.pointer(room), threads)
-        native.library(SOURCE).delta_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)
+        library().delta_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)
         return *wanted[:5], None if inputs[5] is None else wanted[5], None, None

@@ -4,15 +4,16 @@
 
 #include "gated_norm/step.h"
 #include "lanes.h"
+#include "layout.h"
 
-struct Shape2 {
+struct Shape {
     long rows, tokens, per_token, n, block;  // vectors: rows * tokens * per_token; block: tokens of one partial sum
     long x_row, x_token, z_row, z_token;     // strides in floats; the vectors of a token are dense
     float eps;
 };
 
 template <bool GATE_FIRST>
-static void backward(const Shape2& d, const float* x, const float* z, const float* w, const float* dy, float* dx, float* dz, float* dw) {
+static void backward(const Shape& d, const float* x, const float* z, const float* w, const float* dy, float* dx, float* dz, float* dw) {
     vec squares{}, along{};  // along: sum of (gradient of the normed vector) times the vector before the norm
     over(d.n, [&](long i, int n) {
         const vec a = get(x + i, n), g = get(z + i, n), gate = g * sigmoid(g), before = GATE_FIRST ? a * gate : a;
@@ -31,7 +32,7 @@ static void backward(const Shape2& d, const float* x, const float* z, const floa
     });
 }
 
-extern "C" void norm_forward(const Shape2* d, int gate_first, const float* x, const float* z, const float* w, float* y, int threads) {
+extern "C" void norm_forward(const Shape* d, int gate_first, const float* x, const float* z, const float* w, float* y, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < d->rows * d->tokens; i++)
         for (long v = 0; v < d->per_token; v++) {
@@ -42,7 +43,7 @@ extern "C" void norm_forward(const Shape2* d, int gate_first, const float* x, co
 }
 
 // dw [blocks, n]: partial sums over fixed blocks of tokens, so that the sum does not depend on threads
-extern "C" void norm_backward(const Shape2* d, int gate_first, const float* x, const float* z, const float* w, const float* dy,
+extern "C" void norm_backward(const Shape* d, int gate_first, const float* x, const float* z, const float* w, const float* dy,
                               float* dx, float* dz, float* dw, int threads) {
     const long all = d->rows * d->tokens, blocks = (all + d->block - 1) / d->block;
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -57,3 +58,5 @@ extern "C" void norm_backward(const Shape2* d, int gate_first, const float* x, c
             }
     }
 }
+
+LAYOUT(STRUCT(Shape, rows, tokens, per_token, n, block, x_row, x_token, z_row, z_token, eps))

@@ -1,6 +1,7 @@
 """RMS norm and a SiLU gate as C++ for this machine (native.cpp): one pass forward, one backward, nothing kept but the inputs."""
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ SIZES = ("rows", "tokens", "per_token", "n", "block", "x_row", "x_token", "z_row
 
 class Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in SIZES] + [("eps", ctypes.c_float)]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    return native.library(SOURCE, Shape)
 
 
 def gate_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -59,7 +65,7 @@ def forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool) 
     y = x.new_empty(x.shape)
     tensors = [native.pointer(t) for t in (x, z, weight, y)]
     shape = describe(x, z, weight, eps)
-    native.library(SOURCE).norm_forward(ctypes.byref(shape), int(gate_first), *tensors, native.threads())
+    library().norm_forward(ctypes.byref(shape), int(gate_first), *tensors, native.threads())
     return y
 
 
@@ -78,5 +84,5 @@ class GatedNorm(torch.autograd.Function):
         dw = x.new_empty(-(-x.shape[0] * x.shape[1] // BLOCK), len(weight))
         tensors = [native.pointer(t) for t in (x, z, weight, dy, dx, dz, dw)]
         shape = describe(x, z, weight, ctx.eps)
-        native.library(SOURCE).norm_backward(ctypes.byref(shape), int(ctx.gate_first), *tensors, native.threads())
+        library().norm_backward(ctypes.byref(shape), int(ctx.gate_first), *tensors, native.threads())
         return dx, dz, dw.sum(0), None, None

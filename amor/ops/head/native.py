@@ -1,6 +1,7 @@
 """What the tied head says of hidden vectors: torch's products, and C++ for what is done to a tile while it is in the cache."""
 
 import ctypes
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,6 +22,11 @@ def missing() -> str | None:
     return native.missing(SOURCE)
 
 
+@cache
+def library() -> ctypes.CDLL:
+    return native.library(SOURCE)
+
+
 class Sums(chunked.Sums):
     def __init__(self, tokens: int, best: int, device: torch.device):
         super().__init__(tokens, best, device)
@@ -29,7 +35,7 @@ class Sums(chunked.Sums):
     def take(self, z: Tensor, start: int) -> None:
         held = (native.pointer(t) for t in (self.m, self.total, self.weighted))
         best = ctypes.c_long(self.values.shape[1]), native.pointer(self.values), native.pointer(self.ids)
-        native.library(SOURCE).take(native.pointer(z), *map(ctypes.c_long, (*z.shape, start)), *held, *best, native.threads())
+        library().take(native.pointer(z), *map(ctypes.c_long, (*z.shape, start)), *held, *best, native.threads())
 
     def logsumexp(self) -> Tensor:
         return super().logsumexp().float()
@@ -43,7 +49,7 @@ def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tens
     goal, share = goal.contiguous(), share.float().contiguous()
     tensors = [native.pointer(t) for t in (z, goal, share, nll, entropy, log_sum, scale)]
     sizes = [ctypes.c_long(n) for n in z.shape]
-    native.library(SOURCE).finish(tensors[0], *sizes, *tensors[1:3], int(gradient), *tensors[3:], native.threads())
+    library().finish(tensors[0], *sizes, *tensors[1:3], int(gradient), *tensors[3:], native.threads())
     return nll, entropy, log_sum, z, scale
 
 
@@ -68,7 +74,7 @@ def sums_only(x: Tensor, weight: Tensor, entropy: bool) -> HeadStats:
     log_sum, found = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
     sizes = [ctypes.c_long(n) for n in (x.shape[0], x.stride(0))], [ctypes.c_long(n) for n in weight.shape]
     memory = native.pointer(log_sum), native.pointer(found), native.threads()
-    native.library(SOURCE).read(native.pointer(x), *sizes[0], native.pointer(weight), *sizes[1], *memory)
+    library().read(native.pointer(x), *sizes[0], native.pointer(weight), *sizes[1], *memory)
     return HeadStats(entropy=found if entropy else None, logsumexp=log_sum)
 
 

@@ -1,7 +1,9 @@
 """Linear layers as C++ for this machine (native.cpp): at the shapes of a training step faster than torch's products.
 
-The gradients of x from several weights are summed where they are formed. Few tokens, other types than float32, autocast and the
-gradient of a weight (where torch's product is the faster) are left to torch. A token's numbers do not depend on those beside it.
+The gradients of x from several weights are summed where they are formed. Other types than float32, autocast and the gradient of
+a weight (where torch's product is the faster) are left to torch, and so are few tokens where nothing learns. With gradients a
+token's numbers depend neither on those beside it, nor on threads, nor on where tensors lie in memory: torch's products of one to
+seven rows round by that, and a training step in which a lone token fires must not.
 """
 
 import ctypes
@@ -19,45 +21,48 @@ from amor.ops import native
 from amor.ops.linear import reference
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-FEW = 64  # tokens: below, packing the weights costs more than it gives
+FEW = 64  # tokens: below, packing the weights costs more than it gives, at most a millisecond at width 1536
 
 
 def missing() -> str | None:
     return native.missing(SOURCE)
 
 
+class Matrix(ctypes.Structure):
+    _fields_ = [("p", c_void_p), ("row", c_long), ("col", c_long)]
+
+
 class Sides(ctypes.Structure):
-    _fields_ = [
-        *((name, kind) for side in "ab" for name, kind in ((side, c_void_p), (f"{side}_row", c_long), (f"{side}_col", c_long))),
-        *((name, c_long) for name in ("m", "n", "inner", "row")),
-    ]
+    _fields_ = [("a", Matrix), ("b", Matrix), *((name, c_long) for name in ("m", "n", "inner", "row"))]
 
 
 @cache
-def _function() -> "ctypes._NamedFuncPointer":
-    function = native.library(SOURCE).linear
-    function.argtypes = [c_void_p, c_void_p, c_int, c_int]
-    return function
+def library() -> ctypes.CDLL:
+    found = native.library(SOURCE, Matrix, Sides)
+    found.linear.argtypes = [c_void_p, c_void_p, c_int, c_int]
+    return found
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
     """out = a b, or += ; rows of out are dense, a and b may be turned."""
-    sides = Sides(a.data_ptr(), *a.stride(), b.data_ptr(), *b.stride(), a.shape[0], b.shape[1], a.shape[1], out.stride(0))
-    _function()(ctypes.addressof(sides), out.data_ptr(), add, torch.get_num_threads())
+    sides = Sides((a.data_ptr(), *a.stride()), (b.data_ptr(), *b.stride()), a.shape[0], b.shape[1], a.shape[1], out.stride(0))
+    library().linear(ctypes.addressof(sides), out.data_ptr(), add, torch.get_num_threads())
     return out
 
 
 def linears(x: Tensor, groups: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
     weights = [w for group in groups for w in group]
     ours = x.dtype == torch.float32 and all(w.dtype == x.dtype and w.shape[1:] == x.shape[-1:] for w in weights)
-    if not ours or x.numel() < FEW * x.shape[-1] or torch.is_autocast_enabled("cpu"):
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights))
+    few = not learns and x.numel() < FEW * x.shape[-1]
+    if not ours or few or torch.is_autocast_enabled("cpu"):
         return reference.linears(x, groups)
-    flat, sizes = x.reshape(-1, x.shape[-1]), tuple(len(group) for group in groups)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights)):
+    flat, sizes = x.reshape(x.shape[:-1].numel(), x.shape[-1]), tuple(len(group) for group in groups)
+    if learns:
         found = Linears.apply(flat, sizes, *weights)
     else:
         found = forward(flat, sizes, weights)
-    return tuple(y.view(*x.shape[:-1], -1) for y in found)
+    return tuple(y.view(*x.shape[:-1], y.shape[1]) for y in found)
 
 
 def forward(x: Tensor, sizes: tuple[int, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:

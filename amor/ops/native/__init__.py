@@ -1,13 +1,15 @@
 """C++ written by hand, compiled at first use for this machine and kept in the user's cache folder.
 
-    library = native.library(Path(__file__).with_suffix(".cpp"))     # a ctypes.CDLL, or an AmorError that says why not
-    reason = native.missing(Path(__file__).with_suffix(".cpp"))      # None, or the same reason as a sentence
+    library = native.library(SOURCE, Shape, MAX_TAPS=MAX_TAPS)     # a ctypes.CDLL, or an AmorError that says why not
+    reason = native.missing(SOURCE)                                # None, or the same reason as a sentence
 
 A source is plain C++17 with `extern "C"` functions; it may include the headers beside this file, and as "<operator>/step.h"
 the one-token kernels that stand beside their operators. Functions take raw pointers (`tensor.data_ptr()`) and
-`native.threads()`, torch's own number, as the argument of their `num_threads` clauses.
+`native.threads()`, torch's own number, as the argument of their `num_threads` clauses. Structs and numbers that both sides
+believe are stated by `LAYOUT` (layout.h) and compared when a library is loaded.
 The file name holds a hash of the source, the headers, the compiler, its flags and the processor, so that a changed source
-or another machine on the same disk compiles anew; it appears by one rename, so that processes may race.
+or another machine on the same disk compiles anew, and one of the content, so that a file that is not whole is built anew; it
+appears by one rename, so that processes may race. The folder must be the user's alone (owner.py).
 AMOR_NATIVE=0 switches native code off, AMOR_CACHE moves the folder, CXX names the compiler.
 """
 
@@ -18,13 +20,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from amor.errors import AmorError
+from amor.ops.native.layout import agree
+from amor.ops.native.owner import others_may_write
 
 HERE = Path(__file__).parent
 OPERATORS = HERE.parent
@@ -37,6 +40,12 @@ def cache_folder() -> Path:
     """Where compiled code and measured choices are kept."""
     base = os.environ.get("AMOR_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "amor")
     return Path(base).expanduser()
+
+
+def make_cache_folder(folder: Path) -> None:
+    """The cache folder, or one inside it: nobody else has business there."""
+    for each in dict.fromkeys((cache_folder(), folder)):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @cache
@@ -79,32 +88,42 @@ def _built(source: Path) -> tuple[Path | None, str]:
         return None, "no C++ compiler found; install g++ (apt install g++) or set CXX"
     path, version = found
     parts = [source.read_text(), *(h.read_text() for h in sorted(OPERATORS.glob("*/*.h"))), version, *FLAGS, processor()]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    target = cache_folder() / "native" / f"{source.parent.name}-{source.stem}-{digest}.so"
-    if not target.exists():
-        why = _compile(path, source, target)
-        if why:
-            return None, why
-    return target, ""
-
-
-def _compile(path: str, source: Path, target: Path) -> str:
-    """Compile into place; gives why it failed, or nothing."""
+    name = f"{source.parent.name}-{source.stem}-{_digest(chr(0).join(parts).encode())}"
+    folder = cache_folder() / "native"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            fresh = Path(folder) / target.name
-            command = [path, *FLAGS, f"-I{HERE}", f"-I{OPERATORS}", str(source), "-o", str(fresh)]
-            said = subprocess.run(command, capture_output=True, text=True, check=False)
-            if said.returncode:
-                errors = (
-                    [line for line in said.stderr.splitlines() if "error" in line] or said.stderr.splitlines() or ["no words"]
-                )
-                return f"{path} could not compile {source.name}: {errors[0].strip()}"
-            fresh.replace(target)
+        make_cache_folder(folder)
+        why = others_may_write(folder)
+        if why:
+            return None, f"{why}, or set AMOR_CACHE to a folder of your own"
+        kept = next((each for each in sorted(folder.glob(f"{name}-*.so")) if _whole(each)), None)
+        return (kept, "") if kept else _compile(path, source, folder, name)
     except OSError as error:
-        return f"cannot write {target.parent} ({error.strerror}); set AMOR_CACHE to a folder that can be written"
-    return ""
+        return None, f"cannot write {folder} ({error.strerror}); set AMOR_CACHE to a folder that can be written"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _whole(library: Path) -> bool:
+    """Whether a file holds what its name says, and only the user can have written it; else it is built anew."""
+    if not library.is_file() or others_may_write(library):
+        return False
+    return library.stem.endswith(f"-{_digest(library.read_bytes())}")
+
+
+def _compile(path: str, source: Path, folder: Path, name: str) -> tuple[Path | None, str]:
+    """Compile into place, under a name that ends with a digest of what was built; or None and why it failed."""
+    with tempfile.TemporaryDirectory(dir=folder) as room:
+        fresh = Path(room) / source.stem
+        command = [path, *FLAGS, f"-I{HERE}", f"-I{OPERATORS}", str(source), "-o", str(fresh)]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        if said.returncode:
+            errors = [line for line in said.stderr.splitlines() if "error" in line] or said.stderr.splitlines() or ["no words"]
+            return None, f"{path} could not compile {source.name}: {errors[0].strip()}"
+        fresh.chmod(0o700)
+        target = folder / f"{name}-{_digest(fresh.read_bytes())}.so"
+        return fresh.replace(target), ""
 
 
 def missing(source: Path) -> str | None:
@@ -123,20 +142,13 @@ def _loaded(source: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"cannot load {target}: {error}"
 
 
-def library(source: Path) -> ctypes.CDLL:
-    """The compiled source, loaded once a process."""
+def library(source: Path, *structs: type[ctypes.Structure], **numbers: int) -> ctypes.CDLL:
+    """The compiled source, loaded once a process; its structs and numbers must be those that Python has (layout.h)."""
     loaded, why = _loaded(source)
     if loaded is None:
         raise AmorError(f"native code {source.name}: {why}")
+    agree(loaded, structs, numbers, source)
     return loaded
-
-
-def agree(layout: "ctypes._NamedFuncPointer", believed: Sequence[int], source: Path) -> None:
-    """Refuse a library whose structs or numbers are not those that Python will hand it: `layout` writes what C++ has."""
-    found = (ctypes.c_long * len(believed))()
-    layout(found)
-    if list(found) != list(believed):
-        raise AmorError(f"native code {source.name} and its Python disagree: sizes {list(found)} there, {list(believed)} here")
 
 
 def threads() -> ctypes.c_int:

@@ -9,7 +9,7 @@ struct Matrix {  // element (i, j) = p[i * row + j * col]
 static inline Matrix transposed(Matrix m) { return {m.p, m.col, m.row}; }
 
 // which part of a product is needed, when a or out is a square lower triangle
-enum Shape { FULL, LOWER_A, LOWER_A_TRANSPOSED, LOWER_OUT };
+enum Triangle { FULL, LOWER_A, LOWER_A_TRANSPOSED, LOWER_OUT };
 
 constexpr int ROWS = LANES == 16 ? 12 : 6;  // of the block held in registers; its columns are two vectors
 constexpr int COLS = 2 * LANES;
@@ -111,7 +111,7 @@ static inline void pack(float* panel, Matrix b, int inner, int first, int cols, 
 }
 
 // out [m, n] (rows ldo apart) = or += a [m, inner] times b [inner, n], the rows and columns of b scaled where given.
-static inline void product(float* out, long ldo, int m, int n, int inner, Matrix a, Matrix b, bool add, Shape shape = FULL,
+static inline void product(float* out, long ldo, int m, int n, int inner, Matrix a, Matrix b, bool add, Triangle which = FULL,
                            const float* by_row = nullptr, const float* by_col = nullptr) {
     alignas(64) float panel[MAX_INNER * COLS];
     for (int start = 0; start < inner || start == 0; start += MAX_INNER) {
@@ -123,9 +123,9 @@ static inline void product(float* out, long ldo, int m, int n, int inner, Matrix
             for (int i = 0; i < m; i += ROWS) {
                 const int rows = m - i < ROWS ? m - i : ROWS;
                 int from = 0, to = depth;
-                if (shape == LOWER_A && to > i + rows - start) to = i + rows - start;
-                if (shape == LOWER_A_TRANSPOSED && from < i - start) from = i - start;
-                if (shape == LOWER_OUT && first >= i + rows) continue;
+                if (which == LOWER_A && to > i + rows - start) to = i + rows - start;
+                if (which == LOWER_A_TRANSPOSED && from < i - start) from = i - start;
+                if (which == LOWER_OUT && first >= i + rows) continue;
                 if (to < from) to = from;
                 const Matrix at{a_here.p + i * a.row, a.row, a.col};
                 rest<ROWS>(rows, out + i * ldo + first, ldo, cols, at, panel, from, to, add || start);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "layout.h"
 #include "skinny.h"
 
 #define INLINE __attribute__((always_inline))  // a call a vector would cost more than its work
@@ -165,6 +166,8 @@ void weigh(const float* z, const float* residuals, long count, float log_sum, fl
     sums[0] = sum(q), sums[1] = sum(q0);
 }
 
+constexpr int STATS = 5;  // numbers told of a row
+
 // What one row's facts come to: told[i * step] entropy, its bound (0: exact), logsumexp and the two best logits; and the best
 // token. weighed: where some logits of an 8-bit head are exact.
 void conclude(const Facts& f, const Lost* lost, long inner, const float* x, const double* weighed, float* told, long step,
@@ -172,8 +175,8 @@ void conclude(const Facts& f, const Lost* lost, long inner, const float* x, cons
     const double mean = f.first / f.total, log_total = std::log(f.total), variance = f.second / f.total - mean * mean;
     const double spread = std::sqrt(variance < 0 ? 0 : variance), entropy = log_total - mean, residual = std::sqrt(f.residual / f.total);
     const double bound = lost ? Errors(*lost, inner, x).bound(entropy, spread, residual, weighed) : 0;
-    const double found[5] = {entropy, bound, f.m + log_total, f.best, f.next};
-    for (int i = 0; i < 5; i++) told[i * step] = (float)found[i];
+    const double found[STATS] = {entropy, bound, f.m + log_total, f.best, f.next};
+    for (int i = 0; i < STATS; i++) told[i * step] = (float)found[i];
     *token = (int64_t)f.place;
 }
 
@@ -202,7 +205,7 @@ extern "C" void product(const Weights* m, const float* x, long rows, float* y, l
     });
 }
 
-// What the head says of x [rows, inner]: told [5, rows] and tokens as `conclude` has them, and into y the logits of rows from
+// What the head says of x [rows, inner]: told [STATS, rows] and tokens as `conclude` has them, and into y the logits of rows from
 // `skipped` on. lost: null where no bound is wanted.
 extern "C" void probe(const Weights* head, const Lost* lost, const float* x, long rows, float* y, long skipped, float* told,
                       int64_t* tokens, int threads) {
@@ -303,11 +306,6 @@ extern "C" long best_row(const Weights* exact, const Lost* lost, const float* x,
     return (long)among.size();
 }
 
-extern "C" void layout(long* out) {  // what native.py believes of the structs and numbers above
-    const long facts[] = {sizeof(Weights), sizeof(Lost), TILE, Bytes::GROUP, Nibbles::GROUP};
-    std::memcpy(out, facts, sizeof facts);
-}
-
 // The sum of a large array, for measuring how fast memory is read.
 extern "C" float stream(const float* data, long count, int threads) {
     float total = 0;
@@ -324,3 +322,14 @@ extern "C" float stream(const float* data, long count, int threads) {
     }
     return total;
 }
+
+LAYOUT(STRUCT(Weights, weight, scales, outputs, inner, format)
+       STRUCT(Lost, residuals, longest, worst, gain)
+       NUMBER(TILE, TILE)
+       NUMBER(STATS, STATS)
+       NUMBER(float32, FLOAT32)
+       NUMBER(float16, FLOAT16)
+       NUMBER(int8, INT8)
+       NUMBER(int4, INT4)
+       NUMBER(int8_group, Bytes::GROUP)
+       NUMBER(int4_group, Nibbles::GROUP))

@@ -44,20 +44,20 @@ def _lost(m: Matrix) -> LostStruct | None:
 
 
 @cache
-def _functions() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     """The library with the types of its arguments, so that plain numbers can be handed in."""
-    library = native.library(SOURCE)
+    groups = {f"{name}_group": FORMATS[name].group for name in ("int8", "int4")}
+    tags = {name: one.tag for name, one in FORMATS.items()}
+    found = native.library(SOURCE, Weights, LostStruct, TILE=TILE, STATS=STATS, **tags, **groups)
     p, n, i, matrix, lost = c_void_p, c_long, c_int, ctypes.POINTER(Weights), ctypes.POINTER(LostStruct)
-    library.rounded.argtypes, library.rounded.restype = [matrix, p, n, p, p], n
-    library.product.argtypes = [matrix, p, n, p, n, i, i]
-    library.probe.argtypes = [matrix, lost, p, n, p, n, p, p, i]
-    library.entropies.argtypes = [p, n, n, p, i]
-    library.refine_row.argtypes, library.refine_row.restype = [matrix, lost, p, n, p, p, n, p, i], n
-    library.best_row.argtypes, library.best_row.restype = [matrix, lost, p, p, p, i], n
-    library.stream.argtypes, library.stream.restype = [p, n, i], ctypes.c_float
-    believed = [ctypes.sizeof(Weights), ctypes.sizeof(LostStruct), TILE, FORMATS["int8"].group, FORMATS["int4"].group]
-    native.agree(library.layout, believed, SOURCE)
-    return library
+    found.rounded.argtypes, found.rounded.restype = [matrix, p, n, p, p], n
+    found.product.argtypes = [matrix, p, n, p, n, i, i]
+    found.probe.argtypes = [matrix, lost, p, n, p, n, p, p, i]
+    found.entropies.argtypes = [p, n, n, p, i]
+    found.refine_row.argtypes, found.refine_row.restype = [matrix, lost, p, n, p, p, n, p, i], n
+    found.best_row.argtypes, found.best_row.restype = [matrix, lost, p, p, p, i], n
+    found.stream.argtypes, found.stream.restype = [p, n, i], ctypes.c_float
+    return found
 
 
 def rounded(x: Tensor, matrix: Matrix) -> Tensor:
@@ -67,7 +67,7 @@ def rounded(x: Tensor, matrix: Matrix) -> Tensor:
     whole = torch.empty(rows, padded, dtype=torch.int16 if form.levels > 127 else torch.int8)
     units = torch.empty(rows * (padded // form.steps if form.steps else 1))
     x = x.float().contiguous()
-    if _functions().rounded(Weights.of(matrix), x.data_ptr(), rows, whole.data_ptr(), units.data_ptr()) != len(units):
+    if library().rounded(Weights.of(matrix), x.data_ptr(), rows, whole.data_ptr(), units.data_ptr()) != len(units):
         raise AmorError("native code and formats.py disagree about how many steps x is rounded by")
     return (whole.double().unflatten(1, (-1, form.steps or padded)) * units.double().view(rows, -1, 1)).flatten(1)[
         :, : matrix.inner
@@ -78,7 +78,7 @@ def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = Fa
     x = x.float().contiguous()
     y = torch.empty(x.shape[0], matrix.outputs) if out is None else out
     memory = x.data_ptr(), x.shape[0], y.data_ptr(), y.stride(0)
-    _functions().product(Weights.of(matrix), *memory, add, torch.get_num_threads())
+    library().product(Weights.of(matrix), *memory, add, torch.get_num_threads())
     return y
 
 
@@ -89,7 +89,7 @@ def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = No
     y = torch.empty(kept, matrix.outputs) if logits else None
     told, tokens = torch.empty(STATS, rows), torch.empty(rows, dtype=torch.long)
     memory = x.data_ptr(), rows, None if y is None else y.data_ptr(), rows - kept, told.data_ptr(), tokens.data_ptr()
-    _functions().probe(Weights.of(matrix), _lost(matrix), *memory, torch.get_num_threads())
+    library().probe(Weights.of(matrix), _lost(matrix), *memory, torch.get_num_threads())
     return _stats(told, tokens, matrix, y)
 
 
@@ -102,7 +102,7 @@ def entropies(logits: Tensor) -> Tensor:
     """[R] in nats, of logits [R, V]."""
     logits = logits.float().contiguous()
     found = torch.empty(len(logits))
-    _functions().entropies(logits.data_ptr(), *logits.shape, found.data_ptr(), torch.get_num_threads())
+    library().entropies(logits.data_ptr(), *logits.shape, found.data_ptr(), torch.get_num_threads())
     return found
 
 
@@ -113,7 +113,7 @@ def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int)
     for row in range(rows):
         to = told[0, row:].data_ptr(), rows, tokens[row:].data_ptr()
         mine = Weights.of(exact), _lost(copy), x[row].data_ptr(), likely, logits[row].data_ptr()
-        looked_at += _functions().refine_row(*mine, *to, torch.get_num_threads())
+        looked_at += library().refine_row(*mine, *to, torch.get_num_threads())
     return _stats(told, tokens, copy), looked_at
 
 
@@ -121,10 +121,10 @@ def best(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor) -> tuple[Tensor
     x, logits, tokens, looked_at = x.float().contiguous(), logits.contiguous(), torch.empty(len(x), dtype=torch.long), 0
     for row in range(len(x)):
         memory = x[row].data_ptr(), logits[row].data_ptr(), tokens[row:].data_ptr()
-        looked_at += _functions().best_row(Weights.of(exact), _lost(copy), *memory, torch.get_num_threads())
+        looked_at += library().best_row(Weights.of(exact), _lost(copy), *memory, torch.get_num_threads())
     return tokens, looked_at
 
 
 def stream(data: Tensor) -> float:
     """The sum of a float32 tensor, read as fast as memory gives it."""
-    return float(_functions().stream(data.data_ptr(), data.numel(), torch.get_num_threads()))
+    return float(library().stream(data.data_ptr(), data.numel(), torch.get_num_threads()))

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "layout.h"
 #include "rowwise/step.h"
 #include "turn.h"
 
@@ -69,3 +70,5 @@ extern "C" void rotate(const Turn* d, const float* x, const float* cos, const fl
             turn_head(from, cos + t * d->half, sin + t * d->half, d->half, sign, y + (t * d->heads + h) * 2 * d->half);
         }
 }
+
+LAYOUT(STRUCT(Turn, rows, tokens, heads, half, x_row, x_token, x_head))

@@ -22,7 +22,7 @@ def missing() -> str | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    found = native.library(SOURCE)
+    found = native.library(SOURCE, Turn)
     found.norm_forward.argtypes = [c_void_p, c_void_p, c_long, c_long, c_float, c_void_p, c_int]
     found.norm_backward.argtypes = [*[c_void_p] * 3, *[c_long] * 3, c_float, c_void_p, c_void_p, c_int]
     found.swiglu_forward.argtypes = [c_void_p, c_void_p, c_long, c_void_p, c_int]

@@ -5,10 +5,11 @@
 #include <algorithm>
 
 #include "decays.h"
+#include "layout.h"
 #include "products.h"
 #include "scan/step.h"
 
-struct Shape4 {
+struct Shape {
     long rows, length, heads, size, groups, width, chunk;
     long count() const { return (length + chunk - 1) / chunk; }
     int tokens(long n) const { return (int)std::min(chunk, length - n * chunk); }
@@ -21,7 +22,7 @@ struct Inputs {  // strides count floats; the two inner dimensions of x, B and C
 };
 
 // scores [rows, groups, count, chunk, chunk]: C B^T inside every chunk, shared by the heads of a group
-static void score(const Shape4& d, const Inputs& in, float* scores, int threads) {
+static void score(const Shape& d, const Inputs& in, float* scores, int threads) {
     const long n = d.count();
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < d.rows * d.groups * n; i++) {
@@ -34,10 +35,10 @@ static void score(const Shape4& d, const Inputs& in, float* scores, int threads)
 }
 
 struct Head {  // one head of one row: where its numbers lie
-    const Shape4& d;
+    const Shape& d;
     const Inputs& in;
     long row, head, group;
-    Head(const Shape4& d, const Inputs& in, long row, long head)
+    Head(const Shape& d, const Inputs& in, long row, long head)
         : d(d), in(in), row(row), head(head), group(head / (d.heads / d.groups)) {}
     long at(long c) const { return ((row * d.length + c * d.chunk) * d.heads + head) * d.size; }  // in y
     const float* x(long c) const { return in.x + row * in.x_row + c * d.chunk * in.x_token + head * d.size; }
@@ -72,7 +73,7 @@ static void weigh(float* weights, const float* scores, const Decays& e, const fl
 }
 
 static void forward_head(const Head& h, const float* scores, float* y, float* carried, float* starts, float* state, float* room) {
-    const Shape4& d = h.d;
+    const Shape& d = h.d;
     const long area = d.width * d.size;
     float *s = room, *weights = s + area;
     Decays e;
@@ -110,7 +111,7 @@ static void forward_head(const Head& h, const float* scores, float* y, float* ca
 }
 
 // room: a stretch of (S P + chunk chunk) floats a thread
-extern "C" void scan_forward(const Shape4* d, const Inputs* in, float* scores, float* y, float* carried, float* starts,
+extern "C" void scan_forward(const Shape* d, const Inputs* in, float* scores, float* y, float* carried, float* starts,
                              float* state, float* room, int threads) {
     score(*d, *in, scores, threads);
     const long stretch = d->width * d->size + d->chunk * d->chunk;
@@ -127,15 +128,15 @@ struct Grads {
 
 struct Rooms {  // one thread's floats
     float *weights, *pairs, *fed, *said;
-    Rooms(float* p, const Shape4& d)
+    Rooms(float* p, const Shape& d)
         : weights(p), pairs(p + d.chunk * d.chunk), fed(pairs + d.chunk * d.chunk), said(fed + d.chunk * d.size) {}
-    static long floats(const Shape4& d) { return 2 * d.chunk * (d.chunk + d.size); }
+    static long floats(const Shape& d) { return 2 * d.chunk * (d.chunk + d.size); }
 };
 
 // One chunk of one head. ds [S, P] holds the gradient of the state after the chunk and becomes the one before it.
 static void backward_chunk(const Head& h, long c, const float* scores, const float* carried, const float* start, float* ds,
                            const Grads& g, float* dB, float* dC, float* dscores, Rooms room, double& dA, double& dD) {
-    const Shape4& d = h.d;
+    const Shape& d = h.d;
     const int q = d.tokens(c);
     const long ldy = d.heads * d.size, area = d.width * d.size, P = d.size;
     Decays e;
@@ -207,7 +208,7 @@ static void backward_chunk(const Head& h, long c, const float* scores, const flo
 }
 
 // Heads [first, last) of one row, all of one group, from the last chunk to the first.
-static void backward_block(const Shape4& d, const Inputs& in, long row, long first, long last, long block, const float* scores,
+static void backward_block(const Shape& d, const Inputs& in, long row, long first, long last, long block, const float* scores,
                            const float* carried, const float* starts, const Grads& g, float* room) {
     const long area = d.width * d.size, square = d.chunk * d.chunk, turned = d.width * d.chunk;
     float* ds = room + Rooms::floats(d);
@@ -237,7 +238,7 @@ static void backward_block(const Shape4& d, const Inputs& in, long row, long fir
 }
 
 // Add up the blocks of each group, and send the scores' gradient on: dB, dC dense [rows, length, groups, S].
-static void gather(const Shape4& d, const Inputs& in, const Grads& g, long blocks, float* dB, float* dC, int threads) {
+static void gather(const Shape& d, const Inputs& in, const Grads& g, long blocks, float* dB, float* dC, int threads) {
     const long n = d.count(), turned = d.width * d.chunk, square = d.chunk * d.chunk;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < d.rows * d.groups * n; i++) {
@@ -260,7 +261,7 @@ static void gather(const Shape4& d, const Inputs& in, const Grads& g, long block
 }
 
 // block: heads that share a part of dB, dC and the scores' gradient (at most 64, a divisor of a group's heads)
-extern "C" void scan_backward(const Shape4* d, const Inputs* in, const float* scores, const float* carried, const float* starts,
+extern "C" void scan_backward(const Shape* d, const Inputs* in, const float* scores, const float* carried, const float* starts,
                               const Grads* g, long block, float* dB, float* dC, float* room, int threads) {
     const long blocks = d->heads / block, stretch = Rooms::floats(*d) + block * d->width * d->size;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
@@ -271,7 +272,7 @@ extern "C" void scan_backward(const Shape4* d, const Inputs* in, const float* sc
 }
 
 // The recurrence itself, token by token: the fastest way for a few tokens. state and after [rows, H, P, S] may be the same.
-extern "C" void scan_step(const Shape4* d, const Inputs* in, float* y, float* after, int threads) {
+extern "C" void scan_step(const Shape* d, const Inputs* in, float* y, float* after, int threads) {
     const long P = d->size, S = d->width;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < d->rows * d->heads; i++) {
@@ -286,3 +287,8 @@ extern "C" void scan_step(const Shape4* d, const Inputs* in, float* y, float* af
         }
     }
 }
+
+LAYOUT(STRUCT(Shape, rows, length, heads, size, groups, width, chunk)
+       STRUCT(Inputs, x, dt, A, B, C, D, state, reset, x_row, x_token, B_row, B_token, C_row, C_token)
+       STRUCT(Grads, y, state, x, dt, A, D, started, B, C, scores)
+       NUMBER(MAX_CHUNK, MAX_CHUNK))

@@ -5,6 +5,7 @@ it runs T (2 S + chunk) for every block of heads; linear in T.
 """
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from amor.ops import native
-from amor.ops.chunks import chunk_size
+from amor.ops.chunks import LARGEST, chunk_size
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 BLOCK = 4  # heads that share a part of the gradients of B and C; more is less memory, fewer is more threads at work
@@ -36,6 +37,11 @@ class Inputs(ctypes.Structure):
 
 class Grads(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("y", "state", "x", "dt", "A", "D", "started", "B", "C", "scores")]
+
+
+@cache
+def library() -> ctypes.CDLL:
+    return native.library(SOURCE, Shape, Inputs, Grads, MAX_CHUNK=LARGEST)
 
 
 def scan(
@@ -68,7 +74,7 @@ def token_by_token(inputs: tuple[Tensor | None, ...], after: Tensor) -> tuple[Te
     shape, described = describe(inputs, 1)
     y = after.new_empty(shape.rows, shape.length, shape.heads, shape.size)
     outputs = native.pointer(y), native.pointer(after), native.threads()
-    native.library(SOURCE).scan_step(ctypes.byref(shape), ctypes.byref(described), *outputs)
+    library().scan_step(ctypes.byref(shape), ctypes.byref(described), *outputs)
     return y, after
 
 
@@ -93,7 +99,7 @@ def forward(
     threads = native.threads()
     room = scores.new_empty(threads.value, shape.width * shape.size + chunk * chunk)
     outputs = [native.pointer(t) for t in (scores, y, carried, starts, after, room)]
-    native.library(SOURCE).scan_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
+    library().scan_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
     return y, after
 
 
@@ -136,7 +142,7 @@ class Scan(torch.autograd.Function):
         room = x.new_empty(threads.value, 2 * ctx.chunk * (ctx.chunk + shape.size) + block * shape.width * shape.size)
         kept, last = ([native.pointer(t) for t in ts] for ts in ((scores, carried, starts), (dB, dC, room)))
         arguments = (*kept, ctypes.byref(grads), ctypes.c_long(block), *last, threads)
-        native.library(SOURCE).scan_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)
+        library().scan_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)
         skip = None if D is None else dD.sum(0)
         return dx, ddt, dA.sum(0), dB, dC, skip, None if state is None else started, None, None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amor.errors import AmorError
+from amor.files import written
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +36,8 @@ def write(drawing: Figure, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in FORMATS:
         raise AmorError(f"{path}: a figure is one of {', '.join(FORMATS)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
     undated = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[path.suffix]
-    drawing.savefig(path, dpi=300, metadata=undated)
+    with written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawing.savefig(path, dpi=300, metadata=undated)
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
+from amor.study.runs import Told
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -12,22 +13,21 @@ if TYPE_CHECKING:
 SMOOTH = 20  # steps a firing rate is averaged over
 
 
-def draw(found: dict[str, Any]) -> Figure:
-    """found: what amor.study.runs.compare gives."""
-    gated = [row for row in found["runs"] if row["firing"]]
+def draw(rows: list[Told]) -> Figure:
+    gated = [row for row in rows if row.firing]
     drawing = figure(7.2 if gated else 5.0, 2.5)
     axes = drawing.subplots(1, 3 if gated else 2)
-    for number, row in enumerate(found["runs"]):
+    for number, row in enumerate(rows):
         style: dict[str, Any] = {"color": BLOCKS[number % len(BLOCKS)], "linewidth": 1.2, "marker": "o", "markersize": 2}
-        loss = [point["nll"] for point in row["curve"]]
-        axes[0].plot([point["tokens"] / 1e6 for point in row["curve"]], loss, label=row["run"], **style)
-        axes[1].plot([point["minutes"] for point in row["curve"]], loss, **style)
+        loss = [point.nll for point in row.curve]
+        axes[0].plot([point.tokens / 1e6 for point in row.curve], loss, label=row.run, **style)
+        axes[1].plot([point.minutes for point in row.curve], loss, **style)
     for row in gated:
-        for block in range(len(row["firing"][0]["fire"])):
-            rates = [point["fire"][block] for point in row["firing"]]
+        for block in range(len(row.firing[0].fire)):
+            rates = [point.fire[block] for point in row.firing]
             smooth = [sum(rates[max(0, i - SMOOTH + 1) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(rates))]
-            label = f"block {block}" if len(gated) == 1 else f"{row['run']}, block {block}"
-            tokens = [point["tokens"] / 1e6 for point in row["firing"]]
+            label = f"block {block}" if len(gated) == 1 else f"{row.run}, block {block}"
+            tokens = [point.tokens / 1e6 for point in row.firing]
             axes[2].plot(tokens, smooth, color=BLOCKS[(block + 3) % len(BLOCKS)], linewidth=1.0, label=label)
     for panel, (x, y) in zip(
         axes, (("million tokens", "held-out loss (nats a token)"), ("minutes in steps", ""), ("million tokens", "firing rate"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from amor.records.trace import Token, Trace, Traces
 from amor.study.figures.canvas import BLOCKS, ENTROPY, FAINT, INK, figure
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 class Cell:
     """One token on the sheet."""
 
-    token: dict[str, Any]
+    token: Token
     left: float
     width: float
 
@@ -42,10 +43,10 @@ class Cell:
         return self.left + self.width
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(found: Traces) -> Figure:
     """A figure of one or more traces, each under its title."""
-    traces = found["traces"]
-    systems = [(one, lines(one["tokens"][:MOST])) for one in traces]
+    traces = found.traces
+    systems = [(one, lines(one.tokens[:MOST])) for one in traces]
     tall = TOP + sum(TITLE + len(rows) * (height(one) + GAP) for one, rows in systems) + BOTTOM
     wide = RIGHT + max(LEFT + LEGEND, *(row[-1].right for _, rows in systems for row in rows))
     drawing = figure(wide / 72, tall / 72)
@@ -64,16 +65,16 @@ def draw(found: dict[str, Any]) -> Figure:
     return drawing
 
 
-def heading(found: dict[str, Any]) -> str:
-    cut = f" (first {MOST} tokens of {len(found['tokens']):,})" if len(found["tokens"]) > MOST else ""
-    return " · ".join(part for part in (found["title"], found["model"]) if part) + cut
+def heading(found: Trace) -> str:
+    cut = f" (first {MOST} tokens of {len(found.tokens):,})" if len(found.tokens) > MOST else ""
+    return " · ".join(part for part in (found.title, found.model) if part) + cut
 
 
-def height(found: dict[str, Any]) -> float:
-    return STRIP + 4 + ROW * found["blocks"] + 5 + CURVE
+def height(found: Trace) -> float:
+    return STRIP + 4 + ROW * found.blocks + 5 + CURVE
 
 
-def lines(tokens: Sequence[dict[str, Any]]) -> list[list[Cell]]:
+def lines(tokens: Sequence[Token]) -> list[list[Cell]]:
     """Tokens on as few lines as the sheet allows, and those as even as they can be."""
     fewest = broken(tokens, WIDTH - RIGHT)
     limit = LEFT + (WIDTH - RIGHT - LEFT) / 2
@@ -85,13 +86,13 @@ def lines(tokens: Sequence[dict[str, Any]]) -> list[list[Cell]]:
     return fewest
 
 
-def broken(tokens: Sequence[dict[str, Any]], limit: float) -> list[list[Cell]]:
+def broken(tokens: Sequence[Token], limit: float) -> list[list[Cell]]:
     """Tokens on lines that end before `limit`; a word begins with a little space before it."""
     rows: list[list[Cell]] = [[]]
     x = LEFT
     for token in tokens:
-        gap = 2.5 if token["text"][:1].isspace() and rows[-1] else 0.0
-        wide = max(text_width(shown(token["text"])) + 5, 11.0)
+        gap = 2.5 if token.text[:1].isspace() and rows[-1] else 0.0
+        wide = max(text_width(shown(token.text)) + 5, 11.0)
         if x + gap + wide > limit and rows[-1]:
             rows.append([])
             x, gap = LEFT, 0.0
@@ -113,32 +114,32 @@ def text_width(text: str) -> float:
     return float(TextPath((0, 0), text.replace("$", r"\$"), size=FONT).get_extents().width) if text.strip() else 0.0
 
 
-def span(traces: Sequence[dict[str, Any]]) -> tuple[float, float]:
+def span(traces: Sequence[Trace]) -> tuple[float, float]:
     """Lowest and highest entropy drawn, in steps of a tenth."""
-    values = [h for found in traces for token in found["tokens"][:MOST] for h in entropies(token)]
+    values = [h for found in traces for token in found.tokens[:MOST] for h in entropies(token)]
     values += [t for found in traces for t in thresholds(found)]
     low, high = int(min(values) * 10) / 10, -int(-max(values) * 10 - 0.999) / 10
     return (low, high) if high > low else (low, low + 0.1)
 
 
-def entropies(token: dict[str, Any]) -> list[float]:
-    return token["entropy"] or [token["final_entropy"]]
+def entropies(token: Token) -> tuple[float, ...]:
+    return token.entropy or (token.final_entropy,)
 
 
-def thresholds(found: dict[str, Any]) -> list[float]:
+def thresholds(found: Trace) -> list[float]:
     """Those that are compared with the entropy."""
-    return [t for t in found["thresholds"] if t is not None] if found["gate"] == "entropy" else []
+    return [t for t in found.thresholds if t is not None] if found.gate == "entropy" else []
 
 
-def system(sheet: Axes, found: dict[str, Any], cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
+def system(sheet: Axes, found: Trace, cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
     """One line of text: the strip, a row of marks a block, and the curve below."""
     strip(sheet, cells, y, scale)
     y += STRIP + 4
-    for block in range(found["blocks"]):
+    for block in range(found.blocks):
         row = y + ROW * (block + 0.5)
         sheet.text(LEFT - 6, row, f"block {block}", fontsize=6.5, ha="right", va="center", color=BLOCKS[block % len(BLOCKS)])
         marks(sheet, cells, block, row)
-    curves(sheet, found, cells, y + ROW * found["blocks"] + 5, scale)
+    curves(sheet, found, cells, y + ROW * found.blocks + 5, scale)
 
 
 def shades() -> Callable[[float], Any]:
@@ -156,17 +157,17 @@ def strip(sheet: Axes, cells: Sequence[Cell], y: float, scale: tuple[float, floa
         sheet.add_patch(
             Rectangle((cell.left, y), cell.width, STRIP, facecolor=colours(share), edgecolor="#c8c8c8", linewidth=0.4)
         )
-        word = shown(cell.token["text"]).replace("$", r"\$")
+        word = shown(cell.token.text).replace("$", r"\$")
         sheet.text(cell.middle, y + STRIP / 2 + 0.3, word, fontsize=FONT, ha="center", va="center_baseline", color=INK)
 
 
 def marks(sheet: Axes, cells: Sequence[Cell], block: int, y: float) -> None:
     for fired, size, colour in ((True, 22, BLOCKS[block % len(BLOCKS)]), (False, 2.5, "#bdbdbd")):
-        here = [cell.middle for cell in cells if cell.token["fire"][block] is fired]
+        here = [cell.middle for cell in cells if cell.token.fire[block] is fired]
         sheet.scatter(here, [y] * len(here), s=size, color=colour, linewidths=0, zorder=3)
 
 
-def curves(sheet: Axes, found: dict[str, Any], cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
+def curves(sheet: Axes, found: Trace, cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
     from matplotlib.patches import Rectangle
 
     low, high = scale
@@ -176,13 +177,13 @@ def curves(sheet: Axes, found: dict[str, Any], cells: Sequence[Cell], y: float, 
 
     end = cells[-1].right
     for cell in cells:
-        if any(cell.token["fire"]):
+        if any(cell.token.fire):
             sheet.add_patch(Rectangle((cell.left, y), cell.width, CURVE, facecolor="#efefef", linewidth=0, zorder=0))
     for tick in (low, (low + high) / 2, high):
         sheet.plot([LEFT, end], [place(tick)] * 2, color="#e2e2e2", linewidth=0.4, zorder=1)
         sheet.text(LEFT - 6, place(tick), f"{tick:.2g}", fontsize=6.5, ha="right", va="center", color=FAINT)
     sheet.text(LEFT - 30, y + CURVE / 2, "entropy", fontsize=6.5, rotation=90, ha="center", va="center", color=INK)
-    for block in range(max(found["blocks"], 1)):
+    for block in range(max(found.blocks, 1)):
         colour = BLOCKS[block % len(BLOCKS)]
         values = [place(entropies(cell.token)[block]) for cell in cells]
         sheet.plot(
@@ -193,7 +194,7 @@ def curves(sheet: Axes, found: dict[str, Any], cells: Sequence[Cell], y: float, 
         sheet.plot([LEFT, end], [place(threshold)] * 2, color=colour, linewidth=0.8, linestyle=(0, (4, 2)), zorder=2)
 
 
-def legend(sheet: Axes, found: dict[str, Any], y: float) -> None:
+def legend(sheet: Axes, found: Trace, y: float) -> None:
     """What the signs mean, on one line under everything."""
     from matplotlib.patches import Rectangle
 
@@ -204,7 +205,7 @@ def legend(sheet: Axes, found: dict[str, Any], y: float) -> None:
         sheet.add_patch(Rectangle((LEFT + step, y - 3), 1.2, 6, facecolor=shades()(step / 23), linewidth=0))
     sheet.add_patch(Rectangle((LEFT, y - 3), 25, 6, fill=False, edgecolor="#c8c8c8", linewidth=0.4))
     word(LEFT + 29, "entropy of the next token / log V")
-    if found["blocks"]:
+    if found.blocks:
         sheet.scatter([LEFT + 150, LEFT + 208], [y, y], s=[22, 2.5], color=[INK, FAINT], linewidths=0)
         word(LEFT + 156, "attention ran")
         word(LEFT + 213, "skipped")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from amor.records.value import Value
 from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 LINES = {"random": (FAINT, "s", "random"), "gate": (BLOCKS[0], "o", "gate"), "oracle": (BLOCKS[2], "^", "oracle")}
 
 
-def draw(found: dict[str, Any]) -> Figure:
+def draw(found: Value) -> Figure:
     drawing = figure(7.2, 2.5)
     axes = drawing.subplots(1, 3, width_ratios=(1.15, 1, 0.85))
     curve(axes[0], found)
@@ -27,26 +28,26 @@ def draw(found: dict[str, Any]) -> Figure:
     return drawing
 
 
-def curve(axes: Axes, found: dict[str, Any]) -> None:
+def curve(axes: Axes, found: Value) -> None:
     """Loss against firing rate; the model as it is stands out, bars are one standard error of the saving's size."""
     for name, (colour, mark, words) in LINES.items():
-        points = [(p["fire_rate"], p[name]["nll"]) for p in found["curve"] if name in p]
+        points = [(p.fire_rate, level.nll) for p in found.curve if (level := getattr(p, name)) is not None]
         if points:
             axes.plot(*zip(*points), color=colour, marker=mark, markersize=3, linewidth=1.2, label=words)
-    here = found["losses"]["gate"]
-    rate = sum(here["fire_rate"]) / len(here["fire_rate"])
+    here = found.losses.gate
+    rate = sum(here.fire_rate) / len(here.fire_rate)
     star: dict[str, Any] = {"color": BLOCKS[1], "marker": "*", "markersize": 8, "linestyle": "", "label": "as it is"}
-    axes.errorbar([rate], [here["nll"]], yerr=[here["saved_se"]], zorder=5, **star)
+    axes.errorbar([rate], [here.nll], yerr=[here.saved_se], zorder=5, **star)
     axes.set_xlabel("firing rate, mean of blocks")
     axes.set_ylabel("loss (nats a token)")
     axes.legend(fontsize=6.5, frameon=False)
 
 
-def calibration(axes: Axes, found: dict[str, Any]) -> None:
+def calibration(axes: Axes, found: Value) -> None:
     """The mean gain of firing in bins of entropy: a good gate's rises from left to right."""
     axes.axhline(0, color=INK, linewidth=0.6)
-    for block, bins in enumerate(found["calibration"]):
-        x, y, error = ([b[name] if b[name] is not None else 0 for b in bins] for name in ("entropy", "gain", "se"))
+    for block, bins in enumerate(found.calibration):
+        x, y, error = [b.entropy for b in bins], [b.gain for b in bins], [b.se or 0 for b in bins]
         colour = BLOCKS[block % len(BLOCKS)]
         axes.plot(x, y, color=colour, marker="o", markersize=2.5, linewidth=1.1, label=f"block {block}")
         axes.errorbar(x, y, yerr=error, color=colour, linestyle="", elinewidth=0.7)
@@ -55,15 +56,15 @@ def calibration(axes: Axes, found: dict[str, Any]) -> None:
     axes.legend(fontsize=6.5, frameon=False)
 
 
-def captured(axes: Axes, found: dict[str, Any]) -> None:
+def captured(axes: Axes, found: Value) -> None:
     """Of the tokens the best choice would fire on, how many the gate fired on; chance is the firing rate."""
-    rows = found["agreement"]
+    rows = found.agreement
     for place, row in enumerate(rows):
-        colour = BLOCKS[row["block"] % len(BLOCKS)]
-        axes.bar(place, row["best"] or 0, 0.62, yerr=row["best_se"] or 0, color=colour, error_kw={"linewidth": 0.8})
-        axes.plot([place - 0.4, place + 0.4], [row["fire_rate"]] * 2, color=INK, linewidth=1.2, linestyle=(0, (3, 1.5)))
+        colour = BLOCKS[row.block % len(BLOCKS)]
+        axes.bar(place, row.best or 0, 0.62, yerr=row.best_se or 0, color=colour, error_kw={"linewidth": 0.8})
+        axes.plot([place - 0.4, place + 0.4], [row.fire_rate] * 2, color=INK, linewidth=1.2, linestyle=(0, (3, 1.5)))
     axes.plot([], [], color=INK, linewidth=1.2, linestyle=(0, (3, 1.5)), label="by chance")
-    axes.set_xticks(range(len(rows)), [f"block {row['block']}" for row in rows])
+    axes.set_xticks(range(len(rows)), [f"block {row.block}" for row in rows])
     axes.set_ylim(0, 1)
     axes.set_ylabel("overlap with the best tokens")
     axes.legend(fontsize=6.5, frameon=False, loc="upper right")

@@ -1,0 +1,38 @@
+"""Structs and numbers that Python and C++ both believe, compared when a library is loaded: layout.h tells what C++ has."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from amor.errors import AmorError
+
+
+def agree(loaded: ctypes.CDLL, structs: Sequence[type[ctypes.Structure]], numbers: Mapping[str, int], source: Path) -> None:
+    """Refuse a library whose structs or numbers are not those that Python will hand it: it would read other memory."""
+    here = {name: words for struct in structs for name, words in layout(struct).items()}
+    here |= {name: str(value) for name, value in numbers.items()}
+    there = {}
+    if hasattr(loaded, "layout"):
+        loaded.layout.restype = ctypes.c_char_p
+        there = dict(line.split(" = ", 1) for line in loaded.layout().decode().splitlines())
+    for name in [*here, *there]:
+        if here.get(name) != there.get(name):
+            said = f"{name} is {there.get(name, 'not told')} in C++ and {here.get(name, 'not told')} in Python"
+            raise AmorError(f"native code {source.name} does not fit its Python: {said}")
+
+
+def layout(struct: type[ctypes.Structure]) -> dict[str, str]:
+    """Where the fields of a struct lie, in the words of layout.h. A struct is named as in C++, or with Struct behind it."""
+    name, told = struct.__name__.removesuffix("Struct"), {}
+    for field, kind, *_ in struct._fields_:
+        place = getattr(struct, field)
+        told[f"{name}.{field}"] = f"{_kind(kind)} of {place.size} bytes at {place.offset}"
+    return told | {name: f"{ctypes.sizeof(struct)} bytes"}
+
+
+def _kind(kind: type) -> str:
+    if issubclass(kind, ctypes.Structure):
+        return "struct"
+    if issubclass(kind, ctypes.c_void_p):
+        return "pointer"
+    return "float" if issubclass(kind, ctypes.c_float | ctypes.c_double) else "integer"

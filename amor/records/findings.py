@@ -1,0 +1,46 @@
+"""RUN/findings.json: what the newest model of a run shows on held-out text."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from amor import typed
+from amor.records import MOST_BLOCKS, Number, Part, Perplexity, Steps, Words
+from amor.records.trace import Trace
+
+
+class Loss(Part, frozen=True):
+    """Nats a token; None where the loss is not finite."""
+
+    nll: Number | None
+    perplexity: Perplexity | None
+
+
+class Judged(Loss, frozen=True):
+    split: Words
+    tokens: Steps
+
+
+class Histogram(Part, frozen=True):
+    """The scores of one block: the share in each of equal bins between low and high."""
+
+    fire: typed.Share
+    threshold: Number | None
+    low: Number
+    high: Number
+    shares: Annotated[tuple[typed.Share, ...], Meta(min_length=1, max_length=10_000)]
+    median: Number
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ValueError(f"low {self.low:g} is not below high {self.high:g}")
+
+
+class Findings(typed.File, frozen=True):
+    step: Steps
+    model: dict[str, Any]  # its config
+    parameters: Steps
+    judged: Judged
+    unigram: Loss | None  # of guessing by token frequencies; None where they were too many to count
+    blocks: Annotated[tuple[Histogram, ...], Meta(max_length=MOST_BLOCKS)]
+    texts: tuple[Trace, ...]

@@ -1,0 +1,123 @@
+"""What a run directory holds beside its model: what was measured, what happened, and the machine it ran on."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from amor import typed
+from amor.records import MOST_BLOCKS, Amount, Number, Part, Perplexity, Steps, Words
+
+Blocks = Annotated[tuple["GateLine", ...], Meta(max_length=MOST_BLOCKS)]
+
+
+class GateLine(Part, frozen=True, omit_defaults=True):
+    """One block in one step: the share of tokens that fired, what decided, and where 10 % and 90 % of the scores lie."""
+
+    fire: typed.Share
+    mu: Number | None = None
+    sigma: Number | None = None
+    tau: Number | None = None
+    alpha: Number | None = None
+    score_10: Number | None = None
+    score_90: Number | None = None
+
+
+class StepTiming(Part, frozen=True):
+    seconds: Amount
+    tokens_per_second: Amount
+    time: Amount = 0.0  # when, in seconds since 1970
+
+
+class Step(typed.File, frozen=True, omit_defaults=True):
+    """A line of metrics.jsonl: one optimiser step."""
+
+    step: Steps
+    loss: Number | None
+    lr: Amount
+    grad_norm: Number | None
+    tokens: Steps
+    timing: StepTiming
+    spike: Words | None = None  # what was done about it: "taken" or "skipped"
+    blocks: Blocks = ()
+
+
+class Valid(Part, frozen=True, omit_defaults=True):
+    """What an evaluation found; None where the loss is not finite."""
+
+    nll: Number | None
+    perplexity: Perplexity | None
+    tokens: Steps
+    fire: tuple[typed.Share, ...] = ()
+
+
+class Judged(Valid, frozen=True, kw_only=True, omit_defaults=True):
+    """The same with the step it was made at."""
+
+    step: Steps
+
+
+class EvalTiming(Part, frozen=True):
+    seconds: Amount
+
+
+class Evaluated(typed.File, frozen=True, omit_defaults=True):
+    """A line of metrics.jsonl: one evaluation."""
+
+    step: Steps
+    valid: Valid
+    timing: EvalTiming
+
+
+Line = Step | Evaluated
+
+
+def kind_of_line(tree: Any) -> type[Line]:
+    return Evaluated if isinstance(tree, dict) and "valid" in tree else Step
+
+
+class Event(typed.File, frozen=True, omit_defaults=True):
+    """A line of events.jsonl: something out of the ordinary."""
+
+    event: typed.Name
+    message: Words = ""
+    time: Words = ""
+    step: Steps | None = None
+    key: Words | None = None  # of the recipe, where one was changed
+    was: Any = None
+    now: Any = None
+
+
+class Machine(typed.File, frozen=True, omit_defaults=True):
+    """What a run or a benchmark ran on; None where nobody looked."""
+
+    cpu: Words | None = None
+    cores: Steps | None = None
+    threads: Steps | None = None
+    waiting: Words | None = None  # how threads wait for each other
+    memory_gb: Amount | None = None
+    system: Words | None = None
+    python: Words | None = None
+    torch: Words | None = None
+    simd: Words | None = None
+    amor: Words | None = None
+    gpus: tuple[Words, ...] | None = None
+    gemm_gflops: Amount | None = None  # GFLOP/s of a float32 product
+    read_gbs: Amount | None = None  # GB/s read from memory
+    flops_per_token: Amount | None = None  # of the model that is trained
+
+
+class Architecture(msgspec.Struct, frozen=True):
+    """The model of a recipe: a preset, and what of it was changed."""
+
+    name: typed.Name
+    scale: typed.Name = "tiny"
+    changes: dict[str, Any] = {}
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """The part of a recipe that studies read; `amor.train.recipe` has the whole."""
+
+    name: typed.Name
+    model: Architecture
+    steps: Steps = 0

@@ -1,0 +1,116 @@
+"""What a gate is worth: what amor/judge/value.py counts, and pages, figures and sentences tell."""
+
+import msgspec
+
+from amor import typed
+from amor.records import Amount, Number, Part, Steps, Words
+
+
+class Text(Part, frozen=True):
+    """What was read."""
+
+    source: Words
+    windows: Steps
+    context: Steps
+    tokens: Steps
+    documents: Words
+
+
+class Level(Part, frozen=True):
+    nll: Number
+    se: Amount
+
+
+class Policy(Level, frozen=True):
+    """Mean nll of a choice of tokens, and what it saves over never firing."""
+
+    saved: Number
+    saved_se: Amount
+    fire_rate: tuple[typed.Share, ...]
+
+
+class GatePolicy(Policy, frozen=True):
+    over_random_se: Amount  # the error of what it saves more than chance
+
+
+class Policies(Part, frozen=True):
+    never: Policy
+    gate: GatePolicy
+    always: Policy
+    random: Policy
+    oracle: Policy
+    oracle_free: Policy
+
+
+class Quantiles(Part, frozen=True):
+    p1: Number = msgspec.field(name="1%")
+    p10: Number = msgspec.field(name="10%")
+    p50: Number = msgspec.field(name="50%")
+    p90: Number = msgspec.field(name="90%")
+    p99: Number = msgspec.field(name="99%")
+
+
+class Gains(Part, frozen=True):
+    """How the gain of firing is spread over tokens."""
+
+    name: Words
+    mean: Number
+    se: Amount
+    positive: typed.Share
+    positive_se: Amount
+    quantiles: Quantiles
+    rank_correlation: Number | None
+
+
+class Agreement(Part, frozen=True):
+    """The tokens a gate fires on against those it should; None where there are none to count."""
+
+    block: Steps
+    fire_rate: typed.Share
+    best: Number | None
+    best_se: Amount | None
+    precision: Number | None
+    precision_se: Amount | None
+    recall: Number | None
+    recall_se: Amount | None
+    precision_by_chance: Number | None
+    precision_by_chance_se: Amount | None
+    captured: Number | None
+    captured_se: Amount | None
+    captured_by_chance: Number | None
+
+
+class Bin(Part, frozen=True):
+    """Tokens of like entropy: their mean gain."""
+
+    entropy: Number
+    gain: Number
+    se: Amount | None
+    tokens: Steps
+
+
+class Point(Part, frozen=True, omit_defaults=True):
+    """Losses at one firing rate; a gate that cannot aim at a rate has none."""
+
+    aim: typed.Share
+    fire_rate: typed.Share
+    blocks: tuple[typed.Share, ...]
+    random: Level
+    oracle: Level
+    gate: Level | None = None
+
+
+class Value(typed.File, frozen=True):
+    """value.json: the account of one model on one text."""
+
+    model: Words
+    gate: Words
+    blocks: Steps
+    data: Text
+    exact: bool
+    notes: tuple[Words, ...]
+    losses: Policies
+    gains: tuple[Gains, ...]  # one a block, and all blocks together
+    agreement: tuple[Agreement, ...]
+    calibration: tuple[tuple[Bin, ...], ...]
+    curve: tuple[Point, ...]

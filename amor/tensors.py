@@ -1,0 +1,67 @@
+"""Tensors on disk: what a safetensors file lists, and whether it holds finite numbers; or one line that says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amor.errors import AmorError
+
+# names of safetensors, and what they are here; every other kind (8 bits, complex) is refused
+DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F64": torch.float64,
+    "I64": torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A tensor as the head of a file lists it."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@contextmanager
+def opened(path: Path, device: str | torch.device = "cpu") -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt", device=str(device)) as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise AmorError(f"{path} cannot be read as safetensors ({error}); it may be cut short, copy it again") from None
+
+
+def listed(file: Any, path: Path) -> dict[str, Listed]:
+    """Every tensor of an opened file, none of them read."""
+    found: dict[str, Listed] = {}
+    for name in file.keys():  # noqa: SIM118 (not a dict)
+        one = file.get_slice(name)
+        kind = one.get_dtype()
+        if kind not in DTYPES:
+            raise AmorError(f"{path}: {name} is {kind}; read are {', '.join(DTYPES)}")
+        found[name] = Listed(DTYPES[kind], tuple(one.get_shape()))
+    return found
+
+
+def read(file: Any, names: Iterable[str]) -> dict[str, Tensor]:
+    """Copies in memory of their own: in a file tensors lie at any address, and torch's products of few rows round by it."""
+    return {name: file.get_tensor(name).clone() for name in names}
+
+
+def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """A NaN or an infinity names its tensor here, not some step of a model much later."""
+    for name, t in tensors.items():
+        # the least and largest number: one pass, no memory, and a NaN is both
+        if t.is_floating_point() and t.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(t))).all()):
+            raise AmorError(f"{path}: {name} holds a number that is not finite")
