@@ -110,9 +110,6 @@ def shortened(name: object) -> str:
 def run_verb(verb: str, words: list[str]) -> int:
     module = importlib.import_module(f"amor.cli.{verb}")
     args = parser_of(verb).parse_args(words)
-    if any("\0" in word for word in words):
-        print(f"amor {verb}: an argument holds a NUL, which no path and no text may", file=sys.stderr)
-        return 2
     try:
         found: dict[str, Any] = module.run(args) or {}
     except AmorError as error:

@@ -72,10 +72,10 @@ def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
     from amor.data.tokenizer import load as load_tokenizer
     from amor.models.folder import load
 
-    if not (args.name or args.model):
-        raise AmorError("which model? give a model folder, or a run written by amor train, e.g. runs/demo")
+    given = args.name or args.model
+    if not given or not Path(given).is_dir():
+        said = f"no model folder {given!r}" if given else "which model?"
+        raise AmorError(f"{said}; give a trained model: a model folder, or a run written by amor train, e.g. runs/demo")
     folder = Path(named(args))
-    if not folder.is_dir():
-        raise AmorError(f"no model folder {str(folder)!r}; give a trained model: a model folder or a run, e.g. runs/demo")
     model, tokenizer = load(folder)
     return model, load_tokenizer(args.tokenizer) if args.tokenizer else tokenizer
