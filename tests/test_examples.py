@@ -38,6 +38,7 @@ ONE_RANK = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=0
 SHRUNK = [
     (r"^make ", f"make --dry-run -C {shlex.quote(str(ROOT))} ", "it installs from the network: what it would do is printed"),
     (r"--steps \d+", "", "three steps show that training runs; added below"),
+    (r"train RECIPE", "train my-recipe.toml", "RECIPE stands for the reader's own"),
     (r"(train my-recipe.toml .*)", r"\1 --steps 3", "the recipe in the folder is small, but for its steps"),
     (r"(train tiny/(?!.*batch=).*)", r"\1 --set batch=2", "two windows a step"),
     (r"(train tiny/.*)", r"\1" + SMALLER, "a small model and short windows train alike"),
@@ -66,6 +67,7 @@ SHRUNK = [
     (r"(bench decode(?!.*--models? ).*)", r"\1 --models mamba2,amor-mamba2", "two of eight architectures"),
     (r"(bench peers(?!.*--only).*)", r"\1 --only entropy", "tests/test_bench.py has every row"),
     (r"(bench train(?!.*--only).*)", r"\1 --only throughput", "tests/test_bench.py has every row"),
+    (r"(bench busy(?!.*--only).*)", r"\1 --only decode", "tests/test_bench.py has every row"),
     (r"(bench batch(?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
     (r"(bench batch.*)", r"\1 --prefill 8", "a short prompt"),
     (r"--beside COMMAND", "--beside ./their-rows.sh", "COMMAND stands for the reader's own program"),
@@ -90,6 +92,7 @@ NOT_RUN = {
     "source .venv/bin/activate": "changes the reader's shell; make wrote it",
     'srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$head:29500" '
     '--rdzv-id "$SLURM_JOB_ID" -m amor train paper/1.5b --data DATA --out RUN': "needs Slurm",
+    "python tests/kills.py --all": "takes many minutes; tests/test_train_resume.py has a few of its cases",
     "amor generate --weights ...": "tells of an option; it has no model",
     "amor generate --temperature 0 --cheap": "tells of options; it has no model",
 }
@@ -117,7 +120,9 @@ def blocks(text):
     place = 0
     for fence in [*fenced.finditer(text), None]:
         before = text[place : fence.start() if fence else len(text)]
-        yield from ((None, textwrap.dedent(found[1]).strip("\n")) for found in indented.finditer(before) if found[1].strip())
+        for found in indented.finditer(before):
+            code = textwrap.dedent(found[1]).strip("\n")
+            yield from ((None, piece) for piece in ([code] if is_python(code) else code.split("\n\n")) if piece.strip())
         if fence:
             yield fence[1], fence[2]
             place = fence.end()
@@ -151,7 +156,7 @@ def in_markdown(text):
     plain = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
     for named in re.findall(r"`([^`]+)`", plain):
         words = " ".join(named.split())
-        if COMMAND.match(words) and any(word for word in words.split()[2:]):
+        if COMMAND.match(words) and not re.fullmatch(r"amor \S+", words):  # a verb alone is a name, not an example
             yield Example(words)
 
 
@@ -253,6 +258,8 @@ def parsed(command):
     words = verb_and_words(command)
     if words:
         parser_of(words[0]).parse_args(words[1:])
+    for script in re.findall(r"python (\S+)", command):
+        assert (ROOT / script).is_file(), script
     for extra in re.findall(r"amor\[(\w+)\]", command):
         assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"], extra
 
