@@ -453,6 +453,12 @@ def found(folder: Path, name: str, chance: random.Random) -> Path:
     return place
 
 
+def unreadable() -> type[Exception]:
+    from safetensors import SafetensorError
+
+    return SafetensorError
+
+
 # --- cases
 
 
@@ -466,7 +472,9 @@ def play(name: str, number: int, seed: int, stock: Path, folder: Path) -> str:
         act, said = verb(*words), " ".join(words)
     else:
         for _ in range(chance.choice([1, 1, 1, 2])):
-            with contextlib.suppress(ValueError, KeyError, IndexError, UnicodeError, struct.error):  # spoilt once already
+            with contextlib.suppress(
+                ValueError, KeyError, IndexError, TypeError, RecursionError, struct.error, unreadable()
+            ):  # spoilt before
                 target.spoil(found(folder, target.file, chance), chance)
         act, said = chance.choice(target.acts), ""
     out, err = io.StringIO(), io.StringIO()
