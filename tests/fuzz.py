@@ -466,7 +466,7 @@ def play(name: str, number: int, seed: int, stock: Path, folder: Path) -> str:
         act, said = verb(*words), " ".join(words)
     else:
         for _ in range(chance.choice([1, 1, 1, 2])):
-            with contextlib.suppress(ValueError, KeyError, IndexError, UnicodeError, struct.error):  # spoilt once already
+            with contextlib.suppress(Exception):  # spoilt before, so that it cannot be read to be spoilt again
                 target.spoil(found(folder, target.file, chance), chance)
         act, said = chance.choice(target.acts), ""
     out, err = io.StringIO(), io.StringIO()
@@ -587,6 +587,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help=f"targets that begin so: {', '.join(every_target())}")
     parser.add_argument("--case", type=int, help="this case of a target alone, in this process")
     args = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory(prefix="amor-stock-") as made:
         with contextlib.redirect_stdout(io.StringIO()):
             held = stock(Path(made))

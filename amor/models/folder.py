@@ -106,6 +106,6 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Amor, 
     path = folder / TOKENIZER
     if not path.is_file():
         return model, None
-    from tokenizers import Tokenizer
+    from amor.data.tokenizer import load_file
 
-    return model, Tokenizer.from_file(str(path))
+    return model, load_file(path)
