@@ -16,6 +16,7 @@ import math
 import os
 from typing import Any
 
+from amor import typed
 from amor.errors import AmorError
 from amor.train import resume
 
@@ -60,4 +61,4 @@ def dry_run(recipe: Any, flops: float | None) -> dict[str, Any]:
 
     found = predict(recipe, flops or gemm_rate() * 1e9, "given" if flops else "measured here on a matrix product")
     print("\n".join(lines(found)))
-    return found
+    return dict(typed.tree(found))
