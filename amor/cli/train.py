@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.cli._seeing import seeing
+    from amor.cli._seeing import seeing, told
     from amor.train.loop import train
     from amor.train.recipe import load
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return dry_run(recipe, args.flops)
     args.json = args.json and os.environ.get("RANK", "0") == "0"  # of many ranks one speaks
     with seeing(recipe) as (observers, machine):
-        return train(recipe, args.out or f"runs/{recipe.name}", observers, args.resume, machine)
+        return told(train(recipe, args.out or f"runs/{recipe.name}", observers, args.resume, machine))
 
 
 def dry_run(recipe: Any, flops: float | None) -> dict[str, Any]:
