@@ -18,6 +18,7 @@ from amor.decode.engine import Engine
 from amor.decode.savings import Savings
 from amor.models.build import build
 from amor.presets import NAMES, preset
+from amor.records.bench import Measured
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.22, 0.4, 0.7, 1.0])
@@ -109,8 +110,9 @@ def test_a_measured_crossing_lies_between_the_contexts_that_enclose_it():
 
 def measured_at(label, context, *rounds):
     """What is known of a model at a context: seconds a token of each round."""
-    passes = {"head_passes": 1.0, "cheap_passes": 0.0, "rate": 0.22}
-    return {"label": label, "name": label.split(" ")[0], "context": context, "seconds": min(rounds), "rounds": rounds} | passes
+    spent = {"bytes": 1.0, "flops": 1.0, "spent": {}, "head_passes": 1.0, "cheap_passes": 0.0}
+    taken = {"seconds": min(rounds), "median": 1.0, "rounds": rounds, "by_laps": None, "tokens_per_second": 1.0}
+    return Measured(label=label, name=label.split(" ")[0], context=context, rate=0.22, **spent, **taken)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_the_crossing_with_a_serial_hybrid_at_440m_is_judged_by_pairs(longest, b
     curves += [measured_at("amor-mamba2 f=0.22", 3072, 9.0, 21.0, 31.0)]  # once faster: its best says nothing
     curves += [measured_at("amor-mamba2 f=0.22", longest, *(10 * k + behind for k in (1, 2, 3)))]
     (found,) = crossings(Plan(table, "440m", [3072, longest], [0.22], args), curves)
-    assert found["measured_by_best"] == 0 and found["measured"] != 0
+    assert found.measured_by_best == 0 and found.measured != 0
     limits = bars.load(Path(__file__).with_name("bars.toml"), rows_of_suites())
     (judged,) = bars.judge(table.result() | {"scale": "440m"}, limits)
     assert judged.verdict == verdict
@@ -166,15 +168,15 @@ def test_real_firing_rates_come_from_a_trained_folder_and_a_text(tmp_path):
     (tmp_path / "text.txt").write_text("some words to read " * 5)
     model, ids = opened(str(tmp_path / "model"), str(tmp_path / "text.txt"))
     found = firing_rates(model, ids, lengths=(40, 200))
-    assert [(f["prompt"], f["temperature"], f["repeated"]) for f in found] == [
+    assert [(f.prompt, f.temperature, f.repeated) for f in found] == [
         (40, 0.0, False),
         (40, 1.0, False),
         (200, 0.0, True),
         (200, 1.0, True),
     ]
-    assert all(0 < f["rate"] < 1 and len(f["rates"]) == 3 for f in found)
+    assert all(0 < f.rate < 1 and len(f.rates) == 3 for f in found)
     seen = firing_on(model, ids)
-    some, every, followed = seen["together"].values()
-    assert 0 <= every <= some <= 1 and 0 <= followed <= 1
-    assert len(seen["doubts"]) == 3 and all(refined <= first for first, refined in seen["doubts"])
+    shares = seen.together
+    assert 0 <= shares.all <= shares.some <= 1 and 0 <= shares.followed <= 1
+    assert len(seen.doubts) == 3 and all(refined <= first for first, refined in seen.doubts)
     assert all(block.gate.aimed is None for block in model.each_block())

@@ -18,7 +18,7 @@ from rich.console import Console
 from training import small_recipe, trained
 
 from amor.cli import main
-from amor.cli._seeing import seeing
+from amor.cli._seeing import seeing, told
 from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
@@ -166,20 +166,20 @@ def test_a_run_without_findings_or_numbers_that_are_not_finite_still_has_a_repor
 def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
     recipe = small_recipe(prepared, name, steps=3)
     with seeing(recipe) as (observers, machine):
-        summary = train(recipe, tmp_path / "run", observers, machine=machine)
+        ended = train(recipe, tmp_path / "run", observers, machine=machine)
     page = Reader((tmp_path / "run" / "report.html").read_text())
-    assert f"report: {summary['report']}" in capsys.readouterr().out
+    assert f"report: {told(ended)['report']}\n" in capsys.readouterr().out
     assert "Written by the model" in page.words and "of the machine's ceiling" in page.words
     assert ("Gates over training" in page.words) == (name == "amor-mamba2")
     assert sum("data-tip" in attrs for _, attrs in page.tags) > 100
 
 
 def test_findings_judge_as_the_trainer_did(prepared, tmp_path):
-    valid = trained(small_recipe(prepared, steps=3), tmp_path / "run")["summary"]["valid"]
+    valid = trained(small_recipe(prepared, steps=3), tmp_path / "run")["ended"].valid
     found = plain(look(Run(tmp_path / "run")))
-    assert found["judged"]["tokens"] == valid["tokens"]
-    assert found["judged"]["nll"] == pytest.approx(valid["nll"], rel=1e-6)
-    for held, fire in zip(found["blocks"], valid["fire"], strict=True):
+    assert found["judged"]["tokens"] == valid.tokens
+    assert found["judged"]["nll"] == pytest.approx(valid.nll, rel=1e-6)
+    for held, fire in zip(found["blocks"], valid.fire, strict=True):
         assert held["fire"] == pytest.approx(fire)
         assert sum(held["shares"]) == pytest.approx(1, abs=1e-4)
 

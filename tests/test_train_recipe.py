@@ -54,10 +54,10 @@ def test_a_paper_recipe_has_the_steps_and_tokens_of_the_paper(scale):
     steps, billions, millions = PAPER[scale]
     recipe = load(f"paper/{scale}", ["micro_batch=1", "recompute=true"])
     found = predict(recipe, 312e12, "given")
-    assert (found["steps"], found["step_tokens"]) == (steps, 491_520)
-    assert float(f"{found['tokens'] / 1e9:.3g}") == billions
-    assert round(found["parameters"] / 1e6, 1) == millions
-    assert recipe.tokens == 20 * found["parameters"] and recipe.model.name == "amor-mamba2"
+    assert (found.steps, found.step_tokens) == (steps, 491_520)
+    assert float(f"{found.tokens / 1e9:.3g}") == billions
+    assert round(found.parameters / 1e6, 1) == millions
+    assert recipe.tokens == 20 * found.parameters and recipe.model.name == "amor-mamba2"
     assert (recipe.precision, recipe.seed, recipe.lr.floor, recipe.lr.warmup) == ("bf16", 42, 1e-5, 2000)
     assert (recipe.lr.peak, recipe.lr.alpha) == (1.5e-4 if scale == "1.5b" else 3e-4, 3e-3)
     assert f"{billions} B tokens" in "\n".join(lines(found))
@@ -87,8 +87,8 @@ def test_what_the_paper_leaves_open_is_as_the_departures_say(scale, last):
 
 def test_memory_kept_for_the_backward_pass_is_less_when_it_is_recomputed():
     kept, again = (predict(load("tiny/amor-mamba2", ["context=64", f"recompute={r}"]), 1e12, "given") for r in ("false", "true"))
-    assert 0 < again["memory"]["activations"] < kept["memory"]["activations"]
-    assert kept["memory"]["optimiser"] == 8 * kept["parameters"]
+    assert 0 < again.memory.activations < kept.memory.activations
+    assert kept.memory.optimiser == 8 * kept.parameters
 
 
 @pytest.mark.parametrize("recompute", ["true", "false"])

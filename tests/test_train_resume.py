@@ -141,8 +141,8 @@ def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(prepar
                 os.kill(os.getpid(), number)
 
     ask = Ask()
-    summary = train(small_recipe(prepared), tmp_path / "run", observers=[ask])
-    assert (summary["exit"], summary["step"], summary["done"]) == (code, 3, False)
+    ended = train(small_recipe(prepared), tmp_path / "run", observers=[ask])
+    assert (ended.exit, ended.step, ended.done) == (code, 3, False)
     assert [e.event for e in ask.events] == ["stopped"] and f"--out {tmp_path / 'run'}" in ask.events[0].message
     assert left_by(tmp_path / "run")["trainer"]["step"] == 3
     again = trained(small_recipe(prepared), tmp_path / "run")
@@ -274,7 +274,7 @@ def test_other_data_is_refused(prepared, tmp_path):
 def test_a_finished_run_has_nothing_to_do(prepared, tmp_path):
     first = trained(small_recipe(prepared, steps=2), tmp_path / "run")
     again = trained(small_recipe(prepared, steps=2), tmp_path / "run")
-    assert not again["watch"].steps and again["summary"]["done"]
+    assert not again["watch"].steps and again["ended"].done
     same(first, again)
 
 

@@ -236,7 +236,7 @@ def test_a_validation_that_is_not_finite_is_nothing_and_never_the_best(prepared,
 
     monkeypatch.setattr(evaluate, "finite", lambda nll: None)
     found = trained(small_recipe(prepared, name="mamba2"), tmp_path / "run")
-    assert found["summary"]["valid"]["nll"] is None and not (tmp_path / "run/best").exists()
+    assert found["ended"].valid.nll is None and not (tmp_path / "run/best").exists()
 
 
 def test_a_parameter_or_gradient_that_is_not_finite_is_named(prepared):

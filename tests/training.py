@@ -109,8 +109,8 @@ class Killer(Observer):
 def trained(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any]:
     """Train, and everything the run left behind that must be the same when it is done another way."""
     watch = Watch()
-    summary = train(recipe, out, observers=[watch], **options)
-    return left_by(out) | {"summary": summary, "watch": watch}
+    ended = train(recipe, out, observers=[watch], **options)
+    return left_by(out) | {"ended": ended, "watch": watch}
 
 
 def left_by(out: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Which chunk of a recurrence is fastest here: measured at the presets' shapes, kept where amor.ops.chunks reads it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +46,23 @@ def both_ways(op: str, backend: str, inputs: Sequence[Tensor]) -> Callable[[int]
     return run
 
 
-def measured(scale: str, rounds: int = 15) -> list[dict[str, Any]]:
-    """A row an operator: its shape at the scale, the chunk that was in use, the fastest, and the seconds of each."""
+@dataclass(frozen=True)
+class Fastest:
+    """An operator at a scale: its shape, the chunk that was in use, the fastest, and the seconds of each."""
+
+    operator: str
+    backend: str
+    scale: str
+    shape: tuple[int, ...]
+    tokens: int
+    threads: int
+    was: int
+    chunk: int
+    seconds: dict[int, float]
+
+
+def measured(scale: str, rounds: int = 15) -> list[Fastest]:
+    """A row an operator."""
     found = []
     for op, (name, made) in MADE.items():
         backend = choice(op, "cpu")[0]
@@ -60,7 +75,6 @@ def measured(scale: str, rounds: int = 15) -> list[dict[str, Any]]:
         run = both_ways(op, backend, made(*shape))
         run(before)  # the first call also builds and allocates
         seconds = chunks.measure(op, backend, shape, run, rounds)
-        about = {"operator": op, "backend": backend, "scale": scale, "shape": list(shape), "tokens": TOKENS}
-        about["threads"] = torch.get_num_threads()
-        found.append(about | {"was": before, "chunk": min(seconds, key=lambda c: seconds[c]), "seconds": seconds})
+        best = min(seconds, key=lambda c: seconds[c])
+        found.append(Fastest(op, backend, scale, shape, TOKENS, torch.get_num_threads(), before, best, seconds))
     return found

@@ -17,6 +17,9 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import asdict
+
+from amor import typed
 from amor.bench import crossing
 from amor.bench.machine import total_memory
 from amor.bench.memory import extra_peak
@@ -31,6 +34,7 @@ from amor.models.amor import Amor
 from amor.models.build import build
 from amor.ops.backends import kernels
 from amor.presets import NAMES, SCALES, preset
+from amor.records.bench import AtRate, Crossed, Found, Measured, Memory, Seconds, Timed
 
 OURS = "amor-mamba2"
 ROOM = 32  # tokens written beyond the context, given up after every round
@@ -66,15 +70,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"scale": scale, "vocab": SCALES[scale]["vocab"], "prefill": "states filled with random keys"}
     if args.model:
         model, ids = opened(args.model, args.text)
-        found |= firing_on(model, ids)
-        found |= {"model": model.config.name, "firing": firing_rates(model, ids)}
+        seen = firing_on(model, ids)
+        found |= typed.tree(seen) if seen else {}
+        found |= {"model": model.config.name, "firing": typed.tree(firing_rates(model, ids))}
     else:
         plan = Plan(table, scale, numbers(args.contexts, int), numbers(args.fire_rates, float), args)
         for part in args.parts.split(","):
             if part not in ROWS:
                 raise AmorError(f"--parts: no {part!r}; there are {', '.join(ROWS)}")
             table.ask(part)
-            found |= ROWS[part](plan) or {}
+            found |= typed.tree(ROWS[part](plan))
     return table.result() | found
 
 
@@ -104,16 +109,16 @@ class Plan:
         return self.rates if model.blocks else [0.0]
 
 
-def contexts(plan: Plan) -> dict[str, Any]:
+def contexts(plan: Plan) -> Found:
     """Seconds a token of every architecture at every context, then where the lines cross."""
-    curves: list[dict[str, Any]] = []
+    curves: list[Measured] = []
     for context in plan.contexts:
         curves += at_context(plan, context)
         gc.collect()
-    return {"curves": curves, "crossings": crossings(plan, curves)}
+    return Found(curves=tuple(curves), crossings=tuple(crossings(plan, curves)))
 
 
-def at_context(plan: Plan, context: int) -> list[dict[str, Any]]:
+def at_context(plan: Plan, context: int) -> list[Measured]:
     row = plan.table.row("decode, one row", "product", "attend", scale=plan.scale, context=context)
     sides: dict[str, Rounds] = {}
     left_out: list[str] = []
@@ -125,9 +130,10 @@ def at_context(plan: Plan, context: int) -> list[dict[str, Any]]:
         for rate in plan.rates_of(engine.model):
             label = f"{name} f={rate:g}" if engine.model.blocks else name
             sides[label] = Rounds(engine, filled(engine.model, context, ROOM), rate, best=True)
-    curves = timed(row, sides, plan.rounds)
-    for curve, (label, rounds) in zip(curves, sides.items(), strict=True):
-        curve |= {"label": label, "name": label.split(" ")[0], "context": context, "rate": rounds.rate}
+    curves = [
+        Measured(**asdict(one), context=context, rate=rounds.rate, label=label, name=label.split(" ")[0])
+        for one, (label, rounds) in zip(timed(row, sides, plan.rounds), sides.items(), strict=True)
+    ]
     if left_out:
         print(f"left out at {context} tokens, for want of memory: {', '.join(left_out)}")
     return curves
@@ -141,87 +147,92 @@ def fits(name: str, scale: str, context: int, sides: dict[str, Rounds]) -> bool:
     return held + 1.3 * weights + 2 * model.cost(context).state_held < 0.7 * (total_memory() or 2**40)
 
 
-def timed(row: Row, sides: dict[str, Rounds], rounds: int) -> list[dict[str, Any]]:
+def timed(row: Row, sides: dict[str, Rounds], rounds: int) -> list[Timed]:
     """Seconds, bytes and FLOPs a token of every side."""
     taken = alternate({label: side.run for label, side in sides.items()}, rounds)
     row.time({label: taken[label].each(side.tokens) for label, side in sides.items()})
     found = []
     for label, side in sides.items():
         times = row.times[label]
-        kept = {"seconds": times.best, "median": times.median, "rounds": times.rounds, "by_laps": times.by_laps}
-        found.append(side.spend() | kept | {"tokens_per_second": 1 / times.best})
+        found.append(
+            Timed(
+                **asdict(side.spend()),
+                seconds=times.best,
+                median=times.median,
+                rounds=times.rounds,
+                by_laps=times.by_laps,
+                tokens_per_second=1 / times.best,
+            )
+        )
     print(f"\n{'':34} {'tokens/s':>9} {'ms':>8} {'median':>8} {'MB read':>8} {'GFLOP':>7} {'passes':>7} {'8-bit':>6} {'GB/s':>6}")
     for label, one in zip(sides, found, strict=True):
-        rate = one["bytes"] / one["seconds"] / 1e9
+        rate = one.bytes / one.seconds / 1e9
         print(
-            f"{label:34} {one['tokens_per_second']:>9.2f} {one['seconds'] * 1e3:>8.2f} {one['median'] * 1e3:>8.2f} "
-            f"{one['bytes'] / 1e6:>8.1f} {one['flops'] / 1e9:>7.3f} {one['head_passes']:>7.2f} {one['cheap_passes']:>6.2f} "
+            f"{label:34} {one.tokens_per_second:>9.2f} {one.seconds * 1e3:>8.2f} {one.median * 1e3:>8.2f} "
+            f"{one.bytes / 1e6:>8.1f} {one.flops / 1e9:>7.3f} {one.head_passes:>7.2f} {one.cheap_passes:>6.2f} "
             f"{rate:>6.1f}"
         )
     return found
 
 
-def crossings(plan: Plan, curves: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def crossings(plan: Plan, curves: list[Measured]) -> list[Crossed]:
     """For every gated model and rate: from which context on it beats each model with attention everywhere."""
     found = []
-    gated = sorted({c["label"] for c in curves if " f=" in c["label"]})
+    gated = sorted({c.label for c in curves if " f=" in c.label})
     for label in gated:
-        mine = {c["context"]: c for c in curves if c["label"] == label}
+        mine = {c.context: c for c in curves if c.label == label}
         for other in ("mamba2-serial", "gated-deltanet-serial", "mamba2-fused", "transformer"):
-            theirs = {c["context"]: c for c in curves if c["label"] == other}
+            theirs = {c.context: c for c in curves if c.label == other}
             shared = sorted(mine.keys() & theirs.keys())
             if shared:
                 found.append(crossed(plan, label, other, [mine[c] for c in shared], [theirs[c] for c in shared], shared))
     row = plan.table.row("crossings", scale=plan.scale, contexts=plan.contexts)
     for one in found:
         show_crossing(one)
-        name, met = f"{one['gated']} faster than {one['other']} from, tokens", one["measured"] is not None
-        (row.found if met else row.beyond)[name] = one["measured"] if met else one["contexts"][-1]
+        name = f"{one.gated} faster than {one.other} from, tokens"
+        if one.measured is not None:
+            row.found[name] = one.measured
+        else:
+            row.beyond[name] = one.contexts[-1]
     return found
 
 
-def crossed(plan: Plan, label: str, other: str, mine: list[Any], theirs: list[Any], shared: list[int]) -> dict[str, Any]:
-    name, rate, vocab = mine[0]["name"], mine[0]["rate"], SCALES[plan.scale]["vocab"]
-    passes, others = (one[0]["head_passes"] + one[0]["cheap_passes"] / 4 for one in (mine, theirs))
+def crossed(plan: Plan, label: str, other: str, mine: list[Measured], theirs: list[Measured], shared: list[int]) -> Crossed:
+    name, rate, vocab = mine[0].name, mine[0].rate, SCALES[plan.scale]["vocab"]
+    passes, others = (one[0].head_passes + one[0].cheap_passes / 4 for one in (mine, theirs))
     blocks = preset(name, plan.scale).blocks.count
     attention = crossing.attention_layers(other, plan.scale)
     models = [build(preset(n, plan.scale), device="meta") for n in (name, other)]
     # models of one context took turns, so their rounds are compared in pairs
-    pairs = [zip(a["rounds"], b["rounds"], strict=True) for a, b in zip(mine, theirs, strict=True)]
+    pairs = [zip(a.rounds, b.rounds, strict=True) for a, b in zip(mine, theirs, strict=True)]
     behind = [statistics.median(a - b for a, b in pair) for pair in pairs]
-    return {
-        "gated": label,
-        "other": other,
-        "rate": rate,
-        "head_passes": passes,
-        "head_passes_of_other": others,
-        "paper_formula": crossing.paper_break_even(vocab, rate),
-        "our_formula": crossing.break_even(vocab, rate, blocks, passes, attention, others),
-        "equal_bytes": crossing.bytes_break_even(models[0], models[1], rate, passes, others),
-        "measured": crossing.measured(shared, behind),
-        "measured_by_best": crossing.measured(shared, [a["seconds"] - b["seconds"] for a, b in zip(mine, theirs, strict=True)]),
-        "contexts": shared,
-    }
+    return Crossed(
+        gated=label,
+        other=other,
+        rate=rate,
+        head_passes=passes,
+        head_passes_of_other=others,
+        paper_formula=crossing.paper_break_even(vocab, rate),
+        our_formula=crossing.break_even(vocab, rate, blocks, passes, attention, others),
+        equal_bytes=crossing.bytes_break_even(models[0], models[1], rate, passes, others),
+        measured=crossing.measured(shared, behind),
+        measured_by_best=crossing.measured(shared, [a.seconds - b.seconds for a, b in zip(mine, theirs, strict=True)]),
+        contexts=tuple(shared),
+    )
 
 
-def show_crossing(one: dict[str, Any]) -> None:
+def show_crossing(one: Crossed) -> None:
     def words(value: float | None) -> str:
         return "none" if value is None else f"{value / 1024:.0f}K"
 
-    measured = (
-        "not up to here"
-        if one["measured"] is None
-        else "faster from the first"
-        if not one["measured"]
-        else words(one["measured"])
-    )
+    measured = "not up to here" if one.measured is None else "faster from the first" if not one.measured else words(one.measured)
     print(
-        f"{one['gated']} over {one['other']}: measured {measured}; by equal bytes {words(one['equal_bytes'])}, "
-        f"our formula {words(one['our_formula'])}, the paper's V / (2 (1 - f)) {words(one['paper_formula'])}"
+        f"{one.gated} over {one.other}: measured {measured}; by equal bytes {words(one.equal_bytes)}, "
+        f"our formula {words(one.our_formula)}, the paper's V / (2 (1 - f)) {words(one.paper_formula)}"
     )
 
 
-def savings(plan: Plan) -> dict[str, Any]:
+def savings(plan: Plan) -> Found:
     """AMOR-Mamba2 beside its backbone at the first context: each saving switched off, all of them, and the naive way."""
     context, rate = plan.contexts[0], plan.rates[0]
     row = plan.table.row("savings", "product", "attend", scale=plan.scale, context=context, rate=rate)
@@ -262,11 +273,11 @@ def savings(plan: Plan) -> dict[str, Any]:
     alone = f"{OURS} over its backbone at no firing, the best token alone"
     row.ratio(alone, taken["backbone, best token"], taken["best token, no firing"])
     row.show()
-    named = dict(zip([*judged, *sides], found, strict=True))
-    return {"savings": named | {"naive": {"seconds": row.seconds["naive"]}}}
+    named: dict[str, Timed | Seconds] = dict(zip([*judged, *sides], found, strict=True))
+    return Found(savings=named | {"naive": Seconds(seconds=row.seconds["naive"])})
 
 
-def curve(plan: Plan) -> dict[str, Any]:
+def curve(plan: Plan) -> Found:
     """What the saved attention saves: seconds and bytes a token against the firing rate."""
     found = []
     model = speaking(OURS, plan.scale)
@@ -276,11 +287,11 @@ def curve(plan: Plan) -> dict[str, Any]:
         state = filled(model, context, ROOM)
         sides = {f"f={rate:g}": Rounds(engine, state.fork() if i else state, rate) for i, rate in enumerate(CURVE_RATES)}
         for one, rounds in zip(timed(row, sides, plan.rounds), sides.values(), strict=True):
-            found.append(one | {"context": context, "rate": rounds.rate})
-    return {"firing_curve": found}
+            found.append(AtRate(**asdict(one), context=context, rate=rounds.rate))
+    return Found(firing_curve=tuple(found))
 
 
-def memory(plan: Plan) -> dict[str, Any]:
+def memory(plan: Plan) -> Found:
     """The most memory decode holds, beside weights and state as declared."""
     context = plan.contexts[0]
     row = plan.table.row("memory", scale=plan.scale, context=context)
@@ -294,7 +305,7 @@ def memory(plan: Plan) -> dict[str, Any]:
         row.found["beyond it at the peak, MB"] = extra / 1e6
         row.found["peak over declared"] = (declared + extra) / declared
     row.show()
-    return {"memory": {"declared": declared, "extra": extra}}
+    return Found(memory=Memory(declared=declared, extra=extra))
 
 
 ROWS = {"contexts": contexts, "savings": savings, "curve": curve, "memory": memory}

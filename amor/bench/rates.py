@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from amor.data.loader import Windows
-from amor.decode.engine import Engine
+from amor.decode.engine import Engine, Session
 from amor.decode.sample import Sampler, Sampling
 from amor.errors import AmorError
 from amor.gates.base import Gate
@@ -26,6 +25,7 @@ from amor.models.folder import load
 from amor.ops.head.reference import HeadStats
 from amor.ops.product import pack, probe
 from amor.ops.product.refine import refine
+from amor.records.bench import OnText, Together, Written
 
 LENGTHS, TEMPERATURES, NEW = (3072, 8192, 16384), (0.0, 1.0), 64
 AIM = 0.22  # what the paper met
@@ -45,7 +45,7 @@ def opened(folder: str, text: str | None) -> tuple[Amor, list[int]]:
     return model.eval(), ids
 
 
-def firing_rates(model: Amor, ids: list[int], lengths: tuple[int, ...] = LENGTHS) -> list[dict[str, Any]]:
+def firing_rates(model: Amor, ids: list[int], lengths: tuple[int, ...] = LENGTHS) -> list[Written]:
     """Rates over NEW tokens after the first `length` tokens of a text; a text that is too short is repeated, and that is said."""
     found = []
     for length in lengths:
@@ -54,43 +54,44 @@ def firing_rates(model: Amor, ids: list[int], lengths: tuple[int, ...] = LENGTHS
         session = engine.prefill([prompt], room=NEW)
         for temperature in TEMPERATURES:
             rates = written(engine, session.fork(), prompt, temperature)
-            found.append({"prompt": length, "temperature": temperature, "rates": rates, "rate": sum(rates) / len(rates)})
-            found[-1]["repeated"] = len(ids) < length
-            print(f"prompt {length}, T = {temperature:g}: fires {found[-1]['rate']:.1%} of the time")
+            rate, repeated = sum(rates) / len(rates), len(ids) < length
+            found.append(Written(prompt=length, temperature=temperature, rate=rate, rates=rates, repeated=repeated))
+            print(f"prompt {length}, T = {temperature:g}: fires {rate:.1%} of the time")
     return found
 
 
-def written(engine: Engine, session: Any, prompt: list[int], temperature: float) -> list[float]:
+def written(engine: Engine, session: Session, prompt: list[int], temperature: float) -> tuple[float, ...]:
     """The rate of every block over the tokens written."""
     before, tokens = list(engine.tally.fired), engine.tally.tokens
     sampler = Sampler(Sampling(temperature=temperature), [0], [prompt], engine.model.config.vocab)
     for _ in range(NEW):
         session.step(sampler.choose(session.next.logits))
     counted = engine.tally.tokens - tokens
-    return [(now - was) / counted for now, was in zip(engine.tally.fired, before, strict=True)]
+    return tuple((now - was) / counted for now, was in zip(engine.tally.fired, before, strict=True))
 
 
-def firing_on(model: Amor, ids: list[int]) -> dict[str, Any]:
-    """What amor/bench/simulate.py imitates, on the text itself; nothing for gates that look at more than the entropy."""
+def firing_on(model: Amor, ids: list[int]) -> OnText | None:
+    """What amor/bench/simulate.py imitates, on the text itself; None for gates that look at more than the entropy."""
     if any(type(block.gate).between is Gate.between for block in model.each_block()):
-        return {}
+        return None
     repeated = ids * -(-(2 * WINDOW + 1) // len(ids))  # at least two windows
     windows = of_ids(np.array(repeated), WINDOW, WINDOWS, "the text")
     shares, doubted = together(model, windows), doubts(model, windows)
-    some, every, followed = shares.values()
-    print(f"aimed at {AIM:.0%}: some block fires at {some:.1%} of tokens, all at {every:.1%}; {followed:.0%} are followed")
+    print(
+        f"aimed at {AIM:.0%}: some block fires at {shares.some:.1%} of tokens, all at {shares.all:.1%}; "
+        f"{shares.followed:.0%} are followed"
+    )
     for block, (first, refined) in enumerate(doubted):
         print(f"block {block}: an 8-bit head is in doubt at {first:.1%} of tokens, refined at {refined:.1%}")
-    return {"together": shares, "doubts": doubted}
+    return OnText(together=shares, doubts=tuple(doubted))
 
 
-def together(model: Amor, windows: Windows) -> dict[str, float]:
-    """Shares of tokens at which some block fires and at which all do, and of firings that another block's follows."""
+def together(model: Amor, windows: Windows) -> Together:
     fires = gathered(read(model, windows, gates=[aimed(gate, AIM) for gate in own_gates(model)])).fire.flatten(1)
     later = fires.flip(0).cummax(0).values.flip(0)[1:]  # whether some block from the next one on fires
     followed = (fires[:-1] & later).sum() / fires[:-1].sum().clamp(min=1)
-    shares = {"some": fires.any(0).float().mean(), "all": fires.all(0).float().mean(), "followed": followed}
-    return {name: float(share) for name, share in shares.items()}
+    some, every = fires.any(0).float().mean(), fires.all(0).float().mean()
+    return Together(some=float(some), all=float(every), followed=float(followed))
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from amor.models.amor import Amor
 from amor.models.build import SPREAD, build
 from amor.ops.spent import counting
 from amor.presets import preset
+from amor.records.bench import Spent
 from amor.state import KV, Buffer, Part, State
 
 SHORTEST, LONGEST = 15, 20  # tokens of a round; a rate is met by the best whole numbers among them
@@ -152,19 +152,19 @@ class Rounds:
             lap()
         self.base = back(session.state, self.base)
 
-    def spend(self) -> dict[str, Any]:
+    def spend(self) -> Spent:
         """What one token spends on average over a round, counted where it is spent."""
         passes = self.engine.passes
         before = replace(passes)
         with counting() as spent:
             self.run()
-        return {
-            "bytes": spent.bytes / self.tokens,
-            "flops": spent.flops / self.tokens,
-            "spent": {what: [flops / self.tokens, read / self.tokens] for what, (flops, read) in spent.by.items()},
-            "head_passes": (passes.exact - before.exact) / self.tokens,
-            "cheap_passes": (passes.cheap - before.cheap) / self.tokens,
-        }
+        return Spent(
+            bytes=spent.bytes / self.tokens,
+            flops=spent.flops / self.tokens,
+            spent={what: (flops / self.tokens, read / self.tokens) for what, (flops, read) in spent.by.items()},
+            head_passes=(passes.exact - before.exact) / self.tokens,
+            cheap_passes=(passes.cheap - before.cheap) / self.tokens,
+        )
 
 
 def back(state: State, base: State) -> State:

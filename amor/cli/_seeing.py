@@ -13,16 +13,23 @@ from amor.run import Run
 from amor.train.display import flops_per_token, for_people
 from amor.train.recipe import Recipe
 from amor.train.trackers import trackers
-from amor.train.watch import Observer
+from amor.train.watch import Ended, Observer
 
 
 class Reporter(Observer):
     """At the end of a run looks at the model and writes RUN/report.html; a stopped run gets none."""
 
-    def on_end(self, summary: dict[str, Any]) -> None:
-        if summary["done"]:
-            summary["report"] = make_report(Run(summary["folder"]))["report"]
-            print(f"report: {summary['report']}")
+    def on_end(self, ended: Ended) -> None:
+        if ended.done:
+            print(f"report: {make_report(Run(ended.folder))['report']}")
+
+
+def told(ended: Ended) -> dict[str, Any]:
+    """The end of a run that was seen, as a verb tells it."""
+    from amor.study import report
+
+    found = {"ok": True, **typed.tree(ended)}
+    return found | {"report": str(Run(ended.folder).folder / report.FILE)} if ended.done else found
 
 
 def make_report(run: Run, data: str | None = None) -> dict[str, Any]:

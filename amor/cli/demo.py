@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.cli._seeing import seeing
+    from amor.cli._seeing import seeing, told
     from amor.run import Run
     from amor.train.loop import train
 
@@ -55,10 +55,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     recipe = chosen(args, out)
     print(decided(out, recipe.total_steps))
     with seeing(recipe) as (observers, machine):
-        summary = train(recipe, args.out, observers, "auto", machine)
-    if not summary["done"]:
-        return summary
-    return summary | shown(out, time.perf_counter() - began)
+        ended = train(recipe, args.out, observers, "auto", machine)
+    if not ended.done:
+        return told(ended)
+    return told(ended) | shown(out, time.perf_counter() - began)
 
 
 def forget(out: Any) -> None:

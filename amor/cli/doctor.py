@@ -8,12 +8,20 @@ AMOR_KERNELS=reference amor doctor
 import argparse
 import importlib.metadata
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from amor import typed
+from amor.records.run import Machine
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
+
+    from amor.bench.chunks import Fastest
 
 # optional packages, and what each brings
 EXTRAS = {
@@ -30,6 +38,26 @@ EXTRAS = {
 }
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The backend that will run an operator on a device, why, and why not the others."""
+
+    operator: str
+    device: str
+    backend: str
+    why: str
+    others: dict[str, str]
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    machine: Machine
+    packages: dict[str, str | None]  # their versions; None: not installed
+    operators: tuple[Chosen, ...]
+    gemm_gflops: float | None = None  # None: not measured
+    bandwidth_gbs: float | None = None
+    chunks: "tuple[Fastest, ...] | None" = None
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="do not measure the machine")
     words = (
@@ -43,17 +71,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.bench import machine
 
-    found: dict[str, Any] = {"machine": typed.tree(machine.describe()), "packages": packages(), "operators": operators()}
-    if not args.quick:
-        found["gemm_gflops"] = round(machine.gemm_rate(), 1)
-        found["bandwidth_gbs"] = round(machine.bandwidth(), 1)
-    if args.measure is not None:
-        found["chunks"] = chunk_lengths(args.measure)
+    found = Found(
+        machine=machine.describe(),
+        packages=packages(),
+        operators=tuple(operators()),
+        gemm_gflops=None if args.quick else round(machine.gemm_rate(), 1),
+        bandwidth_gbs=None if args.quick else round(machine.bandwidth(), 1),
+        chunks=None if args.measure is None else tuple(chunk_lengths(args.measure)),
+    )
     draw(found)
-    return found
+    return dict(typed.tree(found))
 
 
-def chunk_lengths(scale: str) -> list[dict[str, Any]]:
+def chunk_lengths(scale: str) -> "list[Fastest]":
     """Chunks of the recurrences at a scale or at all of them: those in use, and those found fastest and kept."""
     from amor.bench.chunks import measured
     from amor.errors import AmorError, nearest
@@ -75,8 +105,8 @@ def version(name: str) -> str | None:
         return None
 
 
-def operators() -> list[dict[str, Any]]:
-    """For every operator and device here: the backend that will run, why, and why not the others."""
+def operators() -> list[Chosen]:
+    """For every operator and device here."""
     import torch
 
     from amor.decode.compile import SOURCE
@@ -89,42 +119,42 @@ def operators() -> list[dict[str, Any]]:
         for device in devices:
             name, why = choice(op, device)
             others = {b.name: missing(op, b, device) or "slower" for b in backends if b.name != name}
-            rows.append({"operator": op, "device": device, "backend": name, "why": why, "others": others})
+            rows.append(Chosen(op, device, name, why, others))
     why_not = missing_source(SOURCE)
-    step = {"backend": "the model's forward", "why": why_not} if why_not else {"backend": "compiled", "why": "the fastest"}
-    return [*rows, {"operator": "decode step", "device": "cpu", **step, "others": {}}]
+    backend, why = ("the model's forward", why_not) if why_not else ("compiled", "the fastest")
+    return [*rows, Chosen("decode step", "cpu", backend, why, {})]
 
 
-def draw(found: dict[str, Any]) -> None:
+def draw(found: Found) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
-    m = found["machine"]
-    console.print(f"[bold]machine[/]   {m['cpu']}, {m['cores']} cores, {m['threads']} threads, {m['memory_gb']} GB, {m['simd']}")
-    console.print(f"          Python {m['python']}, torch {m['torch']}, GPUs: {', '.join(m['gpus']) or 'none'}")
-    console.print(f"          threads wait: {m['waiting']}", soft_wrap=True)
-    if "gemm_gflops" in found:
+    m = found.machine
+    console.print(f"[bold]machine[/]   {m.cpu}, {m.cores} cores, {m.threads} threads, {m.memory_gb} GB, {m.simd}")
+    console.print(f"          Python {m.python}, torch {m.torch}, GPUs: {', '.join(m.gpus or ()) or 'none'}")
+    console.print(f"          threads wait: {m.waiting}", soft_wrap=True)
+    if found.gemm_gflops is not None:
         console.print(
-            f"[bold]ceilings[/]  {found['gemm_gflops']} GFLOP/s (float32 products), {found['bandwidth_gbs']} GB/s (memory read)"
+            f"[bold]ceilings[/]  {found.gemm_gflops} GFLOP/s (float32 products), {found.bandwidth_gbs} GB/s (memory read)"
         )
     forced = os.environ.get("AMOR_KERNELS")
     console.print(
         f"[bold]kernels[/]   AMOR_KERNELS={forced}" if forced else "[bold]kernels[/]   chosen automatically (AMOR_KERNELS forces)"
     )
-    draw_chunks(console, found.get("chunks", []))
+    draw_chunks(console, found.chunks or ())
     table = Table(show_edge=False, pad_edge=False)
     for column in ("operator", "device", "backend", "why", "others"):
         table.add_column(column)
-    for row in found["operators"]:
-        others = "; ".join(f"{name}: {why}" for name, why in row["others"].items())
-        table.add_row(row["operator"], row["device"], row["backend"], row["why"], others)
+    for row in found.operators:
+        others = "; ".join(f"{name}: {why}" for name, why in row.others.items())
+        table.add_row(row.operator, row.device, row.backend, row.why, others)
     console.print(table)
-    absent = [f"{name} ({what})" for name, what in EXTRAS.items() if found["packages"][name] is None]
+    absent = [f"{name} ({what})" for name, what in EXTRAS.items() if found.packages[name] is None]
     console.print(f"[bold]optional packages not installed[/]: {', '.join(absent) or 'none'}")
 
 
-def draw_chunks(console: "Console", rows: list[dict[str, Any]]) -> None:
+def draw_chunks(console: "Console", rows: "Sequence[Fastest]") -> None:
     """What --measure found, where it is kept, and what stands above it."""
     from rich.table import Table
 
@@ -132,13 +162,13 @@ def draw_chunks(console: "Console", rows: list[dict[str, Any]]) -> None:
 
     if not rows:
         return
-    tried = rows[0]["seconds"]
+    tried = rows[0].seconds
     table = Table("chunk of", "scale", "was", "is", *(f"{chunk}" for chunk in tried), show_edge=False, pad_edge=False)
     for row in rows:
-        taken = (f"{row['seconds'][chunk] * 1e3:.1f}" for chunk in tried)
-        table.add_row(row["operator"], row["scale"], str(row["was"]), str(row["chunk"]), *taken)
+        taken = (f"{row.seconds[chunk] * 1e3:.1f}" for chunk in tried)
+        table.add_row(row.operator, row.scale, str(row.was), str(row.chunk), *taken)
     console.print(table)
     first, where = rows[0], f"kept in {chunks.path()}"
-    kept = f"milliseconds of {first['tokens']} tokens forward and backward; {where} for {first['threads']} threads here"
+    kept = f"milliseconds of {first.tokens} tokens forward and backward; {where} for {first.threads} threads here"
     forced = os.environ.get("AMOR_CHUNK")
     console.print(f"{kept}; AMOR_CHUNK={forced} stands above it" if forced else kept, soft_wrap=True)

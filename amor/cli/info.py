@@ -7,10 +7,14 @@ Nothing is allocated: the model is built from shapes alone, so 1.5b takes a seco
 """
 
 import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from torch import nn
 
+from amor import typed
 from amor.cli._model import model_arguments, model_config
 from amor.config import Config
 from amor.errors import AmorError
@@ -35,78 +39,100 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise AmorError(f"--fire-rate {args.fire_rate} is not between 0 and 1")
     found = describe(config, context, args.fire_rate)
     draw(config, found)
-    return found
+    return dict(typed.tree(found))
 
 
-def describe(config: Config, context: int, fire_rate: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Layer:
+    layer: int
+    mixer: str
+    mixer_parameters: int
+    mlp_parameters: int
+
+
+@dataclass(frozen=True)
+class Block:
+    block: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of a model, and of its state and next token after a context."""
+
+    model: str
+    parameters: int
+    parameters_millions: float
+    parts: dict[str, int]  # parameters by part
+    layers: tuple[Layer, ...]
+    blocks: tuple[Block, ...]
+    context: int
+    fire_rate: float
+    state_bytes: int
+    flops_per_token: int
+    weights_read_per_token: int
+    state_read_per_token_bytes: int
+
+
+def describe(config: Config, context: int, fire_rate: float) -> Facts:
     from amor.models.build import build
 
     model = build(config, device="meta")
     cost = model.cost(context, fire_rate)
     total = count(model)
-    layers = [
-        {"layer": i, "mixer": kind, "mixer_parameters": count(layer.mixer), "mlp_parameters": count(layer.mlp)}  # type: ignore[arg-type]
+    layers = tuple(
+        Layer(i, kind, count(layer.mixer), count(layer.mlp))  # type: ignore[arg-type]
         for i, (kind, layer) in enumerate(zip(config.pattern, model.backbone.layers, strict=True))
-    ]
+    )
     parts = {"embedding (tied with the head)": count(model.embed), "layers": count(model.backbone), "norm_f": count(model.norm_f)}
     if model.final_norm is not None:
         parts |= {"blocks": count(model.blocks), "final_norm": count(model.final_norm)}
-    return {
-        "model": config.name,
-        "parameters": total,
-        "parameters_millions": round(total / 1e6, 1),
-        "parts": parts,
-        "layers": layers,
-        "blocks": [{"block": k, "parameters": count(block)} for k, block in enumerate(model.each_block())],
-        "context": context,
-        "fire_rate": fire_rate,
-        "state_bytes": int(cost.state_held),
-        "flops_per_token": int(cost.flops),
-        "weights_read_per_token": int(cost.weights),
-        "state_read_per_token_bytes": int(cost.state_read),
-    }
+    return Facts(
+        model=config.name,
+        parameters=total,
+        parameters_millions=round(total / 1e6, 1),
+        parts=parts,
+        layers=layers,
+        blocks=tuple(Block(k, count(block)) for k, block in enumerate(model.each_block())),
+        context=context,
+        fire_rate=fire_rate,
+        state_bytes=int(cost.state_held),
+        flops_per_token=int(cost.flops),
+        weights_read_per_token=int(cost.weights),
+        state_read_per_token_bytes=int(cost.state_read),
+    )
 
 
 def count(module: nn.Module | None) -> int:
     return 0 if module is None else sum(p.numel() for p in module.parameters())
 
 
-def draw(config: Config, found: dict[str, Any]) -> None:
+def draw(config: Config, found: Facts) -> None:
     from rich.console import Console
     from rich.tree import Tree
 
-    tree = Tree(f"[bold]{found['model']}[/]  {found['parameters_millions']:,} M parameters, width {config.width}")
-    for name, size in found["parts"].items():
+    tree = Tree(f"[bold]{found.model}[/]  {found.parameters_millions:,} M parameters, width {config.width}")
+    for name, size in found.parts.items():
         branch = tree.add(f"{name}  {amount(size)}")
         if name == "layers":
-            for run_ in runs(found["layers"]):
+            for run_ in runs(found.layers):
                 first, last = run_[0], run_[-1]
-                where = f"{first['layer']}" if len(run_) == 1 else f"{first['layer']}-{last['layer']}"
-                branch.add(
-                    f"{where}: {first['mixer']}  {amount(first['mixer_parameters'])} + MLP {amount(first['mlp_parameters'])} each"
-                )
+                where = f"{first.layer}" if len(run_) == 1 else f"{first.layer}-{last.layer}"
+                branch.add(f"{where}: {first.mixer}  {amount(first.mixer_parameters)} + MLP {amount(first.mlp_parameters)} each")
         if name == "blocks":
-            for block in found["blocks"]:
-                extra = "" if config.blocks.first == "plain" or block["block"] else ", pre-normed by norm_f"
+            for block in found.blocks:
+                extra = "" if config.blocks.first == "plain" or block.block else ", pre-normed by norm_f"
                 mlp = ", with MLP" if config.blocks.mlp else ""
-                branch.add(
-                    f"{block['block']}: attention behind gate '{config.blocks.gate}'{extra}{mlp}  {amount(block['parameters'])}"
-                )
-    tree.add(f"state at {found['context']:,} tokens  {found['state_bytes'] / 1e6:,.1f} MB a row (float32)")
-    fired = f" at firing rate {found['fire_rate']:g}" if config.blocks.count else ""
-    tree.add(f"one more token{fired}  {found['flops_per_token'] / 1e6:,.1f} MFLOP in matrix products")
+                branch.add(f"{block.block}: attention behind gate '{config.blocks.gate}'{extra}{mlp}  {amount(block.parameters)}")
+    tree.add(f"state at {found.context:,} tokens  {found.state_bytes / 1e6:,.1f} MB a row (float32)")
+    fired = f" at firing rate {found.fire_rate:g}" if config.blocks.count else ""
+    tree.add(f"one more token{fired}  {found.flops_per_token / 1e6:,.1f} MFLOP in matrix products")
     Console(highlight=False).print(tree)
 
 
-def runs(layers: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def runs(layers: Iterable[Layer]) -> list[list[Layer]]:
     """Neighbouring layers of one mixer together."""
-    grouped: list[list[dict[str, Any]]] = []
-    for layer in layers:
-        if grouped and grouped[-1][-1]["mixer"] == layer["mixer"]:
-            grouped[-1].append(layer)
-        else:
-            grouped.append([layer])
-    return grouped
+    return [list(each) for _, each in groupby(layers, key=lambda layer: layer.mixer)]
 
 
 def amount(count: int) -> str:

@@ -62,7 +62,7 @@ def side_by_side(folders: list[Run], figure: str | None) -> dict[str, Any]:
     rows = runs.compare(folders)
     print("\n".join(runs.lines(rows)))
     picture("runs", rows, figure)
-    return {"runs": [row.json() for row in rows]}
+    return {"runs": typed.tree(rows)}
 
 
 def decoded(file: Path, figure: str | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import math
 import os
 from typing import Any
 
+from amor import typed
 from amor.errors import AmorError
 from amor.train import resume
 
@@ -38,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.cli._seeing import seeing
+    from amor.cli._seeing import seeing, told
     from amor.train.loop import train
     from amor.train.recipe import load
 
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return dry_run(recipe, args.flops)
     args.json = args.json and os.environ.get("RANK", "0") == "0"  # of many ranks one speaks
     with seeing(recipe) as (observers, machine):
-        return train(recipe, args.out or f"runs/{recipe.name}", observers, args.resume, machine)
+        return told(train(recipe, args.out or f"runs/{recipe.name}", observers, args.resume, machine))
 
 
 def dry_run(recipe: Any, flops: float | None) -> dict[str, Any]:
@@ -60,4 +61,4 @@ def dry_run(recipe: Any, flops: float | None) -> dict[str, Any]:
 
     found = predict(recipe, flops or gemm_rate() * 1e9, "given" if flops else "measured here on a matrix product")
     print("\n".join(lines(found)))
-    return found
+    return dict(typed.tree(found))

@@ -1,10 +1,8 @@
 """Several runs side by side: what each reached, after how many tokens and minutes."""
 
 import statistics
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from amor import typed
 from amor.config import flat
 from amor.errors import AmorError
 from amor.presets import preset
@@ -41,9 +39,6 @@ class Told:
     valid: Valid | None
     curve: tuple[Reached, ...]
     firing: tuple[Fired, ...]
-
-    def json(self) -> dict[str, Any]:
-        return asdict(self) | {"valid": typed.tree(self.valid)}
 
 
 def compare(folders: list[Run]) -> list[Told]:

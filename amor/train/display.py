@@ -8,11 +8,11 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from amor.records.run import Evaluated, Event, GateLine, Step
 from amor.train.recipe import Recipe
-from amor.train.watch import Begun, Lines, Observer, Saved, learned, number
+from amor.train.watch import Begun, Ended, Lines, Observer, Saved, learned, number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -141,7 +141,7 @@ class Display(Observer):
     def on_event(self, event: Event) -> None:
         self.console.print(event.message, style="yellow", highlight=False, markup=False)
 
-    def on_end(self, summary: dict[str, Any]) -> None:
+    def on_end(self, ended: Ended) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The loop: for each step forward, backward, update; now and then evaluate, save, tell.
 
-    summary = train(recipe, "runs/first", observers=[Lines()])
+    ended = train(recipe, "runs/first", observers=[Lines()])
 
 A run that was stopped, by whatever, goes on from its newest good checkpoint when the same is called again, and on the same
 CPU with the same threads and builds ends with the same bits as one that was never stopped.
@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import torch
 
-from amor import typed
 from amor.errors import AmorError, nearest
 from amor.judge.evaluate import evaluate
 from amor.judge.windows import Drawn
@@ -31,7 +30,7 @@ from amor.train.recipe import Recipe
 from amor.train.step import Stepper
 from amor.train.stop import Stop
 from amor.train.trouble import Spikes, UnsoundError, first_unsound
-from amor.train.watch import Begun, Observer, Record, Saved
+from amor.train.watch import Begun, Ended, Observer, Record, Saved
 
 
 def train(
@@ -40,8 +39,8 @@ def train(
     observers: Iterable[Observer] = (),
     go_on: str = "auto",  # "auto": if there is a checkpoint; "yes": there must be one; "no": the folder must be new
     machine: Machine | None = None,
-) -> dict[str, Any]:
-    """Train to the end of the recipe, or until asked to stop; {"ok", "done", "step", "exit", ...}."""
+) -> Ended:
+    """Train to the end of the recipe, or until asked to stop."""
     team = form(recipe.distributed, recipe.device)
     try:
         run = Run(out)
@@ -66,20 +65,23 @@ class Trainer:
         self.saved = -1  # the step of the newest checkpoint
         self.valid: Judged | None = None  # the last evaluation, with its step
 
-    def go(self, go_on: str) -> dict[str, Any]:
+    def go(self, go_on: str) -> Ended:
         self.data = Data.open(self.recipe, self.team)
         found = self.begin(go_on)
         self.assemble(found)
         self.tell("on_start", self.about())
         with Stop(self.team) as stop:
             stopped = self.loop(stop)
-        summary: dict[str, Any] = {"ok": True, "done": self.done == self.steps, "step": self.done, "folder": str(self.run.folder)}
-        if stopped:
-            summary |= {"exit": stop.code, "stopped_by": stop.name}
-        if self.valid is not None:
-            summary["valid"] = typed.tree(self.valid)
-        self.tell("on_end", summary)
-        return summary
+        ended = Ended(
+            done=self.done == self.steps,
+            step=self.done,
+            folder=str(self.run.folder),
+            exit=stop.code if stopped else None,
+            stopped_by=stop.name if stopped else None,
+            valid=self.valid,
+        )
+        self.tell("on_end", ended)
+        return ended
 
     def loop(self, stop: Stop) -> bool:
         """Step by step to the end; True if it was asked to stop before."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -20,27 +21,57 @@ REACHED = 0.4
 MOST_TOKENS, MOST_LOGITS = 2**15, 2**32
 
 
-def predict(recipe: Recipe, flops: float, source: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Memory:
+    """Bytes a rank holds."""
+
+    weights: int
+    gradients: int
+    optimiser: int
+    activations: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a run will take."""
+
+    recipe: str
+    model: str
+    parameters: int
+    groups: tuple[str, ...]  # of parameters, as the optimiser has them, in words
+    steps: int
+    tokens: int
+    step_tokens: int
+    memory: Memory
+    flops: float
+    flops_per_second: float  # of the machine, at its best
+    flops_source: str  # who says so
+    reached: float  # share of them that is reckoned with
+    seconds: float
+
+
+def predict(recipe: Recipe, flops: float, source: str) -> Prediction:
     """Everything in numbers; bytes are of one rank of the world torchrun has set, or of one process."""
     model = build(recipe.config(), device="meta")
     parameters = sum(p.numel() for p in model.parameters())
     tokens = recipe.total_steps * recipe.step_tokens
     work = train_flops(model, recipe.context) * tokens
-    return {
-        "recipe": recipe.name,
-        "model": model.config.name,
-        "parameters": parameters,
-        "groups": describe(groups(model, recipe.optimiser, recipe.lr)),
-        "steps": recipe.total_steps,
-        "tokens": tokens,
-        "step_tokens": recipe.step_tokens,
-        "memory": memory(model, parameters, recipe),
-        "flops": work,
-        "flops_per_second": flops,
-        "flops_source": source,
-        "reached": REACHED,
-        "seconds": work / (flops * REACHED),
-    }
+    return Prediction(
+        recipe=recipe.name,
+        model=model.config.name,
+        parameters=parameters,
+        groups=tuple(describe(groups(model, recipe.optimiser, recipe.lr))),
+        steps=recipe.total_steps,
+        tokens=tokens,
+        step_tokens=recipe.step_tokens,
+        memory=memory(model, parameters, recipe),
+        flops=work,
+        flops_per_second=flops,
+        flops_source=source,
+        reached=REACHED,
+        seconds=work / (flops * REACHED),
+    )
 
 
 def train_flops(model: Amor, context: int) -> float:
@@ -50,12 +81,12 @@ def train_flops(model: Amor, context: int) -> float:
     return 3 * forward + probes
 
 
-def memory(model: Amor, parameters: int, recipe: Recipe) -> dict[str, int]:
-    """Bytes a rank holds; activations are counted on a model without numbers."""
+def memory(model: Amor, parameters: int, recipe: Recipe) -> Memory:
+    """Activations are counted on a model without numbers."""
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if recipe.distributed == "fsdp" else 1
     held = 4 * parameters // ranks
-    found = {"weights": held, "gradients": held, "optimiser": 2 * held, "activations": activations(model, recipe)}
-    return found | {"total": sum(found.values())}
+    kept = activations(model, recipe)
+    return Memory(weights=held, gradients=held, optimiser=2 * held, activations=kept, total=4 * held + kept)
 
 
 def activations(model: Amor, recipe: Recipe) -> int:
@@ -143,18 +174,18 @@ class Kept:
         self.hooks.__exit__(*error)
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(found: Prediction) -> list[str]:
     """A prediction for people."""
-    memory = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in found["memory"].items() if name != "total")
+    parts = ", ".join(f"{f.name} {getattr(found.memory, f.name) / 1e9:.2f}" for f in fields(Memory) if f.name != "total")
     return [
-        f"{found['recipe']}: {found['model']}",
-        f"parameters  {found['parameters']:,}",
-        *(f"  {line}" for line in found["groups"]),
-        f"steps       {found['steps']:,} of {found['step_tokens']:,} tokens: {found['tokens'] / 1e9:.3g} B tokens",
-        f"memory      {found['memory']['total'] / 1e9:.2f} GB a rank ({memory}; float32, activations of one micro-batch)",
-        f"work        {found['flops']:.3g} FLOPs",
-        f"time        {spoken(found['seconds'])} at {found['reached']:.0%} of {found['flops_per_second']:.3g} FLOP/s "
-        f"({found['flops_source']})",
+        f"{found.recipe}: {found.model}",
+        f"parameters  {found.parameters:,}",
+        *(f"  {line}" for line in found.groups),
+        f"steps       {found.steps:,} of {found.step_tokens:,} tokens: {found.tokens / 1e9:.3g} B tokens",
+        f"memory      {found.memory.total / 1e9:.2f} GB a rank ({parts}; float32, activations of one micro-batch)",
+        f"work        {found.flops:.3g} FLOPs",
+        f"time        {spoken(found.seconds)} at {found.reached:.0%} of {found.flops_per_second:.3g} FLOP/s "
+        f"({found.flops_source})",
     ]
 
 

@@ -4,7 +4,7 @@ They are told what metrics.jsonl is told, under flat names: loss, lr, block0/fir
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,12 +12,12 @@ from typing import Any
 from amor import typed
 from amor.errors import AmorError, nearest
 from amor.records.run import Line
-from amor.train.watch import Begun, Observer
+from amor.train.watch import Begun, Ended, Observer
 
 PROJECT = "amor"
 
 
-def flat(metrics: dict[str, Any], above: str = "") -> dict[str, float]:
+def flat(metrics: Mapping[str, Any], above: str = "") -> dict[str, float]:
     """{"blocks": [{"fire": 0.4}]} -> {"block0/fire": 0.4}; numbers only, what is not finite left out."""
     out: dict[str, float] = {}
     for key, value in metrics.items():
@@ -46,7 +46,7 @@ class Tracker(Observer):
 
     on_eval = on_step
 
-    def on_end(self, summary: dict[str, Any]) -> None:
+    def on_end(self, ended: Ended) -> None:
         self.close()
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Modular(Tracker):
     def open(self, begun: Begun) -> None:
         self.door.init(project=PROJECT, name=Path(begun.folder).name, config=begun.recipe.to_dict(), **self.more(begun))
 
-    def more(self, begun: Begun) -> dict[str, Any]:
+    def more(self, begun: Begun) -> dict[str, str]:
         return {}
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -112,7 +112,7 @@ class Wandb(Modular):
     def __init__(self) -> None:
         super().__init__("wandb", "wandb", "wandb")
 
-    def more(self, begun: Begun) -> dict[str, Any]:
+    def more(self, begun: Begun) -> dict[str, str]:
         return {"dir": begun.folder}
 
 

@@ -5,9 +5,10 @@ An observer is any object with these methods; `Observer` has them all and does n
 
 import sys
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TextIO
 
-from amor.records.run import Evaluated, Event, Line, Step
+from amor.records import Part
+from amor.records.run import Evaluated, Event, Judged, Line, Step
 from amor.run import Run
 from amor.train.recipe import Recipe
 
@@ -35,6 +36,17 @@ class Saved:
     seconds: float
 
 
+class Ended(Part, frozen=True, omit_defaults=True):
+    """A run that is over, or was stopped."""
+
+    done: bool  # all of its steps
+    step: int
+    folder: str
+    exit: int | None = None  # of a run that was stopped: the code a shell expects
+    stopped_by: str | None = None
+    valid: Judged | None = None  # the last evaluation
+
+
 class Observer:
     """The moments of a run. Override what is of interest."""
 
@@ -53,8 +65,8 @@ class Observer:
     def on_event(self, event: Event) -> None:
         """Anything out of the ordinary: a line of events.jsonl."""
 
-    def on_end(self, summary: dict[str, Any]) -> None:
-        """The run is over, or stopped; what is added to the summary, the command says too."""
+    def on_end(self, ended: Ended) -> None:
+        """The run is over, or stopped."""
 
 
 class Record(Observer):
