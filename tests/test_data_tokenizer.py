@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from amor.data import llama
 from amor.data.encoder import Encoder
-from amor.data.tokenizer import END_OF_TEXT, bpe_size, bytes_tokenizer, end_of_text, load, tokenizer_hash, train_bpe, vocabulary
+from amor.data.tokenizer import END_OF_TEXT, bpe_size, bytes_tokenizer, end_of_text, load, tokenizer_hash, train_bpe
 from amor.errors import AmorError
+from amor.vocabulary import vocabulary
 
 PROSE = (
     "It was the best of times, it was the worst of times; it wasn't 1859 (nor 1,234.5)!\n\nHe said: \u201cno\u201d.\n"

@@ -22,12 +22,13 @@ from amor.cli.prepare import advice
 from amor.data import prepare as room
 from amor.data import sources
 from amor.data.prepare import Preparation, Request, prepare
-from amor.data.shards import MANIFEST, MOST_TOKENS, Shards, splits
+from amor.data.shards import MANIFEST, Shards, splits
 from amor.data.sources import Reading, find_sources
 from amor.data.stats import counts
-from amor.data.tokenizer import load, load_file, tokenizer_hash
+from amor.data.tokenizer import load, tokenizer_hash
 from amor.data.writer import Writer
 from amor.errors import AmorError
+from amor.vocabulary import MOST_TOKENS, load_file
 
 DEEP = 100_000
 LONG = "n" * 300

@@ -18,9 +18,9 @@ from amor.data.prepare import Preparation, Request
 from amor.data.shards import Shards
 from amor.data.sources import Reading
 from amor.data.stats import unigram_entropy
-from amor.data.tokenizer import NAMES
 from amor.errors import AmorError
 from amor.presets import SCALES
+from amor.vocabulary import NAMES
 
 RECIPE = "tiny/amor-mamba2"
 

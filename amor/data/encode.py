@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from amor.data.encoder import Encoder
-from amor.data.tokenizer import load_file
 from amor.errors import AmorError
+from amor.vocabulary import load_file
 
 AHEAD = 4  # parcels a worker may be ahead: enough to keep it busy, and a bound on memory
 _encoder: Encoder | None = None

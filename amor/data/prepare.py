@@ -40,11 +40,12 @@ from amor.data.shards import (
     dtype_for,
 )
 from amor.data.sources import Reading, Source, find_sources
-from amor.data.tokenizer import bpe_size, end_of_text, load, load_file, tokenizer_hash, train_bpe, vocabulary
+from amor.data.tokenizer import bpe_size, end_of_text, load, tokenizer_hash, train_bpe
 from amor.data.writer import AGAIN, Writer, Written, disk, write_whole
 from amor.errors import AmorError
 from amor.files import folder_to_write, written
 from amor.typed import Count, Share
+from amor.vocabulary import load_file, vocabulary
 
 JOURNAL, LOCK = "prepare.json", ".lock"
 SPLITS: tuple[Split, ...] = ("train", "valid")

@@ -22,13 +22,13 @@ from amor import typed
 from amor.data.progress import Progress
 from amor.errors import AmorError
 from amor.typed import Count, Positive
+from amor.vocabulary import MOST_TOKENS, load_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 BLOCK = 1 << 24  # bytes hashed at a time
-MOST_TOKENS = 1 << 24  # of a vocabulary: what counts tokens, or holds a row for each, stays in memory
 MOST_SHARD = 1 << 40  # tokens in one file
 
 Split = Literal["train", "valid"]
@@ -207,7 +207,7 @@ class Shards:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the shards were written with, found beside or above them and checked by its hash."""
-        from amor.data.tokenizer import load_file, tokenizer_hash
+        from amor.data.tokenizer import tokenizer_hash
 
         for path in (self.folder / TOKENIZER, self.folder.parent / TOKENIZER):
             if path.is_file():

@@ -14,13 +14,12 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import ByteLevel
 
-from amor.data.shards import MOST_TOKENS
 from amor.errors import AmorError
+from amor.vocabulary import NAMES, load_file
 
 END_OF_TEXT = "<|end_of_text|>"
 # What tokenizers in use call the end of a document, in the order they are looked for.
 ENDS = (END_OF_TEXT, "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|end▁of▁sentence|>")
-NAMES = "bytes, bpe:SIZE, llama-3.1, or the path of a tokenizer.json"
 
 
 def bpe_size(name: str) -> int | None:
@@ -47,19 +46,6 @@ def load(name: str) -> Tokenizer:
     if Path(name).exists() or name.endswith(".json"):
         return load_file(name)
     raise AmorError(f"no tokenizer {name!r}; give {NAMES}")
-
-
-def load_file(path: str | Path) -> Tokenizer:
-    path = Path(path) / "tokenizer.json" if Path(path).is_dir() else Path(path)
-    if not path.is_file():
-        raise AmorError(f"no file {path}; a tokenizer is {NAMES}")
-    try:
-        found = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for whatever is wrong in the file
-        raise AmorError(f"{path} is not a tokenizer.json that the package tokenizers can read ({error})") from error
-    if not 1 <= vocabulary(found) <= MOST_TOKENS:  # asked first: the library counts every id up to the largest
-        raise AmorError(f"{path}: ids need a vocabulary of {vocabulary(found):,}; it may be 1 to {MOST_TOKENS:,}")
-    return found
 
 
 def byte_letters() -> dict[int, str]:
@@ -109,11 +95,6 @@ def canonical(tokenizer: Tokenizer) -> str:
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(canonical(tokenizer).encode()).hexdigest()
-
-
-def vocabulary(tokenizer: Tokenizer) -> int:
-    """How many rows an embedding needs: one more than the largest id, for ids may have gaps."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
 def end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:

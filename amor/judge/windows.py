@@ -71,7 +71,7 @@ def about(windows: Windows) -> AboutText:
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """A text as training saw it: the words of special tokens are plain text, and nothing is added."""
     from amor.data.encoder import Encoder
-    from amor.data.tokenizer import vocabulary
+    from amor.vocabulary import vocabulary
 
     return Encoder(tokenizer, dtype_for(vocabulary(tokenizer)))(text)
 

@@ -14,6 +14,7 @@ from amor.config import Config
 from amor.errors import AmorError, nearest
 from amor.files import replace_file, replacing
 from amor.models.amor import Amor
+from amor.vocabulary import load_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -106,6 +107,4 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Amor, 
     path = folder / TOKENIZER
     if not path.is_file():
         return model, None
-    from amor.data.tokenizer import load_file
-
     return model, load_file(path)
