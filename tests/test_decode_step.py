@@ -200,7 +200,7 @@ def test_a_state_that_does_not_fit_is_refused_before_memory_is_touched():
         for broken in (lambda t: t[:1], lambda t: t[:, :1], lambda t: t.double(), lambda t: t[..., :8]):
             state, token = read(small(name), 2)
             parts = tuple({n: h if isinstance(h, torch.Tensor) else h.map(broken) for n, h in p.items()} for p in state.parts)
-            with pytest.raises(amor.AmorError, match="keys"):
+            with pytest.raises(amor.AmorError, match="not one of this model: 'kv'"):
                 engine.step(token, dataclasses.replace(state, parts=parts))
 
 
