@@ -11,7 +11,7 @@ setup: $(VENV)/ready
 demo: $(VENV)/ready-demo
 	$(BIN)/amor demo
 test: $(VENV)/ready-test
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 check: $(VENV)/ready-test $(VENV)/ready-check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
