@@ -14,8 +14,9 @@ from amor.errors import AmorError
 
 MOST_LAYERS = 4096  # of a backbone; and as many blocks
 MOST_PARAMETERS = 2**41
+MOST_TOKENS = 2**21  # of a vocabulary: what counts tokens, or holds a row for each, stays in memory
 
-Vocab = Annotated[int, Meta(ge=2, le=2**21)]  # entropy is a share of log(vocab), so one token is too few
+Vocab = Annotated[int, Meta(ge=2, le=MOST_TOKENS)]  # entropy is a share of log(vocab), so one token is too few
 Width = Annotated[int, Meta(ge=1, le=2**17)]
 InnerWidth = Annotated[int, Meta(ge=0, le=2**20)]  # 0: none, or as its owner says
 Context = Annotated[int, Meta(ge=1, le=2**20)]

@@ -18,10 +18,9 @@ from torch import Tensor
 from amor import tensors, typed
 from amor.checks import MOST_LAYERS
 from amor.errors import AmorError
-from amor.form import FLOATS, Form, Held
+from amor.form import Form, Part, form_of, misshapen
+from amor.kv import KV, with_room
 from amor.layout import Layout
-
-Part = dict[str, "Tensor | KV"]
 
 
 class Facts(typed.File, frozen=True):
@@ -30,145 +29,6 @@ class Facts(typed.File, frozen=True):
     layers: Annotated[int, Meta(ge=1, le=2 * MOST_LAYERS)]  # its parts: layers, then blocks
     even: bool
     longest: Annotated[int, Meta(ge=0, le=2**40)]
-
-
-class Buffer:
-    """Room for keys and values, [B, H, capacity, size] each, and two numbers that keep readers out of each other's way.
-
-    Several States may hold one buffer, each knowing the version and epoch it was made at. Say A has read 10 tokens and B grew
-    from it by one: B's key stands in slot 10, behind all that A may look at, so both stay right. If A now reads another token,
-    slot 10 is taken; A's version is not the newest, so its keys are copied to a buffer of its own first. A rollback cuts B back
-    to 9 tokens and will write over slot 9, which A still looks at: the epoch moves on, and A is refused from then on.
-    """
-
-    def __init__(self, k: Tensor, v: Tensor):
-        self.k, self.v = k, v
-        self.version = 0  # grows with every append; only the holder of the newest version may append in place
-        self.epoch = 0  # grows with every rollback; a State that was rolled back is refused
-
-    @property
-    def capacity(self) -> int:
-        return self.k.shape[2]
-
-
-@dataclass(frozen=True)
-class KV:
-    """The keys and values of one attention; slot = position. Slots past a row's position hold nothing."""
-
-    buffer: Buffer
-    version: int
-    epoch: int
-    used: int  # slots any row may use
-
-    @classmethod
-    def of(cls, k: Tensor, v: Tensor) -> KV:
-        return cls(Buffer(k, v), 0, 0, k.shape[2])
-
-    @classmethod
-    def empty(cls, batch: int, heads: int, size: int, device: torch.device, dtype: torch.dtype) -> KV:
-        nothing = torch.zeros(batch, heads, 0, size, device=device, dtype=dtype)
-        return cls.of(nothing, nothing)
-
-    @property
-    def k(self) -> Tensor:
-        self._fresh()
-        return self.buffer.k[:, :, : self.used]
-
-    @property
-    def v(self) -> Tensor:
-        self._fresh()
-        return self.buffer.v[:, :, : self.used]
-
-    def _fresh(self) -> None:
-        if self.epoch != self.buffer.epoch:
-            raise AmorError("this state was rolled back and is gone; fork it before rollback to keep both")
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> KV:
-        return KV.of(change(self.k), change(self.v))
-
-    def append(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
-        """The keys and values after a call; k and v are [B, H, T, size] of the new tokens."""
-        if layout.reset is not None:
-            return self._append_documents(k, v, layout)
-        if self.used == 0:
-            return KV.of(k, v)
-        if k.requires_grad or self.buffer.k.requires_grad:
-            return self._append_by_value(k, v, layout)
-        return self._append_in_place(k, v, layout)
-
-    def _append_in_place(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
-        after = self.with_open_slots(layout)
-        for room, new in ((after.buffer.k, k), (after.buffer.v, v)):
-            if layout.rows_aligned:
-                room[:, :, layout.max_position : after.used] = new
-            else:
-                room[_rows(layout), :, layout.positions] = new.transpose(1, 2)
-        return after
-
-    def with_open_slots(self, layout: Layout) -> KV:
-        """The keys and values after a call whose own are yet to be written, to the slots of their positions."""
-        self._fresh()
-        used = layout.max_position + layout.columns
-        buffer = self.buffer
-        if buffer.version != self.version or buffer.capacity < used:
-            buffer = Buffer(*(_with_room(t, used) for t in (self.k, self.v)))
-        buffer.version += 1
-        return KV(buffer, buffer.version, buffer.epoch, used)
-
-    def _append_by_value(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
-        if layout.rows_aligned:
-            past = layout.max_position
-            return KV.of(torch.cat([self.k[:, :, :past], k], 2), torch.cat([self.v[:, :, :past], v], 2))
-        used, where = layout.max_position + layout.columns, (_rows(layout), layout.positions)
-        grown = [
-            _with_room(old, used, exact=True).transpose(1, 2).index_put(where, new.transpose(1, 2)).transpose(1, 2)
-            for old, new in ((self.k, k), (self.v, v))
-        ]
-        return KV.of(*grown)
-
-    def _append_documents(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
-        """Keep the keys of each row's last document only, moved to the slots of its positions."""
-        slots = torch.arange(max(int(layout.end.max()), 1), device=k.device)[None]
-        kept = torch.where(slots < layout.start[:, None], slots, layout.max_position + slots - layout.start[:, None])
-        began = layout.last_reset[:, None]
-        source = torch.where(began < 0, kept, layout.max_position + began + slots)
-        source = source.clamp(max=layout.max_position + layout.columns - 1)[:, None, :, None]
-
-        def moved(old: Tensor, new: Tensor) -> Tensor:
-            both = torch.cat([old[:, :, : layout.max_position], new], 2)
-            return both.gather(2, source.expand(-1, both.shape[1], -1, both.shape[3]))
-
-        return KV.of(moved(self.k, k), moved(self.v, v))
-
-    def reserve(self, slots: int) -> KV:
-        """The same keys and values with room for this many slots."""
-        if self.buffer.capacity == slots and self.buffer.version == self.version:
-            return self
-        k, v = (_with_room(t, max(slots, self.used), exact=True) for t in (self.k, self.v))
-        return KV(Buffer(k, v), 0, 0, self.used)
-
-    def claim(self, used: int) -> KV:
-        """This buffer up to fewer slots, to be written on from there; every State that used more is gone."""
-        self._fresh()
-        self.buffer.epoch += 1
-        self.buffer.version += 1
-        return KV(self.buffer, self.buffer.version, self.buffer.epoch, used)
-
-    @property
-    def nbytes(self) -> int:
-        return self.buffer.k.nbytes + self.buffer.v.nbytes
-
-
-def _rows(layout: Layout) -> Tensor:
-    return torch.arange(len(layout.start), device=layout.start.device)[:, None].expand_as(layout.positions)
-
-
-def _with_room(t: Tensor, used: int, exact: bool = False) -> Tensor:
-    """A copy with room for more slots. Zeros, not empty memory: a masked slot still meets the softmax, and 0 * NaN is NaN."""
-    capacity = used if exact else max(64, used + used // 2)
-    room = t.new_zeros(*t.shape[:2], capacity, t.shape[3])
-    room[:, :, : t.shape[2]] = t[:, :, :capacity]
-    return room
 
 
 class Lease:
@@ -217,7 +77,7 @@ class State:
             return f"position is {self.position.dtype} of shape {list(self.position.shape)}, not one int64 a row"
         for index, part in enumerate(self.parts):
             for name, held in part.items():
-                wrong = _misshapen(held, self.rows, self.max_position)
+                wrong = misshapen(held, self.rows, self.max_position)
                 if wrong:
                     return f"{name!r} of part {index} {wrong}"
         if self.position.device.type == "meta" or not self.rows:
@@ -314,8 +174,8 @@ class State:
         def joined(name: str, layer: int) -> Tensor | KV:
             held = [s.parts[layer][name] for s in states]
             if isinstance(held[0], KV):
-                k = torch.cat([_with_room(h.k, longest, exact=True) for h in held])  # type: ignore[union-attr]
-                v = torch.cat([_with_room(h.v, longest, exact=True) for h in held])  # type: ignore[union-attr]
+                k = torch.cat([with_room(h.k, longest, exact=True) for h in held])  # type: ignore[union-attr]
+                v = torch.cat([with_room(h.v, longest, exact=True) for h in held])  # type: ignore[union-attr]
                 return KV.of(k, v)
             return torch.cat(held)  # type: ignore[arg-type]
 
@@ -412,34 +272,6 @@ class State:
         if wrong:
             raise AmorError(f"{path} is not a sound state: {wrong}")
         return state
-
-
-def form_of(parts: Sequence[Part]) -> Form:
-    return Form(tuple({name: _held(held) for name, held in part.items()} for part in parts))
-
-
-def _held(held: Tensor | KV) -> Held:
-    t = held.buffer.k if isinstance(held, KV) else held
-    shape = (*t.shape[1:2], *t.shape[3:]) if isinstance(held, KV) else t.shape[1:]
-    return Held(isinstance(held, KV), tuple(shape), t.dtype, t.device)
-
-
-def _misshapen(held: Tensor | KV, rows: int, longest: int) -> str:
-    """How one thing of a part cannot be of this many rows that have read at most this many tokens, or nothing."""
-    for t in (held.buffer.k, held.buffer.v) if isinstance(held, KV) else (held,):
-        if t.dtype not in FLOATS:
-            return f"is {t.dtype}, not a floating-point number"
-        if t.shape[:1] != (rows,):
-            return f"has shape {list(t.shape)}, but there are {rows} rows"
-    if not isinstance(held, KV):
-        return ""
-    k, v = held.buffer.k, held.buffer.v
-    if k.ndim != 4 or k.shape != v.shape or k.dtype != v.dtype:
-        keys, values = (f"{t.dtype} of shape {list(t.shape)}" for t in (k, v))
-        return f"has keys {keys} and values {values}, not both [rows, heads, slots, size]"
-    if not longest <= held.used <= held.buffer.capacity:
-        return f"has {held.used} slots of {held.buffer.capacity}, but a row has read {longest} tokens"
-    return ""
 
 
 def _parts(named: Mapping[str, Tensor], count: int, path: Path) -> tuple[Part, ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amor.checks import MOST_TOKENS
 from amor.errors import AmorError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NAMES = "bytes, bpe:SIZE, llama-3.1, or the path of a tokenizer.json"
-MOST_TOKENS = 1 << 24  # of a vocabulary: what counts tokens, or holds a row for each, stays in memory
 
 
 def load_file(path: str | Path) -> Tokenizer:

@@ -32,6 +32,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from nonsense import nodes
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SECONDS = 10.0
@@ -49,16 +51,9 @@ NONSENSE: tuple[Any, ...] = (
 # --- what is done to an input
 
 
-def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    inner = tree.items() if isinstance(tree, dict) else enumerate(tree[:50]) if isinstance(tree, list) else ()
-    for key, value in inner:
-        yield from places(value, (*path, key))
-
-
 def spoiled(tree: Any, chance: random.Random) -> Any:
     """The tree with one node replaced, removed, doubled or renamed."""
-    path = chance.choice(list(places(tree)))
+    path = chance.choice(list(nodes(tree)))
     if not path:
         return deep(chance) if chance.random() < 0.2 else chance.choice(NONSENSE)
     tree = json.loads(json.dumps(tree))
@@ -445,7 +440,7 @@ def found(folder: Path, name: str, chance: random.Random) -> Path:
     if place.name == "SHARD":
         return chance.choice(sorted(p for p in place.parent.iterdir() if p.suffix != ".json"))
     if place.name == "JOURNAL":
-        from amor.data.prepare import JOURNAL
+        from amor.data.journal import JOURNAL
 
         return place.with_name(JOURNAL)
     if place.name == "ANY":

@@ -31,6 +31,7 @@ FLOOR = {
             "form",
             "threads",
             "vocabulary",
+            "kv",
         ),
         0,
     ),

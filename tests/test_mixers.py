@@ -8,8 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import amor
 from amor import registry
+from amor.kv import KV
 from amor.layout import Layout
-from amor.state import KV, State
+from amor.state import State
 
 KINDS = registry.kinds("mixers")
 LENGTH = 70

@@ -12,6 +12,7 @@ from amor.decode.compile import Compiled
 from amor.decode.reader import Column
 from amor.gates.entropy import Entropy
 from amor.judge.check import check
+from amor.kv import KV
 from amor.layout import Layout
 from amor.mixers.attention import Attention
 from amor.mixers.gated_deltanet import GatedDeltaNet
@@ -21,7 +22,6 @@ from amor.ops import attend
 from amor.ops.product import FORMATS
 from amor.ops.product.native import Weights
 from amor.program import Program
-from amor.state import KV
 
 
 def caught(name, *ways):

@@ -29,6 +29,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 import amor
+from amor.kv import KV
 from amor.layout import Layout
 from amor.mixers.attention import Attention, AttentionOptions
 from amor.mixers.base import Mixer
@@ -37,7 +38,6 @@ from amor.mixers.kda import KDA, KDAOptions
 from amor.mixers.mamba2 import Mamba2, Mamba2Options
 from amor.ops.head import IGNORE
 from amor.parts import RMSNorm, SwiGLU
-from amor.state import KV
 
 WIDTH, ROWS = 64, 2
 EPS = 1e-3  # far from every default and large, so that forgetting it shows

@@ -1,6 +1,5 @@
 """Prepared data, its sources and the paths of commands: whatever they hold, a result or one line that says what is wrong."""
 
-import copy
 import gzip
 import hashlib
 import itertools
@@ -15,8 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+from nonsense import nodes, replaced
 from pyarrow import parquet
 
+from amor.checks import MOST_TOKENS
 from amor.cli import main
 from amor.cli.prepare import advice
 from amor.data import prepare as room
@@ -28,7 +29,7 @@ from amor.data.stats import counts
 from amor.data.tokenizer import load, tokenizer_hash
 from amor.data.writer import Writer
 from amor.errors import AmorError
-from amor.vocabulary import MOST_TOKENS, load_file
+from amor.vocabulary import load_file
 
 DEEP = 100_000
 LONG = "n" * 300
@@ -39,36 +40,18 @@ NONSENSE: list[Any] = [
 ]
 
 
-def nodes(tree: Any, path: tuple = ()) -> Iterator[tuple]:
-    yield path
-    inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, value in inside:
-        yield from nodes(value, (*path, key))
-
-
-def changed(tree: Any, path: tuple, value: Any) -> Any:
-    if not path:
-        return value
-    tree = copy.deepcopy(tree)
-    at = tree
-    for key in path[:-1]:
-        at = at[key]
-    at[path[-1]] = value
-    return tree
-
-
 def mutants(tree: Any) -> Iterator[str]:
     """The tree with each node replaced by each nonsense value, left out, or with a neighbour it should not have."""
     for path in nodes(tree):
         for value in NONSENSE:
-            yield json.dumps(changed(tree, path, value))
+            yield json.dumps(replaced(tree, path, value))
         held = tree
         for key in path:
             held = held[key]
         if isinstance(held, dict):
-            yield json.dumps(changed(tree, path, {**held, "unknown": 1}))
+            yield json.dumps(replaced(tree, path, {**held, "unknown": 1}))
             for key in held:
-                yield json.dumps(changed(tree, path, {k: v for k, v in held.items() if k != key}))
+                yield json.dumps(replaced(tree, path, {k: v for k, v in held.items() if k != key}))
 
 
 def one_line(work: Any) -> str:
@@ -210,7 +193,7 @@ def test_a_manifest_or_journal_of_nonsense_is_one_line(text, split, held):
 @pytest.mark.parametrize("name", ["../train/00000.bin", "/etc/passwd", "a\0b.bin", "0" * 300 + ".bin", "00000.bin\n", ".", ""])
 def test_a_shard_outside_its_folder_is_refused(split, name):
     tree = json.loads((split / MANIFEST).read_text())
-    (split / MANIFEST).write_text(json.dumps(changed(tree, ("shards", 0, "file"), name)))
+    (split / MANIFEST).write_text(json.dumps(replaced(tree, ("shards", 0, "file"), name)))
     assert "shards[0].file" in one_line(lambda: Shards.open(split))
 
 
@@ -274,7 +257,7 @@ def tokenizers() -> dict[str, bytes]:
         "deep": b"[" * DEEP,
         "no object": b"[]",
         "no model": json.dumps(tree | {"model": None}).encode(),
-        "huge id": json.dumps(changed(tree, ("model", "vocab"), {**vocab, "a": 2**31})).encode(),
+        "huge id": json.dumps(replaced(tree, ("model", "vocab"), {**vocab, "a": 2**31})).encode(),
         "empty": json.dumps(tree | {"added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}).encode(),
     }
 

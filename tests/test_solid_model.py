@@ -1,7 +1,6 @@
 """What a model is, from whatever a file says: each node of a valid config, recipe, state and folder of weights replaced by
 nonsense is one line or a model that stands, at once."""
 
-import copy
 import json
 import struct
 import time
@@ -10,14 +9,16 @@ from contextlib import contextmanager
 import pytest
 import torch
 from laws import SMALL, small, tokens
+from nonsense import nodes, replaced
 from safetensors.torch import load_file, save_file
 
 import amor
 from amor.config import Config
 from amor.decode.engine import Engine
 from amor.errors import AmorError
+from amor.kv import KV
 from amor.models.folder import CONFIG, WEIGHTS, load_config, load_model, save
-from amor.state import KV, State
+from amor.state import State
 from amor.train.recipe import Recipe, load
 
 DEEP: list = []
@@ -26,22 +27,6 @@ for _ in range(200):
 NONSENSE = [None, True, -1, 0, 1, 2**31, 2**63, 10**30, 10**400, 1.5, float("nan"), float("inf"), "", "x", "mamba2 x 100000000"]
 NONSENSE += [[], [None], {}, {"mamba2": 10**9}, {"x": {"x": 1}}, DEEP]
 SECONDS = 1.0  # for one nonsense; the machine may be busy
-
-
-def nodes(tree, path=()):
-    """Every place in a tree of dicts and lists."""
-    yield path
-    inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, value in inside:
-        yield from nodes(value, (*path, key))
-
-
-def replaced(tree, path, value):
-    if not path:
-        return value
-    tree = copy.copy(tree)
-    tree[path[0]] = replaced(tree[path[0]], path[1:], value)
-    return tree
 
 
 @contextmanager

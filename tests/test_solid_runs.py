@@ -1,6 +1,5 @@
 """Laws of files that are broken: whatever stands in a run directory, a command succeeds or says in one line what is wrong."""
 
-import copy
 import errno
 import hashlib
 import json
@@ -11,6 +10,7 @@ import traceback
 import msgspec
 import pytest
 import torch
+from nonsense import nodes, replaced
 from training import small_recipe, trained
 
 from amor import typed
@@ -56,24 +56,6 @@ def copied(whole, tmp_path):
     return Run(tmp_path / "run")
 
 
-def nodes(tree, path=()):
-    """The path of every node of a tree of plain values."""
-    yield path
-    for key, inner in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
-        yield from nodes(inner, (*path, key))
-
-
-def broken(tree, path, value):
-    if not path:
-        return value
-    tree = copy.deepcopy(tree)
-    place = tree
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return tree
-
-
 def survives(path, text, use):
     """Whether `use` succeeds; anything but success and one line is a failure of the law."""
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
@@ -98,7 +80,7 @@ def test_a_report_of_a_broken_run_is_drawn_or_refused_in_one_line(whole, tmp_pat
     cases = [case for case in cases if case[1][:2] != ("model", "changes")]  # what a config may be is test_config.py's
     drawn = 0
     for k, where, value in chance.sample(cases, min(len(cases), 150)):
-        put = [*trees[:k], broken(trees[k], where, value), *trees[k + 1 :]]
+        put = [*trees[:k], replaced(trees[k], where, value), *trees[k + 1 :]]
         drawn += survives(
             path, "".join(json.dumps(tree) + "\n" for tree in put), lambda: (report.write(run), runs.compare([run]))
         )
@@ -172,7 +154,7 @@ def test_a_checkpoint_that_describes_itself_wrongly_is_told_as_damaged(whole, tm
     cases = [(where, value) for where in nodes(tree) for value in NONSENSE]
     told = 0
     for where, value in chance.sample(cases, 60):
-        text = json.dumps(broken(tree, where, value)).encode()
+        text = json.dumps(replaced(tree, where, value)).encode()
         if name == "manifest.json":
             (folder / name).write_bytes(text)
         else:
@@ -220,7 +202,7 @@ def test_a_broken_benchmark_is_shown_or_refused_in_one_line(tmp_path):
     tree, file, drawn = decoded(), tmp_path / "decode.json", 0
     cases = [(where, value) for where in nodes(tree) for value in NONSENSE]
     for where, value in random.Random(0).sample(cases, 120):
-        drawn += survives(file, json.dumps(broken(tree, where, value)), lambda: report_verb.decoded(file, None))
+        drawn += survives(file, json.dumps(replaced(tree, where, value)), lambda: report_verb.decoded(file, None))
     assert 0 < drawn < 100
     figures.draw("decode", typed.convert(Decode, tree, "F"))
 
@@ -240,7 +222,7 @@ def test_a_broken_trace_is_refused_in_one_line(whole, tmp_path):
     tree, file, drawn = json.loads(typed.line(traces)), tmp_path / "trace.json", 0
     cases = [(where, value) for where in nodes(tree) for value in NONSENSE]
     for where, value in random.Random(0).sample(cases, 150):
-        text = json.dumps(broken(tree, where, value))
+        text = json.dumps(replaced(tree, where, value))
         drawn += survives(file, text, lambda: page.trace_page(typed.read(Traces, file)))
     assert drawn < 60
 

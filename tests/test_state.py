@@ -5,8 +5,9 @@ import torch
 from laws import close, small, tokens
 
 import amor
+from amor.kv import KV
 from amor.presets import NAMES
-from amor.state import KV, State
+from amor.state import State
 
 
 def tensors(state):

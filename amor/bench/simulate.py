@@ -14,13 +14,15 @@ import torch
 from amor.bench.timing import lap
 from amor.decode.engine import Engine, Session
 from amor.decode.policy import Fixed
+from amor.form import Part
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
+from amor.kv import KV, Buffer
 from amor.models.amor import Amor
 from amor.models.build import SPREAD, build
 from amor.ops.spent import counting
 from amor.presets import preset
 from amor.records.bench import Spent
-from amor.state import KV, Buffer, Part, State
+from amor.state import State
 
 SHORTEST, LONGEST = 15, 20  # tokens of a round; a rate is met by the best whole numbers among them
 # share of probes an 8-bit head leaves in doubt, before and after the likeliest tokens are looked at exactly: by

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,6 +24,7 @@ from tokenizers import Tokenizer
 from amor import typed
 from amor.data.encode import encoded
 from amor.data.encoder import Encoder
+from amor.data.journal import JOURNAL, Journal, Place, Plan, Planned, differs
 from amor.data.progress import Progress
 from amor.data.shards import (
     MANIFEST,
@@ -32,10 +32,7 @@ from amor.data.shards import (
     TOKENIZER,
     Manifest,
     Origin,
-    Sha256,
     Shards,
-    ShardTokens,
-    SourceName,
     Split,
     dtype_for,
 )
@@ -44,10 +41,9 @@ from amor.data.tokenizer import bpe_size, end_of_text, load, tokenizer_hash, tra
 from amor.data.writer import AGAIN, Writer, Written, disk, write_whole
 from amor.errors import AmorError
 from amor.files import folder_to_write, written
-from amor.typed import Count, Share
 from amor.vocabulary import load_file, vocabulary
 
-JOURNAL, LOCK = "prepare.json", ".lock"
+LOCK = ".lock"
 SPLITS: tuple[Split, ...] = ("train", "valid")
 MOST_WORKERS = 1024
 PIECE = 1 << 18  # characters encoded at a time: small enough to share one long document among workers
@@ -77,13 +73,6 @@ class Request:
         bpe_size(self.tokenizer)
 
 
-class Place(NamedTuple):
-    """A document: which source, and its number in it."""
-
-    source: Count
-    document: Count
-
-
 class Piece(NamedTuple):
     """Part of a document, on its way to a split. The last part closes the document and says how long all of it was."""
 
@@ -92,51 +81,6 @@ class Piece(NamedTuple):
     last: bool
     text_bytes: int
     seen: int
-
-
-class Planned(NamedTuple):
-    """A source as it was found."""
-
-    split: Split
-    name: SourceName
-    bytes: Count | None
-    changed: int | None
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What two runs must share for one to continue the other."""
-
-    format: Literal[1]  # of the shards
-    sources: tuple[Planned, ...]
-    tokenizer: str
-    valid: Share
-    reading: Reading
-    shard_tokens: ShardTokens
-    end_of_text: str | None
-
-
-class Journal(typed.File, frozen=True, kw_only=True):
-    """How far a preparation is: kept on disk, replaced whole, always at a document boundary of both splits."""
-
-    plan: Plan
-    next: Place
-    written: Mapping[Split, Written]
-    done: bool = False
-    tokenizer_hash: Sha256 | None = None  # None in journals of before it was kept
-
-    @classmethod
-    def load(cls, path: Path) -> Journal | None:
-        if not path.exists():
-            return None
-        try:
-            found = typed.read(cls, path)
-        except AmorError as error:
-            raise AmorError(f"{error}; {AGAIN}") from None
-        splits = {source.split for source in found.plan.sources} | ({"valid"} if found.plan.valid else set())
-        if found.written.keys() != splits or found.next.source >= len(found.plan.sources):
-            raise AmorError(f"{path} contradicts itself (splits {sorted(found.written)}, next {list(found.next)}); {AGAIN}")
-        return found
 
 
 class Preparation:
@@ -178,13 +122,13 @@ class Preparation:
             if there:
                 raise AmorError(f"{self.out / there[0]} exists and was not begun by `amor prepare`; choose another --out")
             return None
-        differs = _differs(journal.plan, self.plan())
+        changes = differs(journal.plan, self.plan())
         begun = journal.done or any(w.tokens for w in journal.written.values())
-        if differs and not begun:
+        if changes and not begun:
             return None  # an attempt that failed at its first document is in nobody's way
-        if differs:
+        if changes:
             state = "data prepared" if journal.done else "an unfinished preparation"
-            raise AmorError(f"{self.out} holds {state} otherwise ({'; '.join(differs)}); use another --out, or --overwrite")
+            raise AmorError(f"{self.out} holds {state} otherwise ({'; '.join(changes)}); use another --out, or --overwrite")
         gone = [split for split in self.splits if journal.done and not (self.out / split / MANIFEST).exists()]
         if gone:
             raise AmorError(f"{self.out / gone[0] / MANIFEST} is gone, though the preparation ended; {AGAIN}")
@@ -346,17 +290,6 @@ def _alone(out: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise AmorError(f"another `amor prepare` is writing {out}; wait for it or choose another --out") from error
         yield
-
-
-def _differs(there: Plan, asked: Plan) -> list[str]:
-    """What of two plans is not the same, in words."""
-    pairs = ((name, getattr(there, name), getattr(asked, name)) for name in there.__dataclass_fields__)
-    return [f"{name} {_brief(one)} there, {_brief(other)} asked" for name, one, other in pairs if one != other]
-
-
-def _brief(value: object) -> str:
-    words = json.dumps(msgspec.to_builtins(value))
-    return words if len(words) <= 60 else f"{words[:57]}..."
 
 
 def prepare(request: Request, out: str | Path, workers: int | None = None, overwrite: bool = False) -> dict[Split, Shards]:

@@ -19,10 +19,11 @@ import numpy as np
 from msgspec import Meta
 
 from amor import typed
+from amor.checks import MOST_TOKENS
 from amor.data.progress import Progress
 from amor.errors import AmorError
 from amor.typed import Count, Positive
-from amor.vocabulary import MOST_TOKENS, load_file
+from amor.vocabulary import load_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

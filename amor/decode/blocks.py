@@ -10,8 +10,8 @@ from torch import Tensor
 from amor.decode.compile import Compiled
 from amor.decode.policy import Policy
 from amor.decode.reader import HeadReader
+from amor.form import Part
 from amor.layout import Layout
-from amor.state import Part
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from amor.errors import AmorError
+from amor.form import Part
+from amor.kv import KV
 from amor.layout import Layout
 from amor.ops import native
 from amor.ops.product import Matrix, spend_product
 from amor.ops.product.native import Weights
 from amor.ops.spent import someone_counts, spend
 from amor.program import INSTRUCTIONS, Attend, Delta, Held, Instruction, Product, Program, Scan, Vector
-from amor.state import KV, Part
 
 SOURCE = Path(__file__).with_name("walk.cpp")
 

@@ -27,7 +27,9 @@ from amor.decode.savings import Savings
 from amor.decode.seal import Seal
 from amor.decode.step import CompiledModel, uncompiled
 from amor.errors import AmorError
+from amor.form import Part
 from amor.gates.base import Gate
+from amor.kv import KV
 from amor.models.amor import Amor, Output
 from amor.models.block import Trace
 from amor.models.probe import DirectProbe
@@ -35,7 +37,7 @@ from amor.ops import head as head_op
 from amor.ops.backends import wishes
 from amor.ops.head import reference as all_logits
 from amor.ops.product import pack, product
-from amor.state import KV, Part, State
+from amor.state import State
 
 log = logging.getLogger("amor")
 INSIDE = (

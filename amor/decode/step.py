@@ -15,6 +15,8 @@ from torch import Tensor
 from amor.decode.blocks import Blocks
 from amor.decode.compile import SOURCE, Compiled
 from amor.errors import AmorError
+from amor.form import Part
+from amor.kv import KV
 from amor.layout import Layout
 from amor.models.amor import Amor
 from amor.models.backbone import Layer
@@ -23,7 +25,7 @@ from amor.ops.product import Matrix, pack
 from amor.ops.product.pages import use_huge_pages
 from amor.parts import touched
 from amor.program import Program, UnsaidError, plainly
-from amor.state import KV, Part, State
+from amor.state import State
 
 
 def uncompiled(model: Amor) -> str:

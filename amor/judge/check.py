@@ -22,12 +22,13 @@ from amor.judge.feeding import WAYS, Feeder, Seen, alone
 from amor.judge.following import ENGINE_WAYS, engine_steps, engine_steps_only
 from amor.judge.gates import Told
 from amor.judge.standing import standing_for
+from amor.kv import KV
 from amor.mixers.mamba2 import Mamba2
 from amor.models.amor import Amor
 from amor.models.block import Block
 from amor.ops.product.formats import FORMATS, format_of
 from amor.parts import ShortConv
-from amor.state import KV, State
+from amor.state import State
 
 # relative to the largest number compared; a wrong mask or a lost window is off by more than 1e-2
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from amor.checks import HeadSize, InnerWidth, Theta, divides, even_heads
+from amor.form import Part
+from amor.kv import KV
 from amor.layout import Layout, last_real
 from amor.mixers.base import Mixer
 from amor.ops import attend
 from amor.ops.rowwise import rotate
 from amor.parts import Cost, Linear, fan_heads, linear_cost, linears_sharing_input, touched
 from amor.program import Program, Vector
-from amor.state import KV, Part
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from amor.form import Part
 from amor.layout import Layout, last_real
 from amor.parts import Cost
-from amor.state import Part
 
 
 class Mixer(nn.Module):

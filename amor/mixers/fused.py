@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from amor.checks import Expand, Groups, HeadSize, StateSize, Taps, Theta, Width, divides
+from amor.form import Part
 from amor.layout import Layout
 from amor.mixers import attention, mamba2
 from amor.mixers.base import Mixer
 from amor.parts import Cost, RMSNorm
 from amor.program import Program, Vector
-from amor.state import Part
 
 
 @dataclass(frozen=True)

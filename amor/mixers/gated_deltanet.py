@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from amor.checks import Expand, Heads, HeadSize, Taps
 from amor.errors import AmorError
+from amor.form import Part
 from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.mixers.mamba2 import inverse_softplus, random_dt
@@ -16,7 +17,6 @@ from amor.ops.gated_norm import norm_gate
 from amor.ops.rowwise import norm
 from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input
 from amor.program import Program, Vector
-from amor.state import Part
 
 UNIT_EPS = 1e-6  # of fla and transformers
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from amor.checks import Expand, Heads, HeadSize, Taps
 from amor.errors import AmorError
+from amor.form import Part
 from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.mixers.gated_deltanet import UNIT_EPS, unit
@@ -22,7 +23,6 @@ from amor.mixers.mamba2 import inverse_softplus, random_dt
 from amor.ops.delta import delta
 from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input
 from amor.program import Program, Vector
-from amor.state import Part
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amor.checks import Expand, Groups, HeadSize, StateSize, Taps, divides
+from amor.form import Part
 from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops.gated_norm import gate_norm
 from amor.ops.scan import scan
 from amor.parts import Cost, Linear, RMSNorm, ShortConv, linear_cost, split_linear
 from amor.program import Program, Vector
-from amor.state import Part
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from amor.config import Config
 from amor.errors import AmorError
-from amor.form import Form
+from amor.form import Form, Part, form_of
 from amor.gates.base import Gate
 from amor.layout import Layout, align, last_real
 from amor.models.backbone import Backbone
@@ -25,7 +25,7 @@ from amor.models.block import Block, Trace
 from amor.models.probe import DirectProbe, Probing
 from amor.ops import head
 from amor.parts import Cost, RMSNorm
-from amor.state import Part, State, form_of
+from amor.state import State
 
 
 @dataclass(frozen=True)

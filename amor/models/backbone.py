@@ -8,11 +8,11 @@ from torch.utils.checkpoint import checkpoint
 
 from amor import registry
 from amor.config import Config
+from amor.form import Part
 from amor.layout import Layout, last_real
 from amor.mixers.base import Mixer
 from amor.parts import Cost, RMSNorm, SwiGLU
 from amor.program import Program, Vector, says_itself
-from amor.state import Part
 
 
 class Layer(nn.Module):

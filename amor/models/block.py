@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from amor import registry
 from amor.config import Config
 from amor.errors import AmorError, nearest
+from amor.form import Part
 from amor.gates.base import Evidence, Gate, Verdict
+from amor.kv import KV
 from amor.layout import Layout, last_real
 from amor.mixers.attention import Attention, AttentionOptions
 from amor.ops import attend
 from amor.parts import Cost, RMSNorm, SwiGLU
 from amor.program import Program, Vector
-from amor.state import KV, Part
 
 DENSE_ABOVE = 0.8  # firing rate above which computing all queries is faster: docs/benchmarks.md has the measurement
 COMPUTE = ("auto", "full_with_mask", "true_sparse")
