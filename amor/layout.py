@@ -67,15 +67,9 @@ class Layout:
         return self.max_position == 0 and self.reset is None
 
     @cached_property
-    def mask(self) -> Tensor | None:
-        """[B, T, keys] what a query may see of the keys a state offers; None when every key is seen."""
-        if self.reset is None:
-            if self.rows_aligned and self.columns == 1:
-                return None
-            slots = torch.arange(self.max_position + self.columns, device=self.start.device)
-            return slots <= self.positions[..., None]
-        # keys: first the slots of the state, then the columns of this call
-        assert self.segments is not None
+    def mask(self) -> Tensor:
+        """[B, T, keys] where documents begin: what a query may see of the state's slots, then of the columns of this call."""
+        assert self.reset is not None and self.segments is not None
         old = torch.arange(self.max_position, device=self.start.device)[None] < self.start[:, None]
         old = (self.segments == 0)[..., None] & old[:, None]
         new = (self.segments[..., None] == self.segments[:, None]) & (self.column.mT >= self.column)

@@ -1,24 +1,28 @@
-"""How threads wait for each other: they look some times, then sleep. OpenMP is told before torch is imported, which loads it.
+"""How threads wait for each other: OpenMP's look some times, then sleep. It is told before torch is imported, which loads it.
 
 Left as it comes, a thread that waits turns in place some hundred thousand times. On a quiet machine that is the fastest; beside
 another program that takes a core, the thread that is waited for does not run while the others turn, and everything stands still.
-Whoever says in the environment how threads should wait (VARIABLES), or imports torch before amor, is left alone.
+Decode, whose pieces of work are too short to sleep between them, has threads of its own (ops/native/team.cpp).
+Whoever says in the environment how threads should wait (VARIABLES) is left alone, in decode too; whoever imports torch before
+amor has the waiting of torch.
 """
 
 import os
 import sys
 
-SPINS = 2000  # turns before a thread sleeps
+SPINS = 6000  # turns before a thread sleeps
 OURS = "GOMP_SPINCOUNT"
 VARIABLES = ("OMP_WAIT_POLICY", OURS, "KMP_BLOCKTIME")
 
 _waiting = "as it came"
+_ours = True
 
 
 def set_waiting() -> None:
     """Called once, when amor is imported. Programs that are started from here inherit it."""
-    global _waiting
+    global _waiting, _ours
     given = [f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ]
+    _ours = not given or given == [f"{OURS}={SPINS}"]  # the second: set by amor in the process that started this one
     if "torch" in sys.modules:
         _waiting = f"as it came: torch was imported before amor{''.join(f', {words}' for words in given)}"
     elif given:
@@ -28,6 +32,11 @@ def set_waiting() -> None:
         _waiting = f"spin {SPINS} turns, then sleep ({OURS}, set by amor)"
 
 
+def threads_are_ours() -> bool:
+    """Whether decode may use its own threads: nobody said how threads should wait."""
+    return _ours
+
+
 def waiting() -> str:
     """How the threads of this process wait, and who said so."""
-    return _waiting
+    return f"{_waiting}; decode has threads of its own" if _ours else _waiting

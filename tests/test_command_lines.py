@@ -53,6 +53,25 @@ WRONG = [
     (["train", "tiny/mamba2", "--data", "folder", "--flops", "1e12"], "with --dry-run"),
     (["train", "tiny/mamba2", "--set", "x"], "key=value"),
     (["train", "tiny/mamba2", "--resume", "perhaps"], "perhaps"),
+    (["train", "tiny/mamba2", "--dry-run", "--track", "nosuch"], "no tracker 'nosuch'"),
+    (["train", "tiny/mamba2", "--data", "folder", "--set", "device=meta"], "no 'meta'"),
+    (["generate", "mute", "--tokenizer", "bpe:300", "--prompt", "a"], "trained on text"),
+    (["bench", "decode", "--quick", "--text", "file.txt"], "with --model"),
+    (["table", LONG], "File name too long"),
+    (["table", "nowhere"], "nowhere: no such folder"),
+    (["table", "folder"], "no evaluation in it"),
+    (["table", "folder", "--suite", "nihil"], "no suite 'nihil'"),
+    (["table", "folder", "--suite", "niah"], "no niah.json"),
+    (["table", "folder", "folder"], "the same folder twice"),
+    (["table", "folder", "--scale", "3B"], "3B"),
+    (["table", "folder", "--suite", "niah", "--figure", "nosuch:a.svg"], "no figure 'nosuch'"),
+    (["table", "folder", "--suite", "niah", "--figure", "firing:a.svg"], "firing is drawn of length-extrapolation"),
+    (["table", "folder", "--suite", "niah", "--figure", "a.bmp"], "a figure is one of"),
+    (["table", "folder", "--suite", "perplexity", "--figure", "a.svg"], "no figure is drawn of perplexity"),
+    (["compare", "folder", NUL], "NUL"),
+    (["compare", "folder", "list.json"], "two folders or two files"),
+    (["compare", "list.json", "list.json"], "list.json: expected object"),
+    (["compare", "folder", "folder", "--suite", "length-extrapolation"], "amor table"),
     (["report", LONG], "File name too long"),
     (["report", "folder"], "not a run directory"),
     (["report", "nowhere.json"], "nowhere.json"),
@@ -130,3 +149,9 @@ def test_a_wrong_command_line_is_answered_in_one_line(words, named, folder, monk
     assert code == 2
     assert said.count("\n") == 1 and said.startswith("amor") and named in said and len(said) < 1500
     assert sorted(folder.rglob("*")) == before, "a wrong command leaves nothing behind"
+
+
+def test_bytes_that_are_no_text_become_a_mark(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(small("amor-mamba2", vocab=257), tmp_path, bytes_tokenizer())
+    for words in (["generate", "--prompt", "a\ud800\udc80", "--max-tokens", "2"], ["trace", "--text", "a\ud800b"]):
+        assert main([words[0], str(tmp_path), *words[1:]]) == 0, capsys.readouterr().err

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from eval_rows import write as write_sets
+from evaluations import folders
 from training import DEMO, QUICK, corpus, invented_demo, small_recipe
 
 from amor.cli import bench, main, parser_of, verbs
@@ -70,6 +72,13 @@ SHRUNK = [
     (r"(bench busy(?!.*--only).*)", r"\1 --only decode", "tests/test_bench.py has every row"),
     (r"(bench batch(?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
     (r"(bench batch.*)", r"\1 --prefill 8", "a short prompt"),
+    (r"--limit 200", "", "added below"),
+    (r"(amor eval .*)", r"\1 --limit 1 --samples 1 --lengths 900 --segments 1", "one document a task shows that it runs"),
+    (
+        r"--suite niah,length-extrapolation",
+        "--suite niah,length-extrapolation --task niah_single_1,pg19",
+        "the others are slow to make",
+    ),
     (r"--beside COMMAND", "--beside ./their-rows.sh", "COMMAND stands for the reader's own program"),
 ]
 # the same for Python
@@ -85,6 +94,7 @@ NOT_RUN = {
     "amor train tiny/amor-mamba2 --data DATA --track tensorboard": "tensorboard is not among the extras of the tests",
     "pip install 'amor[track]'": NETWORK,
     "pip install 'amor[data]'": NETWORK,
+    "pip install 'amor[eval]'": NETWORK,
     "pip install 'amor[llama]'": NETWORK,
     "pip install 'amor[demo]'": NETWORK,
     'pip install "amor[demo]"': NETWORK,
@@ -199,6 +209,9 @@ def furnished(tmp_path_factory):
     (folder / "their-rows.sh").chmod(0o755)
     (folder / "bars.toml").write_text("bars = []\n")
     (folder / "tests").symlink_to(ROOT / "tests")
+    folders(folder / "evals")
+    write_sets(folder / "SETS")
+    (folder / "SETS" / "lengths_pg19.jsonl").write_text(json.dumps({"text": "one two three four five six. " * 200}) + "\n")
     with contextlib.redirect_stdout(io.StringIO()):
         words = "--parts contexts --contexts 24,48 --models mamba2 --quick --rounds 1"
         assert main(["bench", "decode", *words.split(), "--out", str(folder / "decode.json")]) == 0

@@ -5,7 +5,9 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from amor.errors import AmorError
 from amor.ops import chunks, native
 from amor.ops.backends import module
+from amor.ops.native import team
 from amor.ops.native.owner import others_may_write
 
 ROOT = Path(__file__).parent.parent
@@ -288,6 +291,7 @@ def python(code: str, **environment: str) -> str:
     return (ran.stdout + (ran.stderr if "OMP_DISPLAY_ENV" in environment else "")).strip()
 
 
+OWN = "; decode has threads of its own"
 SAYS = "import os; from amor.threads import waiting; print(os.environ.get('GOMP_SPINCOUNT'), '|', waiting())"
 
 
@@ -295,7 +299,7 @@ def test_amor_says_how_threads_wait_before_torch_is_imported() -> None:
     from amor.threads import SPINS
 
     code = f"import amor, sys; assert 'torch' not in sys.modules; {SAYS}"
-    assert python(code) == f"{SPINS} | spin {SPINS} turns, then sleep (GOMP_SPINCOUNT, set by amor)"
+    assert python(code) == f"{SPINS} | spin {SPINS} turns, then sleep (GOMP_SPINCOUNT, set by amor){OWN}"
     assert python(f"import amor.cli; {SAYS}").startswith(f"{SPINS} |"), "the command too"
 
 
@@ -307,7 +311,7 @@ def test_what_the_user_says_of_waiting_stands(name: str) -> None:
 
 
 def test_a_program_that_imported_torch_first_keeps_its_waiting() -> None:
-    assert python(f"import torch, amor; {SAYS}") == "None | as it came: torch was imported before amor"
+    assert python(f"import torch, amor; {SAYS}") == f"None | as it came: torch was imported before amor{OWN}"
     said = python(f"import torch, amor; {SAYS}", OMP_WAIT_POLICY="passive")
     assert said == "None | as it came: torch was imported before amor, OMP_WAIT_POLICY=passive"
 
@@ -327,6 +331,74 @@ def test_torch_and_native_code_share_one_openmp() -> None:
         "print(len({path for path in maps if 'gomp' in path or 'iomp' in path or 'libomp' in path}))"
     )
     assert python(code) == "1"
+
+
+TEAM = """
+#include <unistd.h>
+#include "team.h"
+// How many worked, 0 where one of the members was not there once between two meetings; the last of them is late by so much.
+extern "C" int work(int threads, int late, int going) {
+    int there[8] = {}, good = 1, of = 0;
+    if (going) expect_more();
+    together(threads, [&](Member me) {
+        for (int round = 1; round <= 50; round++) {
+            there[me.mine] = round;
+            if (late && round == 1 && me.mine == me.of - 1) usleep(1000 * late);
+            me.wait();
+            if (me.mine == 0)
+                for (int i = 0; i < me.of; i++) good &= there[i] == round;
+            me.wait();
+        }
+        if (me.mine == 0) of = me.of;
+    });
+    return good * of;
+}
+"""
+
+
+@pytest.fixture
+def team_work(tmp_path: Path) -> Callable[[int, int, int], int]:
+    return team.join(native.library(source(tmp_path / "source", TEAM))).work
+
+
+@pytest.mark.parametrize("going", [0, 1], ids=["OpenMP", "our own"])
+def test_members_of_a_team_meet(team_work: Callable[[int, int, int], int], going: int) -> None:
+    for threads in (1, 2, 3, 2, 1, 5):
+        found = [team_work(threads, 0, going) for _ in range(40)]
+        assert 0 not in found and max(found) <= threads, f"{threads} threads"
+
+
+def test_a_team_goes_on_with_one_fewer_after_it_waited_for_one_and_comes_back(team_work: Callable[[int, int, int], int]) -> None:
+    def works_with_both(late: int = 0) -> bool:
+        for _ in range(200):  # a busy machine may have taken one away
+            if team_work(2, late, 1) == 2:
+                return True
+            time.sleep(0.02)
+        return False
+
+    assert works_with_both(late=100)
+    assert team_work(2, 0, 1) == 1, "the one that was late is not waited for again at once"
+    assert works_with_both()
+
+
+def test_two_python_threads_and_a_child_of_fork_have_a_team(team_work: Callable[[int, int, int], int]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: team_work(3, 0, 1), range(60)))
+    assert 0 not in found
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if team_work(1, 0, 1) == 1 and team_work(3, 0, 1) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_decode_uses_openmp_where_the_environment_says_how_to_wait() -> None:
+    from amor.threads import SPINS
+
+    code = (
+        "import amor; from amor.ops.native import team; from types import SimpleNamespace as N; joined = []; "
+        "team.join(N(join_team=joined.append)); print(len(joined))"
+    )
+    assert (python(code), python(code, OMP_WAIT_POLICY="active"), python(code, GOMP_SPINCOUNT=str(SPINS))) == ("1", "0", "1")
 
 
 def test_doctor_says_how_threads_wait(capsys: pytest.CaptureFixture[str]) -> None:

@@ -339,6 +339,17 @@ def test_causal_attention_and_its_gradient_equal_the_reference(guest: str, lengt
 
 
 @pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
+def test_queries_that_see_the_first_keys_of_their_row_equal_the_reference(guest: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, t, 2, 24).transpose(1, 2).requires_grad_() for t in (5, 40, 40))
+    lengths, heed = torch.tensor([[1], [17], [36]]) + torch.arange(5), torch.randn(3, 2, 5, 24)
+    got, want = module("attend", guest).upto(q, k, v, lengths), attend.reference(q, k, v, torch.arange(40) < lengths[..., None])
+    close(got, want)
+    for mine, theirs in zip(*(torch.autograd.grad(a, (q, k, v), heed) for a in (got, want)), strict=True):
+        close(mine, theirs)
+
+
+@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
 def test_keys_nobody_looks_at_get_a_gradient_of_nothing(guest: str) -> None:
     k = torch.randn(2, 2, 9, 16, requires_grad=True)
     none = torch.zeros(0, dtype=torch.long)

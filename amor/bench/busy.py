@@ -3,7 +3,7 @@
   amor bench busy
   amor bench busy --quick --only decode
 
-Three ways of waiting take turns, each in a process of its own: `spin` as torch ships it (imported before amor), `amor` as
+Three ways of waiting take turns, each in a process of its own: `spin` as torch ships it, `amor` as
 amor/threads.py sets it, and `passive` (OMP_WAIT_POLICY). A round is some seconds of steps of each, alone; then the same beside
 a loop that uses one core. Kept under load: the speed beside the loop over the speed alone. Quiet over spinning: the speed alone
 over that of `spin`. The machine must be quiet and all its cores in use (no OMP_NUM_THREADS=1), or the numbers say nothing.
@@ -37,7 +37,7 @@ TOKENS = 32  # of decode, in one piece of work
 ALONE, BESIDE = "alone", "beside"
 # way of waiting -> what is imported first, what the environment says
 WAYS: dict[str, tuple[str, dict[str, str]]] = {
-    "spin": ("torch", {}),
+    "spin": ("amor", {"GOMP_SPINCOUNT": "300000"}),  # as torch ships it, said aloud: decode then uses OpenMP's threads too
     "amor": ("amor", {}),
     "passive": ("amor", {"OMP_WAIT_POLICY": "passive"}),
 }

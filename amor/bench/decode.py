@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise AmorError(f"no scale {scale!r}; there are {', '.join(SCALES)}")
     table = Table("decode", args.quick or scale == "tiny")
     found: dict[str, Any] = {"scale": scale, "vocab": SCALES[scale]["vocab"], "prefill": "states filled with random keys"}
+    if args.text and not args.model:
+        raise AmorError(f"--text {args.text}: with --model FOLDER, whose firing rates are measured on it")
     if args.model:
         model, ids = opened(args.model, args.text)
         seen = firing_on(model, ids)

@@ -23,7 +23,21 @@ from amor.cli._process import keep_freed_memory
 from amor.errors import AmorError, nearest
 
 # The table of contents: verbs in the order a user meets them. A verb not named here is listed last.
-ORDER = ["demo", "info", "doctor", "check", "prepare", "train", "report", "generate", "trace", "bench"]
+ORDER = [
+    "demo",
+    "info",
+    "doctor",
+    "check",
+    "prepare",
+    "train",
+    "report",
+    "generate",
+    "trace",
+    "eval",
+    "table",
+    "compare",
+    "bench",
+]
 
 
 BUG = 70  # the exit code of a mistake in the program: EX_SOFTWARE of sysexits.h

@@ -67,6 +67,11 @@ def is_preset(args: argparse.Namespace) -> bool:
     return False
 
 
+def as_text(word: str) -> str:
+    """A word of the command line as text: bytes that are none become a mark."""
+    return word.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
 def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
     """The trained model a command names, and the tokenizer it names or the model's own."""
     from amor.data.tokenizer import load as load_tokenizer

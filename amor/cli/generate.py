@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from amor import typed
-from amor.cli._model import opened
+from amor.cli._model import as_text, opened
 from amor.errors import AmorError
 from amor.files import file_to_write, written
 
@@ -128,7 +128,7 @@ def given(args: argparse.Namespace) -> list[str]:
     if args.prompt and args.batch:
         raise AmorError("--prompt and --batch are both given; give one")
     if args.prompt:
-        return [p.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for p in args.prompt]
+        return [as_text(prompt) for prompt in args.prompt]
     if args.batch is None:
         return [sys.stdin.buffer.read().decode("utf-8", "replace")]
     path = Path(args.batch)

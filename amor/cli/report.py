@@ -60,8 +60,8 @@ def side_by_side(folders: list[Run], figure: str | None) -> dict[str, Any]:
     from amor.study import runs
 
     rows = runs.compare(folders)
-    print("\n".join(runs.lines(rows)))
-    picture("runs", rows, figure)
+    written = picture("runs", rows, figure)
+    print("\n".join([*runs.lines(rows), *written]))
     return {"runs": typed.tree(rows)}
 
 
@@ -74,13 +74,13 @@ def decoded(file: Path, figure: str | None) -> dict[str, Any]:
     text = table(found)
     if not text or (figure and not found.curves):
         raise AmorError(f"{file} has no tokens/s against context; measure them with amor bench decode --parts contexts")
-    print(text)
-    picture("decode", found, figure)
+    written = picture("decode", found, figure)
+    print("\n".join([text, *written]))
     return {"table": text, "figure": figure}
 
 
-def picture(name: str, found: Any, file: str | None) -> None:
-    if file:
-        from amor.study import figures
+def picture(name: str, found: Any, file: str | None) -> list[str]:
+    """Draw it, where a file is named, and say so."""
+    from amor.study import figures
 
-        print(f"{figures.save(figures.draw(name, found), file)} written")
+    return [f"{figures.save(figures.draw(name, found), file)} written"] if file else []

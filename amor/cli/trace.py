@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amor import typed
-from amor.cli._model import opened
+from amor.cli._model import as_text, opened
 from amor.errors import AmorError, nearest
 from amor.files import file_to_write, folder_to_write
 
@@ -82,7 +82,7 @@ def texts(args: argparse.Namespace) -> dict[str, str]:
         found |= PAPER
     if args.file:
         found[Path(args.file).name] = content(args.file)
-    given = args.text or []
+    given = [as_text(text) for text in args.text or []]
     found |= {("" if len(given) == 1 and not found else f"text {i + 1}"): text for i, text in enumerate(given)}
     if not found:
         raise AmorError("nothing to trace; give --text TEXT, --file FILE or --preset paper (or --value to judge the gate)")

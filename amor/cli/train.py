@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.cli._seeing import seeing, told
     from amor.train.loop import train
     from amor.train.recipe import load
+    from amor.train.trackers import trackers
 
     given = {"data": args.data, "steps": args.steps, "track": args.track}
     keys = {key: value for key, value in given.items() if value is not None}
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.flops is not None and not (args.dry_run and 0 < args.flops < math.inf):
         raise AmorError(f"--flops {args.flops:g}: with --dry-run, give a rate above 0, e.g. --flops 312e12")
     if args.dry_run:
+        trackers(recipe.track)  # that they are there
         return dry_run(recipe, args.flops)
     args.json = args.json and os.environ.get("RANK", "0") == "0"  # of many ranks one speaks
     with seeing(recipe) as (observers, machine):

@@ -51,6 +51,9 @@ class Progress:
         share = f" ({100 * self.done / self.total:.0f} %)" if self.total else ""
         rate = self.done / max(time.monotonic() - self.began, 1e-9)
         counts = f"{short(self.done)}{self.unit}{share}, {short(rate)}{self.unit}/s"
+        if self.total and self.done and self._bar is None:  # a bar has a column for it
+            left = int((self.total - self.done) / rate)
+            counts += f", {left // 3600}:{left // 60 % 60:02}:{left % 60:02} to go"
         return f"{counts}, {self.note}" if self.note else counts
 
 

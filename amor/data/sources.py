@@ -181,19 +181,29 @@ def _bounded(held: bytes, where: str) -> bytes:
 
 
 def _lines(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
-    documents = 0
     with _opened(path) as (file, raw):
-        for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), start=1):
-            if not _bounded(line, f"{path} line {number}").strip():
-                continue
-            documents += 1
-            if documents > skip:
-                yield Document(_line_text(line, reading, f"{path} line {number}"), raw.tell())
+        for number, (where, line) in enumerate(_filled(file, path)):
+            if number >= skip:
+                yield Document(_line_text(line, reading, where), raw.tell())
 
 
-def _line_text(line: bytes, reading: Reading, where: str) -> str:
+def rows(path: Path) -> Iterator[tuple[str, object]]:
+    """Every line of a .jsonl file (also .gz) as plain values, each with its place, for what is to be said against it."""
+    with _opened(path) as (file, _):
+        for where, line in _filled(file, path):
+            yield where, _line_tree(line, Reading(), where)
+
+
+def _filled(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines that hold something, each with its place."""
+    for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), start=1):
+        if _bounded(line, f"{path} line {number}").strip():
+            yield f"{path} line {number}", line
+
+
+def _line_tree(line: bytes, reading: Reading, where: str) -> object:
     try:
-        held = json.loads(_decoded(line.removeprefix(codecs.BOM_UTF8), reading, where))
+        return json.loads(_decoded(line.removeprefix(codecs.BOM_UTF8), reading, where))
     except json.JSONDecodeError as error:
         raise AmorError(f"{where} is not JSON ({error.msg} at column {error.colno})") from error
     except ValueError as error:
@@ -202,6 +212,10 @@ def _line_text(line: bytes, reading: Reading, where: str) -> str:
         raise AmorError(f"{where} is not JSON that can be read ({error})") from error  # a number of thousands of digits
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
+
+
+def _line_text(line: bytes, reading: Reading, where: str) -> str:
+    held = _line_tree(line, reading, where)
     if not isinstance(held, dict) or reading.field not in held:
         has = ", ".join(map(repr, list(held)[:20])) or "none" if isinstance(held, dict) else f"a {type(held).__name__}"
         raise AmorError(f"{where} has no field {reading.field!r}, it has {has}; choose one with --field")

@@ -35,6 +35,14 @@ def bpe_size(name: str) -> int | None:
     return size
 
 
+def check_text(text: str, what: str) -> None:
+    """Refuse half of a surrogate pair: Python carries it where bytes were not UTF-8, but it is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise AmorError(f"{what} is not UTF-8 text: character {error.start + 1} is no character") from None
+
+
 def load(name: str) -> Tokenizer:
     """The tokenizer of a name that needs no text."""
     if name == "bytes":
@@ -43,6 +51,8 @@ def load(name: str) -> Tokenizer:
         from amor.data.llama import llama_tokenizer
 
         return llama_tokenizer()
+    if bpe_size(name):
+        raise AmorError(f"tokenizer {name!r} is trained on text, by amor prepare; here give the tokenizer.json it wrote")
     if Path(name).exists() or name.endswith(".json"):
         return load_file(name)
     raise AmorError(f"no tokenizer {name!r}; give {NAMES}")

@@ -27,6 +27,7 @@ from amor.form import Part
 from amor.kv import KV
 from amor.layout import Layout
 from amor.ops import native
+from amor.ops.native import team
 from amor.ops.product import Matrix, spend_product
 from amor.ops.product.native import Weights
 from amor.ops.spent import someone_counts, spend
@@ -80,7 +81,8 @@ STRUCTS: dict[type, type[ctypes.Structure]] = {
 @cache
 def library() -> ctypes.CDLL:
     kinds = {f"{kind.__name__}.kind": kind.kind for kind in INSTRUCTIONS}
-    found = native.library(SOURCE, VectorStruct, HeldStruct, CallStruct, StepStruct, Weights, *STRUCTS.values(), **kinds)
+    loaded = native.library(SOURCE, VectorStruct, HeldStruct, CallStruct, StepStruct, Weights, *STRUCTS.values(), **kinds)
+    found = team.join(loaded)
     found.walk.argtypes, found.walk.restype = [c_void_p, c_long, c_void_p, c_int], c_int
     return found
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from amor import typed
-from amor.data.tokenizer import end_of_text
+from amor.data.tokenizer import check_text, end_of_text
 from amor.decode.engine import Engine, Session
 from amor.decode.sample import Sampler, Sampling
 from amor.decode.text import Detokenizer, Stopper
@@ -66,38 +67,50 @@ class Writer:
     """Writes after a queue of prompts, some rows at a time."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, sampling: Sampling, max_tokens: int, stop: Sequence[str], rows: int = ROWS
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        max_tokens: int,
+        stop: Sequence[str],
+        rows: int = ROWS,
+        prefill: Callable[[list[list[int]]], Session] | None = None,  # how prompts are read; None: by the engine
     ):
         if not 1 <= max_tokens <= LONGEST or rows < 1:
             raise AmorError(f"max_tokens {max_tokens}, rows {rows}: 1 to {LONGEST:,} tokens and at least 1 row are needed")
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self.max_tokens, self.stop, self.most = max_tokens, list(stop), rows
+        self.prefill = prefill or partial(engine.prefill, room=min(max_tokens, ROOM))
         self.last = end_of_text(tokenizer)
         self.rows: list[_Row] = []
         self.session: Session | None = None
         self.sampler: Sampler | None = None
 
-    def write(self, prompts: Sequence[str]) -> Iterator[Piece]:
+    def write(self, prompts: Sequence[str | list[int]]) -> Iterator[Piece]:
+        """Prompts are texts, or the tokens of texts."""
         waiting = deque(enumerate(prompts))
         while waiting or self.rows:
             self._admit(waiting)
             yield from self._step()
 
-    def encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str | list[int]) -> list[int]:
         """An empty prompt begins where a document does: after the end of another."""
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids or [self.last]
+        if isinstance(prompt, str):
+            check_text(prompt, "the prompt")
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids if isinstance(prompt, str) else prompt
+        ids = ids or [self.last]
         vocab = self.engine.model.config.vocab
         if max(ids) >= vocab:
             raise AmorError(f"the tokenizer gives token {max(ids)}, but the model knows {vocab}; they do not belong together")
         return ids
 
-    def _admit(self, waiting: deque[tuple[int, str]]) -> None:
+    def _admit(self, waiting: deque[tuple[int, str | list[int]]]) -> None:
         free = min(self.most - len(self.rows), len(waiting))
         if not free:
             return
         names, texts = zip(*(waiting.popleft() for _ in range(free)), strict=True)
         ids = [self.encode(text) for text in texts]
-        session = self.engine.prefill(ids, room=min(self.max_tokens, ROOM))
+        session = self.prefill(ids)
         sampler = Sampler(self.sampling, names, ids, self.engine.model.config.vocab)
         for name in names:
             self.rows.append(_Row(name, Detokenizer(self.tokenizer), Stopper(self.stop), self.max_tokens))

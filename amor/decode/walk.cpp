@@ -1,8 +1,6 @@
 // One token a row through a program: the instructions of amor/program.py, one struct and one function each.
 // All threads walk the program together and wait for each other after every instruction. What an instruction computes is the
 // one-token kernel of its operator (ops/<op>/step.h). A row is computed by itself: its bits do not depend on the other rows.
-#include <omp.h>
-
 #include <type_traits>
 
 #include "attend/step.h"
@@ -13,6 +11,7 @@
 #include "rowwise/step.h"
 #include "scan/step.h"
 #include "skinny.h"
+#include "team.h"
 #include "turn.h"
 
 struct Vector {  // numbers [rows, width] inside a register [rows, of]
@@ -56,7 +55,7 @@ constexpr long CHANNELS = 256;  // of one task
 
 struct Thread {  // one of a team
     const Call& call;
-    const int mine = omp_get_thread_num(), of = omp_get_num_threads();
+    const int mine, of;
     skinny::Ready ready;
     std::vector<float> room;
 
@@ -220,14 +219,14 @@ bool fits(const Step& step, const Call& call) {
 extern "C" int walk(const Step* steps, long count, const Call* call, int threads) {
     for (long i = 0; i < count; i++)
         if (!fits(steps[i], *call)) return 1;
-#pragma omp parallel num_threads(threads)
-    {
-        Thread thread{*call};
+    expect_more();
+    together(threads, [&](Member me) {
+        Thread thread{*call, me.mine, me.of};
         for (long i = 0; i < count; i++) {
             as_it_is(steps[i], [&](const auto& s) { thread.run(s); });
-#pragma omp barrier
+            if (i + 1 < count) me.wait();
         }
-    }
+    });
     return 0;
 }
 

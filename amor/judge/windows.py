@@ -20,6 +20,8 @@ from amor.records.value import Text as AboutText
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from amor.data.encoder import Encoder
+
 
 def of_shards(folder: str | Path, context: int, count: int, tokenizer: Tokenizer | None, vocab: int, apart: bool) -> Windows:
     shards = Shards.open(folder)
@@ -70,10 +72,15 @@ def about(windows: Windows) -> AboutText:
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """A text as training saw it: the words of special tokens are plain text, and nothing is added."""
+    return encoder(tokenizer)(text)
+
+
+def encoder(tokenizer: Tokenizer) -> Encoder:
+    """The same for many texts: words it has met are not spelled again."""
     from amor.data.encoder import Encoder
     from amor.vocabulary import vocabulary
 
-    return Encoder(tokenizer, dtype_for(vocabulary(tokenizer)))(text)
+    return Encoder(tokenizer, dtype_for(vocabulary(tokenizer)))
 
 
 def spaced(tokens: int, context: int, count: int, source: str) -> np.ndarray:

@@ -72,8 +72,12 @@ class Attention(Mixer):
 
     def all_queries(self, x: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         q = self.ask(x, *layout.rotary(self.head_size, self.theta)).transpose(1, 2)
-        mask = None if layout.causal else layout.mask
-        a = attend.dense(q, k, v, mask=mask, causal=layout.causal)
+        if layout.causal:
+            a = attend.dense(q, k, v, causal=True)
+        elif layout.reset is None:
+            a = attend.upto(q, k, v, layout.positions + 1)
+        else:
+            a = attend.dense(q, k, v, mask=layout.mask)
         return self.o_proj(a.transpose(1, 2).flatten(2))
 
     def program(self, p: Program, x: Vector) -> Vector:

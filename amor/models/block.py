@@ -105,7 +105,6 @@ class Block(nn.Module):
         if layout.reset is None:
             a = attend.fired(q, k, v, rows, layout.positions[here] + 1)
         else:
-            assert layout.mask is not None
             a = attend.gathered(q, k, v, rows, layout.mask[here])
         a = self.attention.o_proj(a.flatten(1))
         if self.mlp is None:  # added in place: what flows back through the residual stays as it is

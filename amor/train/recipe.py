@@ -22,6 +22,7 @@ HOME = Path(__file__).parents[1] / "recipes"
 MOST_BELOW = 16  # recipes that extend each other, and dots of a key
 CHOICES = {
     "documents": ("joined", "apart"),
+    "device": ("auto", "cpu", "cuda"),
     "precision": ("float32", "bf16", "bf16-cpu"),
     "distributed": ("none", "ddp", "fsdp"),
 }

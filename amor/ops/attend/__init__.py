@@ -9,7 +9,7 @@ from amor.ops.attend.reference import attend as reference
 from amor.ops.backends import backend
 from amor.ops.spent import someone_counts, spend
 
-__all__ = ["dense", "fired", "gathered", "reference", "single"]
+__all__ = ["dense", "fired", "gathered", "reference", "single", "upto"]
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -17,6 +17,13 @@ def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: b
     if causal and q.dtype == torch.float32:
         return backend("attend", q).causal(q, k, v)
     return by_torch(q, k, v, mask, causal)
+
+
+def upto(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """q [B, H, T, d], each query against the first `lengths` [B, T] keys of its row of k, v [B, H, L, d] -> [B, H, T, d]."""
+    if q.dtype == torch.float32:
+        return backend("attend", q).upto(q, k, v, lengths)
+    return by_torch(q, k, v, torch.arange(k.shape[2], device=k.device) < lengths[..., None])
 
 
 def single(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:

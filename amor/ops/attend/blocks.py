@@ -42,12 +42,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Te
     return Fired.apply(*inputs, first, lengths.contiguous()).to(q.dtype)
 
 
+def upto(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Every query of q [B, H, T, d] against the first `lengths` [B, T] keys of its row."""
+    batch, _, length, _ = q.shape
+    out = attend(q.transpose(1, 2).flatten(0, 1), k, v, torch.arange(batch).repeat_interleave(length), lengths.flatten())
+    return out.unflatten(0, (batch, length)).transpose(1, 2)
+
+
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Every query t of q [B, H, T, d] against keys 0..t: faster than torch's."""
-    batch, _, length, _ = q.shape
-    rows, lengths = torch.arange(batch).repeat_interleave(length), torch.arange(1, length + 1).repeat(batch)
-    out = attend(q.transpose(1, 2).flatten(0, 1), k, v, rows, lengths)
-    return out.unflatten(0, (batch, length)).transpose(1, 2)
+    return upto(q, k, v, torch.arange(1, q.shape[2] + 1).repeat(len(q), 1))
 
 
 def dense_heads(t: Tensor) -> Tensor:

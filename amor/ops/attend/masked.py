@@ -23,3 +23,7 @@ def fired(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Ten
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return dense(q, k, v, causal=True)
+
+
+def upto(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    return dense(q, k, v, torch.arange(k.shape[2], device=k.device) < lengths[..., None])

@@ -19,7 +19,7 @@ def missing() -> str | None:
     return native.missing(SOURCE) or native.missing(blocks.SOURCE)
 
 
-fired, causal = blocks.attend, blocks.causal
+fired, causal, upto = blocks.attend, blocks.causal, blocks.upto
 
 
 @cache

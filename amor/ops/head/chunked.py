@@ -65,6 +65,14 @@ def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tens
     return nll, entropy, log_sum[:, 0], p, share
 
 
+Multiply = Callable[..., Tensor]
+
+
+def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
+    """out = a b, or += where it is added to."""
+    return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
+
+
 @torch.no_grad()
 def read(
     x: Tensor,
@@ -75,12 +83,13 @@ def read(
     topk: int = 0,
     sums: type[Sums] = Sums,
     tile: tuple[int, int] = (READ_TOKENS, READ_SLICE),
+    multiply: Multiply = multiply,
 ) -> HeadStats:
     nothing = torch.zeros(len(x), 0, dtype=torch.long, device=x.device)
     picked = nothing if targets is None else targets.clamp(min=0)[:, None]
     best = max(topk, 2 if margin else 0)
     parts = [
-        _read_rows(x[i : i + tile[0]], weight, picked[i : i + tile[0]], sums, best, tile[1])
+        _read_rows(x[i : i + tile[0]], weight, picked[i : i + tile[0]], sums, best, tile[1], multiply)
         for i in range(0, max(len(x), 1), tile[0])
     ]
     H, log_sum, values, ids, logits = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -95,14 +104,16 @@ def read(
     return HeadStats(nll, H if entropy else None, M, log_sum, top)
 
 
-def _read_rows(x: Tensor, weight: Tensor, picked: Tensor, sums: type[Sums], best: int, width: int) -> tuple[Tensor, ...]:
+def _read_rows(
+    x: Tensor, weight: Tensor, picked: Tensor, sums: type[Sums], best: int, width: int, multiply: Multiply
+) -> tuple[Tensor, ...]:
     """Entropy, logsumexp, best logits and their tokens, picked logits: of a few tokens, over the whole vocabulary."""
     seen = sums(len(x), best, x.device)
     logits = torch.zeros(picked.shape, device=x.device)
     room = x.new_empty(len(x) * min(width, len(weight)))
     for start in range(0, len(weight), width):
         rows = weight[start : start + width].to(x.dtype)
-        z = torch.mm(x, rows.T, out=room[: len(x) * len(rows)].view(len(x), len(rows))).float()
+        z = multiply(room[: len(x) * len(rows)].view(len(x), len(rows)), x, rows.T).float()
         if picked.shape[1]:
             here = (picked >= start) & (picked < start + len(rows))
             logits = torch.where(here, z.gather(1, (picked - start).clamp(0, len(rows) - 1)), logits)
@@ -110,12 +121,6 @@ def _read_rows(x: Tensor, weight: Tensor, picked: Tensor, sums: type[Sums], best
     return seen.entropy(), seen.logsumexp(), seen.values, seen.ids, logits
 
 
-def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
-    """out = a b, or += where it is added to."""
-    return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
-
-
-Multiply = Callable[..., Tensor]
 Finish = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from amor.ops import native
 from amor.ops.head import chunked
 from amor.ops.head.reference import HeadStats
+from amor.ops.linear import alone
 from amor.ops.linear import native as products
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -61,10 +62,11 @@ def read(
     margin: bool = False,
     topk: int = 0,
 ) -> HeadStats:
-    only_sums = targets is None and not margin and not topk
-    if only_sums and x.dtype == weight.dtype == torch.float32 and x.shape[0] >= FEW:
+    ours = x.dtype == weight.dtype == torch.float32 and (alone() or x.shape[0] >= FEW)
+    if ours and targets is None and not margin and not topk:
         return sums_only(x, weight, entropy)
-    return chunked.read(x, weight, targets, entropy, margin, topk, Sums, READ_TILE)
+    multiply = products.multiply if ours and alone() else chunked.multiply
+    return chunked.read(x, weight, targets, entropy, margin, topk, Sums, READ_TILE, multiply)
 
 
 @torch.no_grad()

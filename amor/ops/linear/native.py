@@ -1,9 +1,9 @@
 """Linear layers as C++ for this machine (native.cpp): at the shapes of a training step faster than torch's products.
 
 The gradients of x from several weights are summed where they are formed. Other types than float32, autocast and the gradient of
-a weight (where torch's product is the faster) are left to torch, and so are few tokens where nothing learns. With gradients a
-token's numbers depend neither on those beside it, nor on threads, nor on where tensors lie in memory: torch's products of one to
-seven rows round by that, and a training step in which a lone token fires must not.
+a weight (where torch's product is the faster) are left to torch, and so are few tokens where nothing learns. With gradients, and
+inside `each_alone`, a token's numbers depend neither on those beside it, nor on threads, nor on where tensors lie in memory:
+torch's products of one to seven rows round by that, and a training step in which a lone token fires must not.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from amor.ops import native
-from amor.ops.linear import reference
+from amor.ops.linear import alone, reference
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 FEW = 64  # tokens: below, packing the weights costs more than it gives, at most a millisecond at width 1536
@@ -54,7 +54,7 @@ def linears(x: Tensor, groups: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]
     weights = [w for group in groups for w in group]
     ours = x.dtype == torch.float32 and all(w.dtype == x.dtype and w.shape[1:] == x.shape[-1:] for w in weights)
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights))
-    few = not learns and x.numel() < FEW * x.shape[-1]
+    few = not learns and not alone() and x.numel() < FEW * x.shape[-1]
     if not ours or few or torch.is_autocast_enabled("cpu"):
         return reference.linears(x, groups)
     flat, sizes = x.reshape(x.shape[:-1].numel(), x.shape[-1]), tuple(len(group) for group in groups)

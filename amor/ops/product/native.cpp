@@ -1,10 +1,9 @@
 // Products and probes of the head for decode, on the skinny products of skinny.h.
-#include <omp.h>
-
 #include <algorithm>
 
 #include "layout.h"
 #include "skinny.h"
+#include "team.h"
 
 #define INLINE __attribute__((always_inline))  // a call a vector would cost more than its work
 
@@ -85,11 +84,9 @@ template <class Kind>
 void probe_rows(const Kind& kind, long outputs, long rows, float* y, long first, const float* residuals, Facts* facts, int threads) {
     const long slabs = (outputs + SLAB - 1) / SLAB;
     std::vector<Facts> room(rows * slabs);
-#pragma omp parallel num_threads(threads)
-    {
+    together(threads, [&](Member me) {
         std::vector<float> z(rows * SLAB);
-#pragma omp for schedule(static)
-        for (long slab = 0; slab < slabs; slab++) {
+        me.each(slabs, [&](long slab) {
             const long from = slab * SLAB, count = from + SLAB < outputs ? SLAB : outputs - from;
             for (long n = 0; n < count; n += CACHED)
                 panel(kind, from + n, n + CACHED < count ? CACHED : count - n, rows, z.data() + n, SLAB);
@@ -97,8 +94,8 @@ void probe_rows(const Kind& kind, long outputs, long rows, float* y, long first,
                 room[r * slabs + slab] = digest(z.data() + r * SLAB, count, from, residuals);
                 if (r >= first) std::memcpy(y + (r - first) * outputs + from, z.data() + r * SLAB, count * sizeof(float));
             }
-        }
-    }
+        });
+    });
     for (long r = 0; r < rows; r++) facts[r] = merged(room.data() + r * slabs, slabs);
 }
 
@@ -197,11 +194,10 @@ extern "C" void product(const Weights* m, const float* x, long rows, float* y, l
     Ready ready;
     ready.take(*m, x, m->inner, rows);
     ready.against(*m, [&](const auto& kind) {
-#pragma omp parallel num_threads(threads)
-        {
-            const Share share(m->outputs, omp_get_thread_num(), omp_get_num_threads());
+        together(threads, [&](Member me) {
+            const Share share(m->outputs, me.mine, me.of);
             part(kind, share.from, share.to, rows, y, step, add);
-        }
+        });
     });
 }
 
@@ -222,11 +218,11 @@ extern "C" void probe(const Weights* head, const Lost* lost, const float* x, lon
 extern "C" void entropies(const float* z, long rows, long outputs, float* entropy, int threads) {
     const long slabs = (outputs + SLAB - 1) / SLAB;
     std::vector<Facts> room(rows * slabs);
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long i = 0; i < rows * slabs; i++) {
+    const auto each = [&](long i) {
         const long from = i % slabs * SLAB, count = from + SLAB < outputs ? SLAB : outputs - from;
         room[i] = digest(z + i / slabs * outputs + from, count, from, nullptr);
-    }
+    };
+    together(threads, [&](Member me) { me.each(rows * slabs, each); });
     for (long r = 0; r < rows; r++) {
         const Facts f = merged(room.data() + r * slabs, slabs);
         entropy[r] = (float)(std::log(f.total) - f.first / f.total);
@@ -247,20 +243,20 @@ extern "C" long refine_row(const Weights* exact, const Lost* lost, const float* 
     const Floats weights{(const float*)exact->weight, x, exact->inner, exact->inner};
     std::vector<Facts> room(slabs);
     std::vector<double> sums(2 * slabs);
-    const auto each = [&](auto work) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-        for (long slab = 0; slab < slabs; slab++)
-            work(slab, slab * SLAB, slab * SLAB + SLAB < outputs ? SLAB : outputs - slab * SLAB);
-    };
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (long i = 0; i < (long)known.size(); i++) {
-        weights.dots<1, 1, true>(known[i], 0, z + known[i], 1);
-        residuals[known[i]] = 0;
-    }
-    each([&](long slab, long from, long count) { room[slab] = digest(z + from, count, from, residuals); });
+    const auto size = [&](long slab) { return slab * SLAB + SLAB < outputs ? SLAB : outputs - slab * SLAB; };
+    together(threads, [&](Member me) {
+        me.each((long)known.size(), [&](long i) {
+            weights.dots<1, 1, true>(known[i], 0, z + known[i], 1);
+            residuals[known[i]] = 0;
+        });
+        me.wait();
+        me.each(slabs, [&](long slab) { room[slab] = digest(z + slab * SLAB, size(slab), slab * SLAB, residuals); });
+    });
     const Facts facts = merged(room.data(), slabs);
     const float mean = (float)(facts.m + facts.first / facts.total), log_sum = (float)(facts.m + std::log(facts.total));
-    each([&](long slab, long from, long count) { weigh(z + from, residuals + from, count, log_sum, mean, &sums[2 * slab]); });
+    together(threads, [&](Member me) {
+        me.each(slabs, [&](long slab) { weigh(z + slab * SLAB, residuals + slab * SLAB, size(slab), log_sum, mean, &sums[2 * slab]); });
+    });
     double weighed[2] = {};
     for (long slab = 0; slab < slabs; slab++) weighed[0] += sums[2 * slab], weighed[1] += sums[2 * slab + 1];
     conclude(facts, lost, exact->inner, x, weighed, told, step, token);
@@ -297,8 +293,9 @@ extern "C" long best_row(const Weights* exact, const Lost* lost, const float* x,
     }
     std::vector<float> found(among.size());
     const Floats weights{(const float*)exact->weight, x, exact->inner, exact->inner};
-#pragma omp parallel for num_threads(threads) schedule(static) if (among.size() > 64)
-    for (long i = 0; i < (long)among.size(); i++) weights.dots<1, 1, true>(among[i], 0, &found[i], 1);
+    together(among.size() > 64 ? threads : 1, [&](Member me) {
+        me.each((long)among.size(), [&](long i) { weights.dots<1, 1, true>(among[i], 0, &found[i], 1); });
+    });
     long place = 0;
     for (long i = 1; i < (long)among.size(); i++)
         if (found[i] > found[place] || (found[i] != found[i] && found[place] == found[place])) place = i;

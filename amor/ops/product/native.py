@@ -11,6 +11,7 @@ from torch import Tensor
 from amor.errors import AmorError
 from amor.ops import native
 from amor.ops.head.reference import HeadStats
+from amor.ops.native import team
 from amor.ops.product.formats import FORMATS, TILE
 from amor.ops.product.matrix import Matrix
 
@@ -48,7 +49,7 @@ def library() -> ctypes.CDLL:
     """The library with the types of its arguments, so that plain numbers can be handed in."""
     groups = {f"{name}_group": FORMATS[name].group for name in ("int8", "int4")}
     tags = {name: one.tag for name, one in FORMATS.items()}
-    found = native.library(SOURCE, Weights, LostStruct, TILE=TILE, STATS=STATS, **tags, **groups)
+    found = team.join(native.library(SOURCE, Weights, LostStruct, TILE=TILE, STATS=STATS, **tags, **groups))
     p, n, i, matrix, lost = c_void_p, c_long, c_int, ctypes.POINTER(Weights), ctypes.POINTER(LostStruct)
     found.rounded.argtypes, found.rounded.restype = [matrix, p, n, p, p], n
     found.product.argtypes = [matrix, p, n, p, n, i, i]

@@ -1,0 +1,145 @@
+"""Perplexity of held-out text: a token, and bits a byte, which compare across tokenizers; errors over windows.
+
+The text is prepared tokens (a folder of `amor prepare`: its valid split) or a file of documents, which are then encoded as
+`amor prepare` would. Windows are spread over it, none over another, and every one is read from its beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from amor import typed
+from amor.data.loader import Windows
+from amor.data.shards import Shards, sha256_of
+from amor.data.sources import Reading, find_sources
+from amor.data.spelling import Speller
+from amor.errors import AmorError
+from amor.eval.lengths import MOST
+from amor.eval.score import alone, counts
+from amor.gates.base import Gate
+from amor.judge import windows as judged
+from amor.judge.gates import own_gates
+from amor.judge.loop import read
+from amor.judge.resample import ratio
+from amor.models.amor import Amor, Output
+from amor.numbers import perplexity
+from amor.records import Number, Part
+from amor.records.evals import Counts, Data
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+WINDOWS = 1000  # at most
+
+
+class Window(Part, frozen=True):
+    """What a model said of one window; small enough to be kept by whoever may be stopped."""
+
+    nats: Number  # of all its targets
+    tokens: typed.Positive
+    bytes: typed.Count | None  # of text that the targets spell; None where no tokenizer tells
+    gates: Counts
+
+
+def held_out(
+    path: str | Path,
+    tokenizer: Tokenizer | None,
+    vocab: int,
+    context: int,
+    count: int = WINDOWS,
+    apart: bool = False,  # prepared tokens only: a document sees nothing of the one before it
+    field: str = "text",  # of .jsonl files
+) -> Windows:
+    """Windows of `context` tokens of a folder of prepared tokens or of a file."""
+    path = valid_of(path)
+    if path.is_dir():
+        return judged.of_shards(path, context, count, tokenizer, vocab, apart)
+    if tokenizer is None:
+        raise AmorError(f"{path} is text, and the model folder has no tokenizer.json; name one with --tokenizer")
+    from amor.data.tokenizer import end_of_text
+
+    spelled, end = judged.encoder(tokenizer), np.array([end_of_text(tokenizer)])
+    documents = (found.text for source in find_sources([str(path)], Reading(field=field)) for found in source.documents())
+    ids = np.concatenate([np.empty(0, dtype=np.int64), *(part for text in documents for part in (spelled(text), end))])
+    if (worst := int(ids.max(initial=0))) >= vocab:
+        raise AmorError(f"token {worst} of {path} is not in the model's vocabulary of {vocab:,}")
+    return judged.of_ids(ids, context, count, str(path))
+
+
+def valid_of(path: str | Path) -> Path:
+    """Of a folder that `amor prepare` wrote the split that is held out; anything else is itself."""
+    path = Path(path)
+    return path / "valid" if (path / "valid").is_dir() else path
+
+
+def data(path: str | Path, text: Windows) -> Data:
+    """What to say of the text in the results."""
+    path = valid_of(path)
+    held = Shards.open(path).hash if path.is_dir() else sha256_of(path)
+    return Data(source=str(path), sha256=held, rows=len(text))
+
+
+def each_window(
+    model: Amor,
+    tokenizer: Tokenizer | None,  # None: bytes are not counted
+    text: Windows,
+    *,
+    gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
+    forward: Callable[..., Output] | None = None,  # what is called in the model's place
+    seen: Callable[[int], None] = lambda tokens: None,  # told how many tokens were read
+) -> Iterator[Window]:
+    """One after another, each by itself to the bit: whoever keeps what was found asks for the others (`at`) alone.
+
+    Several at a time would round otherwise, with the number of rows."""
+    thresholds = [float(gate.threshold) for gate in (own_gates(model) if gates is None else gates)]
+    spelled = None if tokenizer is None else sizes(tokenizer, model.config.vocab)
+    for said in read(model, text, rows=1, gates=gates, compute="true_sparse", forward=alone(forward or model), seen=seen):
+        nll, targets = said.nll.cpu(), said.text.targets.cpu()
+        if not bool(torch.isfinite(nll).all()):
+            raise AmorError(f"{model.config.name} gives losses that are not finite on this text; its weights are broken")
+        yield Window(
+            nats=float(nll.double().sum()),
+            tokens=targets.shape[1],
+            bytes=None if spelled is None else int(spelled[targets].sum()),
+            gates=counts(said.fire.cpu(), said.score.cpu(), torch.ones_like(nll, dtype=torch.bool), thresholds)[0],
+        )
+
+
+def at(text: Windows, places: Sequence[int]) -> Windows:
+    """Some of the windows."""
+    reset = None if text.reset is None else text.reset[list(places)]
+    return replace(text, tokens=text.tokens[list(places)], targets=text.targets[list(places)], reset=reset)
+
+
+def metrics(windows: Sequence[Window]) -> dict[str, float]:
+    """Numbers as the harness names them, each with its standard error over windows."""
+    if not windows:
+        raise AmorError("perplexity of no windows; give at least one")
+    nats = torch.tensor([one.nats for one in windows], dtype=torch.float64)
+    loss, error = ratio(nats, torch.tensor([one.tokens for one in windows]))
+    found = min(perplexity(loss), MOST)
+    numbers = {"perplexity,none": found, "perplexity_stderr,none": min(found * error, MOST)}
+    if sum(one.bytes or 0 for one in windows):
+        bits, error = ratio(nats / math.log(2), torch.tensor([one.bytes or 0 for one in windows]))
+        numbers |= {"bits_per_byte,none": bits, "bits_per_byte_stderr,none": error}
+    return numbers
+
+
+def sizes(tokenizer: Tokenizer, vocab: int) -> torch.Tensor | None:
+    """[V] the bytes of text each token spells: 0 for special ones, which are no text.
+
+    None for a tokenizer that does not work on bytes: what its tokens spell depends on their neighbours.
+    """
+    speller = Speller(tokenizer)
+    if not speller.byte:
+        return None
+    keep = "surrogateescape"  # half a character stays the bytes it is
+    held = [0 if token in speller.special else len(speller(token, keep).encode("utf-8", keep)) for token in range(vocab)]
+    return torch.tensor(held)

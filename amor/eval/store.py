@@ -1,0 +1,97 @@
+"""Answers as they are found, one line each, so that a run that was killed goes on where it was and computes nothing twice.
+
+A line is known by a key: what was asked, of which model and tokenizer, run in which way. The harness has a store of its own,
+which is not used: it does not ask which model an answer is from, and knows nothing of gates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+
+from amor import typed
+from amor.errors import AmorError
+from amor.records import Amount, Part
+from amor.records.evals import Phases
+
+log = logging.getLogger("amor")
+Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until", "segment"]
+
+
+class Answer(Part, frozen=True):
+    key: typed.Name
+    kind: Kind
+    said: Any  # a log-likelihood and whether it is greedy; a text; what else the kind says
+    gates: Phases = msgspec.field(default_factory=dict)
+    seconds: Amount = 0.0
+
+
+def key_of(fingerprint: str, kind: Kind, asked: Any) -> str:
+    text = json.dumps([fingerprint, kind, asked], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Store:
+    """A file of answers that only grows; `more` are further files that are read and not written, as of other ranks."""
+
+    def __init__(self, path: Path, more: Iterable[Path] = ()):
+        self.path = path
+        self.answers: dict[str, Answer] = {}
+        for each in (path, *more):
+            if each.exists():
+                self._take_in(each)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = path.open("a+b")
+            self._end_the_line()
+        except OSError as error:
+            raise AmorError(f"{path}: cannot be written ({error.strerror})") from None
+
+    def _take_in(self, path: Path) -> None:
+        torn = 0
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    answer = msgspec.json.decode(line, type=Answer)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    torn += bool(line.strip())
+                    continue
+                self.answers[answer.key] = answer
+        if torn:
+            log.warning("%s: %d line(s) cannot be read, as after a kill; what they held is computed again", path, torn)
+
+    def _end_the_line(self) -> None:
+        """A line that was torn must not swallow the next one."""
+        if self.file.seek(0, os.SEEK_END):
+            self.file.seek(-1, os.SEEK_END)
+            if self.file.read(1) != b"\n":
+                self.file.write(b"\n")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.answers
+
+    def __getitem__(self, key: str) -> Answer:
+        return self.answers[key]
+
+    def add(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            self.answers[answer.key] = answer
+            self.file.write(msgspec.json.encode(answer) + b"\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,116 @@
+"""What `amor eval` finds: results in lm-evaluation-harness' own layout, and under one more key, `amor`, where they come from.
+
+A file holds one suite of one model with its gates run in one way. Tables and figures read `Evaluation`; the harness's other keys
+stand beside it for other people's tools.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from amor import typed
+from amor.records import Amount, Number, Part, Words
+
+Gates = Literal["model", "closed", "open"]  # as the model has them; none fires; all fire
+Path = Literal["likelihood", "decode"]  # windows through the forward; token by token through the engine
+
+
+class Counts(Part, frozen=True):
+    """What gates did on some tokens; lists have one number a block. Padding is never counted."""
+
+    tokens: typed.Count
+    fires: tuple[typed.Count, ...] = ()
+    score: tuple[Number, ...] = ()  # summed: over `tokens` it is the mean of what the gate compared with its threshold
+    margin: tuple[Number, ...] = ()  # the least distance of a score to the threshold; 0 where there was no token
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        return tuple(n / max(self.tokens, 1) for n in self.fires)
+
+
+Phases = dict[Literal["prefill", "target", "decode"], Counts]
+
+
+class Model(Part, frozen=True):
+    """Which model was judged."""
+
+    name: typed.Name
+    folder: Words
+    fingerprint: typed.Name  # sha256 of config and weights
+    parameters: typed.Count
+    step: typed.Count | None = None
+    tokens: typed.Count | None = None  # trained on; 0: not at all; None: not known
+
+
+class Data(Part, frozen=True):
+    """What one task was read from."""
+
+    source: Words  # a file, or a data set of the hub
+    sha256: Words = ""
+    rows: typed.Count = 0
+
+
+class Settings(Part, frozen=True):
+    """All that a score depends on besides model, tokenizer and data."""
+
+    gates: Gates = "model"
+    path: Path = "likelihood"
+    max_length: typed.Positive | None = None  # tokens of a request; more are cut on the left. None: nothing is cut
+    bos: bool = False  # whether the tokenizer's first token stands before each context
+    limit: typed.Positive | None = None  # documents of each task
+    harness: Words = ""  # version of lm-evaluation-harness
+
+
+class Timing(Part, frozen=True):
+    seconds: Amount
+    computed: typed.Count  # requests
+    reused: typed.Count  # found in the store
+    tokens: typed.Count  # fed to the model
+
+
+class Curve(Part, frozen=True):
+    """Perplexity of one set of long texts against length: of whole prefixes, and of the last 1,024 tokens before each length."""
+
+    lengths: tuple[typed.Positive, ...]
+    segments: typed.Positive
+    prefix: tuple[Number, ...]
+    bucket: tuple[Number, ...]
+    errors: tuple[Number, ...]  # standard errors of `prefix`, over segments
+    rates: tuple[tuple[typed.Share, ...], ...] = ()  # of each bucket, how many tokens fired, a block
+
+
+class About(typed.File, frozen=True):
+    """Where the numbers of one file come from."""
+
+    suite: typed.Name
+    model: Model
+    tokenizer: Words  # its fingerprint
+    settings: Settings
+    data: dict[str, Data]
+    gates: dict[str, Phases]  # by task
+    timing: Timing
+    curves: dict[str, Curve] = msgspec.field(default_factory=dict)  # of length-extrapolation, by set
+    lengths: dict[str, Amount] = msgspec.field(
+        default_factory=dict
+    )  # mean true tokens of prompts, by task, where a length is part of the task
+    skipped: dict[str, Words] = msgspec.field(default_factory=dict)  # tasks that could not be run, and why
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """One file, as far as tables read it: task -> "metric,filter" -> number."""
+
+    amor: About
+    results: dict[str, dict[str, Any]]
+    n_samples: dict[str, dict[str, Annotated[int, Meta(ge=0)]]] = msgspec.field(name="n-samples", default_factory=dict)
+    versions: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def score(self, task: str, metric: str) -> tuple[float, float] | None:
+        """A number and its standard error (0 where the harness tells none), or None where it was not measured.
+
+        The harness writes -1 for lengths that were not asked for."""
+        found = self.results.get(task, {}).get(f"{metric},none")
+        if not isinstance(found, int | float) or found == -1:
+            return None
+        error = self.results[task].get(f"{metric}_stderr,none")
+        return float(found), float(error) if isinstance(error, int | float) else 0.0

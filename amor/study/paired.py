@@ -1,0 +1,76 @@
+"""Two models on the same documents: how far apart they are, and how sure that is.
+
+Whether a document is hard moves both models alike. The error of the difference is that of the differences document by document,
+which is mostly far smaller than the two errors of the two scores would suggest, and is never made from these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+AT_ONCE = 1 << 22  # numbers drawn at a time: 32 MB
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One number a document, in the order of document ids."""
+
+    ids: NDArray[np.int64]
+    values: Numbers
+    over: Literal["mean", "exp"] = "mean"
+
+    def score(self, means: Numbers) -> Numbers:
+        """The task's number from a mean over documents."""
+        return np.exp(np.minimum(-means, 700.0)) if self.over == "exp" else means
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the score; of one document there is none."""
+        if len(self.values) < 2:
+            return None
+        error = float(self.values.std(ddof=1)) / len(self.values) ** 0.5
+        return error * float(self.score(self.values.mean())) if self.over == "exp" else error
+
+
+@dataclass(frozen=True)
+class Gap:
+    """By how much one is better than the other, a document on average (of log-likelihoods: in nats), and the error of that."""
+
+    size: float
+    error: float
+
+    @property
+    def clear(self) -> bool:
+        return self.size > 2 * self.error
+
+    @property
+    def none(self) -> bool:
+        return abs(self.size) <= 2 * self.error
+
+
+def gap(a: Scores, b: Scores) -> Gap | None:
+    """By how much `a` is better than `b`; None where fewer than two documents tell nothing of an error."""
+    differences = a.values - b.values
+    if len(differences) < 2:
+        return None
+    return Gap(float(differences.mean()), float(differences.std(ddof=1)) / len(differences) ** 0.5)
+
+
+def mean_gap(gaps: list[Gap]) -> Gap:
+    """Of the average of several tasks, whose documents have nothing to do with each other."""
+    return Gap(sum(g.size for g in gaps) / len(gaps), sum(g.error**2 for g in gaps) ** 0.5 / len(gaps))
+
+
+def resampled(a: Scores, b: Scores, samples: int, random: np.random.Generator) -> Numbers:
+    """The difference of the two scores in each of many draws of the documents, with replacement; both get the same draws."""
+    count, found = len(a.values), []
+    each = max(AT_ONCE // count, 1)
+    for start in range(0, samples, each):
+        drawn = random.integers(0, count, size=(min(each, samples - start), count), dtype=np.int32)
+        found.append(a.score(a.values[drawn].mean(axis=1)) - b.score(b.values[drawn].mean(axis=1)))
+    return np.concatenate(found)
