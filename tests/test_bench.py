@@ -50,6 +50,7 @@ SUITES = {
     "peers": [],
     "train": [],
     "busy": [],
+    "scoring": [],
     "decode": ["--contexts", "32,64", "--models", "mamba2-serial,amor-mamba2", "--parts", "contexts,savings,memory"],
 }
 # a quick run takes the step of one architecture, because each needs a process of its own and that takes seconds
@@ -72,7 +73,7 @@ def quickly() -> Callable[[str], dict]:
     return run
 
 
-@pytest.mark.parametrize(("suite", "rows"), [("ops", 8), ("peers", 8), ("train", 3), ("busy", 2), ("decode", 5)])
+@pytest.mark.parametrize(("suite", "rows"), [("ops", 8), ("peers", 8), ("train", 3), ("busy", 2), ("scoring", 1), ("decode", 5)])
 def test_every_row_carries_shapes_backends_times_and_numbers(suite: str, rows: int, quickly: Callable[[str], dict]) -> None:
     found = quickly(suite)
     assert found["suite"] == suite and found["quick"] and found["ok"]

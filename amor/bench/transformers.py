@@ -70,3 +70,11 @@ def llama(width: int, layers: int, d_ff: int, vocab: int, seed: int = 0) -> nn.M
         hidden_size=width, num_hidden_layers=layers, intermediate_size=d_ff, vocab_size=vocab, pad_token_id=0, **heads
     )
     return library().LlamaForCausalLM(config)
+
+
+def fast_tokenizer(tokenizer: Any) -> Any:
+    """A tokenizer of ours as transformers' own."""
+    from amor.data.tokenizer import end_of_text
+
+    ended = tokenizer.id_to_token(end_of_text(tokenizer))
+    return library().PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=ended)

@@ -76,7 +76,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     about = facts(model, args.name or args.model, args.untrained)
     out = Path(args.out or f"evals/{re.sub(r'[^A-Za-z0-9._-]+', '-', about.name)}")
     folder_to_write(out)
-    subject = Subject(model, tokenizer, about, out, args.rows, Ranks.here())
     asked = suites.Asked(
         data=None if args.data is None else Path(args.data),
         text=None if args.text is None else Path(args.text),
@@ -91,7 +90,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         bos=args.bos,
         limit=args.limit,
     )
-    return suites.evaluate(subject, names, ways, asked)
+    with Ranks.here() as ranks:
+        args.json = args.json and not ranks.rank  # of many ranks one speaks
+        return suites.evaluate(Subject(model, tokenizer, about, out, args.rows, ranks), names, ways, asked)
 
 
 def chosen(flag: str, words: str, choices: tuple[T, ...]) -> list[T]:

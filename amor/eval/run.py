@@ -15,8 +15,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from amor.eval.tasks import Loaded
 
 RESAMPLED = 1000  # times, for the standard errors of scores that are no means
+PATIENCE = timedelta(days=7)  # of ranks that wait for one with more to read
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,19 @@ class Ranks:
     count: int = 1
 
     @staticmethod
-    def here() -> Ranks:
+    @contextmanager
+    def here() -> Iterator[Ranks]:
+        """Those of this process, who leave together: one that ends while others still speak to it may be torn down."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
-        if count > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo")
-        return Ranks(int(os.environ.get("RANK", "0")), count)
+        if count == 1:
+            yield Ranks()
+            return
+        torch.distributed.init_process_group("gloo", timeout=PATIENCE)
+        try:
+            yield Ranks(torch.distributed.get_rank(), count)
+            torch.distributed.barrier()
+        finally:
+            torch.distributed.destroy_process_group()
 
     def total(self, *numbers: int) -> list[int]:
         """Sums over all ranks, which wait here for each other."""
