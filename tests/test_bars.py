@@ -151,17 +151,17 @@ def test_a_number_that_is_none_does_not_meet_a_bar(row: Row) -> None:
         ({"scale": "440"}, "no scale '440'; did you mean '440m'?"),
         ({"at_most": 2}, "both at_least and at_most"),
         ({"at_least": None}, "neither at_least nor at_most"),
-        ({"at_least": True}, "must be a number"),
-        ({"at_least": "1"}, "must be a number"),
-        ({"name": None}, "has no name"),
-        ({"name": 3}, "name must be a text"),
+        ({"at_least": True}, "at_least: expected float | null, got bool"),
+        ({"at_least": "1"}, "at_least: expected float | null, got str"),
+        ({"name": None}, "missing required field name"),
+        ({"name": 3}, "name: expected str, got int"),
     ],
 )
 def test_a_wrong_bar_is_refused_by_name(entry: dict, words: str, tmp_path: Path) -> None:
     given = {key: value for key, value in (SPEED | entry).items() if value is not None}
     with pytest.raises(AmorError) as refused:
         bars.load(written(tmp_path, SPEED, given), ROWS)
-    assert words in str(refused.value) and "bar 2" in str(refused.value) and "\n" not in str(refused.value)
+    assert words in str(refused.value) and "bars[1]" in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,39 @@ median of its rounds (amor/bench/ratio.py). Without a scale a bar holds for ever
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from amor import typed
 from amor.bench.ratio import Ratio
 from amor.bench.table import LAPS
 from amor.errors import AmorError, nearest
 from amor.presets import SCALES
 
-NAMES, LIMITS = ("suite", "row", "name"), ("at_least", "at_most")
-KEYS = (*NAMES, *LIMITS, "scale")
+LIMITS = ("at_least", "at_most")
 MET, MISSED, NOT_JUDGED, NOT_MEASURED = "met", "MISSED", "not judged", "not measured"
+
+
+Limit = Annotated[float, Meta(ge=-1e300, le=1e300)]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    suite: str
+    row: str
+    name: str
+    at_least: Limit | None = None
+    at_most: Limit | None = None
+    scale: str | None = None
+
+
+@dataclass(frozen=True)
+class _File:
+    bars: tuple[_Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -64,43 +83,23 @@ class Judged:
 
 def load(file: str | Path, rows: Mapping[str, Collection[str]]) -> list[Bar]:
     """The bars of a file. rows: for each suite those it has."""
-    try:
-        given = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise AmorError(f"--bars {file} cannot be read: {error}") from None
-    wrong = [key for key in given if key != "bars"]
-    if wrong:
-        raise AmorError(f"--bars {file}: no key {wrong[0]!r}; {nearest(wrong[0], ['bars'])}")
-    entries = given.get("bars")
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise AmorError(f'--bars {file}: write bars = [{{suite = "...", row = "...", name = "...", at_least = 1.0}}, ...]')
-    return [_bar(entry, f"--bars {file}, bar {number}", rows) for number, entry in enumerate(entries, 1)]
+    held = typed.convert(_File, typed.toml_tree(typed.read_text(Path(file)), f"--bars {file}"), f"--bars {file}")
+    return [_bar(entry, f"--bars {file}: bars[{number}]", rows) for number, entry in enumerate(held.bars)]
 
 
-def _bar(entry: dict[str, Any], where: str, rows: Mapping[str, Collection[str]]) -> Bar:
-    for key in entry:
-        if key not in KEYS:
-            raise AmorError(f"{where}: no key {key!r}; {nearest(key, KEYS)}")
-    for key in NAMES:
-        if key not in entry:
-            raise AmorError(f"{where} has no {key}; suite, row, name and a limit are needed")
-    for key in entry.keys() - LIMITS:
-        if not isinstance(entry[key], str):
-            raise AmorError(f"{where}: {key} must be a text, not {entry[key]!r}")
-    suite, row, name, scale = entry["suite"], entry["row"], entry["name"], entry.get("scale")
-    for key, choices in (("suite", rows), ("row", rows.get(suite, ())), ("scale", SCALES)):
-        if key in entry and entry[key] not in choices:
-            raise AmorError(f"{where}: no {key} {entry[key]!r}; {nearest(entry[key], choices)}")
-    if name.endswith(LAPS):
-        raise AmorError(f"{where}: {name!r} is a diagnostic and not judged; name {name.removesuffix(LAPS)!r}")
-    limits = [key for key in LIMITS if key in entry]
+def _bar(entry: _Entry, where: str, rows: Mapping[str, Collection[str]]) -> Bar:
+    for key, choices in (("suite", rows), ("row", rows.get(entry.suite, ())), ("scale", SCALES)):
+        given = getattr(entry, key)
+        if given is not None and given not in choices:
+            raise AmorError(f"{where}: no {key} {given!r}; {nearest(given, choices)}")
+    if entry.name.endswith(LAPS):
+        raise AmorError(f"{where}: {entry.name!r} is a diagnostic and not judged; name {entry.name.removesuffix(LAPS)!r}")
+    limits = {key: limit for key in LIMITS if (limit := getattr(entry, key)) is not None}
     if len(limits) != 1:
         given = "both at_least and at_most" if limits else "neither at_least nor at_most"
-        raise AmorError(f"{where} ({name}) has {given}; write one of them")
-    limit = entry[limits[0]]
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not math.isfinite(limit):
-        raise AmorError(f"{where} ({name}): {limits[0]} must be a number, not {limit!r}")
-    return Bar(suite, row, name, limits[0], limit, scale)
+        raise AmorError(f"{where} ({entry.name}) has {given}; write one of them")
+    ((kind, limit),) = limits.items()
+    return Bar(entry.suite, entry.row, entry.name, kind, limit, entry.scale)
 
 
 def judge(found: Mapping[str, Any], bars: list[Bar]) -> list[Judged]:
