@@ -9,6 +9,7 @@ from laws import close, plain, small, tokens
 
 from amor import typed
 from amor.errors import AmorError
+from amor.judge.findings import attention
 from amor.judge.gates import Told, all_told, own_gates
 from amor.judge.policies import Reader, largest, shuffled
 from amor.judge.resample import mean, ratio
@@ -53,6 +54,21 @@ def test_no_choice_of_as_many_tokens_beats_the_oracle_of_one_block(name):
     assert best < nll.mean()
     for seed in range(20):
         assert best < judged.told(shuffled(fire, seed)).mean()
+
+
+def test_what_attention_saved_is_told_beside_chance_and_everywhere():
+    judged = reader("amor-mamba2")
+    model, windows, nll = judged.model, judged.windows, {}
+    for name, gates in {"never": all_told(model, False), "gate": None, "everywhere": all_told(model, True)}.items():
+        with torch.no_grad():
+            out = model(windows.tokens, targets=windows.targets, gates=gates)
+        nll[name] = out.nll.mean()
+    found = attention(model, windows, judged.run(None), 2)
+    assert 0.1 < found.fire < 0.9
+    for name in ("gate", "everywhere"):
+        assert getattr(found, name).saved == pytest.approx(float(nll["never"] - nll[name]), abs=1e-5)
+    by_chance = judged.closed - judged.told(shuffled(judged.run(None).fire, 0))
+    assert found.chance.saved == pytest.approx(float(by_chance.mean()), abs=1e-6) and found.chance.saved != found.gate.saved
 
 
 def test_documents_apart_are_judged_apart(prepared):

@@ -22,7 +22,7 @@ from amor.errors import AmorError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from amor.records.findings import Findings
+    from amor.records.findings import Attention, Findings
     from amor.records.trace import Trace
 
 RECIPE = "tiny/demo"
@@ -173,7 +173,7 @@ def shown(out: Any, seconds: float) -> dict[str, Any]:
         console.print(f"[dim]{words}[/]\n  {command}", soft_wrap=True)
     fires = [block.fire for block in found.blocks]
     judged, unigram = typed.tree(found.judged), typed.tree(found.unigram)
-    return {"seconds": seconds, "judged": judged, "unigram": unigram, "fire": fires}
+    return {"seconds": seconds, "judged": judged, "unigram": unigram, "fire": fires, "attention": typed.tree(found.attention)}
 
 
 def spoken(text: "Trace") -> "Text":
@@ -195,7 +195,14 @@ def learned(found: "Findings") -> list[str]:
         lines.append(
             f"attention ran on {sum(fires) / len(fires):.0%} of held-out tokens ({', '.join(f'{f:.0%}' for f in fires)})"
         )
-    return lines
+    return lines + ([worth(found.attention)] if found.attention else [])
+
+
+def worth(attention: "Attention") -> str:
+    """What attention saved, in one line."""
+    gate, chance, everywhere = attention.gate, attention.chance, attention.everywhere
+    saved = f"it saved [bold]{gate.saved:.3f}[/] ± {gate.se:.3f} nats a token there"
+    return f"{saved}; on as many tokens chosen by chance it saves {chance.saved:.3f}, on all of them {everywhere.saved:.3f}"
 
 
 def nexts(folder: Path, gated: bool) -> dict[str, str]:

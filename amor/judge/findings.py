@@ -14,16 +14,20 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from amor.data.loader import Windows
 from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_nll
 from amor.decode.generate import generate_batch
 from amor.errors import AmorError
 from amor.judge.gates import own_gates
+from amor.judge.loop import Judged as Told
 from amor.judge.loop import Text, gathered, read
+from amor.judge.policies import Reader, shuffled
+from amor.judge.resample import mean
 from amor.judge.trace import trace
 from amor.models.amor import Amor
 from amor.numbers import finite, perplexity
-from amor.records.findings import Findings, Histogram, Judged, Loss
+from amor.records.findings import Attention, Findings, Histogram, Judged, Loss, Worth
 from amor.records.trace import Trace
 
 if TYPE_CHECKING:
@@ -59,22 +63,36 @@ class Held:
 def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
     """Everything a report shows of a model: its loss, its unigram baseline and the scores of every gate, on the same windows."""
     found = gathered(read(model, held.text, rows=held.rows))
-    mean = float(found.nll.double().mean())
-    if not math.isfinite(mean):
-        raise AmorError(f"the loss of {model.config.name} on held-out text is {mean}: nothing can be shown of such a model")
+    nll = float(found.nll.double().mean())
+    if not math.isfinite(nll):
+        raise AmorError(f"the loss of {model.config.name} on held-out text is {nll}: nothing can be shown of such a model")
     asked = np.bincount(held.text[0 : len(held.text)].targets.flatten().numpy(), minlength=held.shards.vocab)
     return Findings(
         step=step,
         model=model.config.to_dict(),
         parameters=sum(p.numel() for p in model.parameters()),
-        judged=Judged(split=held.name, tokens=found.nll.numel(), nll=mean, perplexity=perplexity(mean)),
+        judged=Judged(split=held.name, tokens=found.nll.numel(), nll=nll, perplexity=perplexity(nll)),
         unigram=unigram(held.train, asked),
         blocks=tuple(
             histogram(score.float(), float(fire.double().mean()), float(gate.threshold))
             for fire, score, gate in zip(found.fire, found.score, own_gates(model), strict=True)
         ),
         texts=(passage(model, tokenizer, held), *samples(model, tokenizer, held)),
+        attention=attention(model, held.text[0 : len(held.text)], found, held.rows) if model.blocks else None,
     )
+
+
+def attention(model: Amor, windows: Windows, found: Told, rows: int) -> Attention:
+    """What the blocks save where they fired, beside as many firings handed out by chance and beside attention everywhere."""
+    reader = Reader(model, windows, own_gates(model), rows)
+    chance = reader.told(shuffled(found.fire, seed=0))
+
+    def worth(nll: Tensor) -> Worth:
+        saved, error = mean(reader.closed - nll)
+        return Worth(saved=saved, se=finite(error) or 0.0)
+
+    rate = float(found.fire.double().mean())
+    return Attention(fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.opened))
 
 
 def unigram(train: Shards, asked: np.ndarray) -> Loss | None:

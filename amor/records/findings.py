@@ -36,6 +36,22 @@ class Histogram(Part, frozen=True):
             raise ValueError(f"low {self.low:g} is not below high {self.high:g}")
 
 
+class Worth(Part, frozen=True):
+    """Nats a token that attention saves over blocks that never fire, with its standard error."""
+
+    saved: Number
+    se: Number
+
+
+class Attention(Part, frozen=True):
+    """What attention is worth where the gates run it; on as many tokens chosen by chance; on all of them."""
+
+    fire: typed.Share
+    gate: Worth
+    chance: Worth
+    everywhere: Worth
+
+
 class Findings(typed.File, frozen=True):
     step: Steps
     model: dict[str, Any]  # its config
@@ -44,3 +60,4 @@ class Findings(typed.File, frozen=True):
     unigram: Loss | None  # of guessing by token frequencies; None where they were too many to count
     blocks: Annotated[tuple[Histogram, ...], Meta(max_length=MOST_BLOCKS)]
     texts: tuple[Trace, ...]
+    attention: Attention | None = None  # of a model with gated blocks

@@ -106,6 +106,11 @@ def facts(story: Story) -> dict[str, str]:
         found["perplexity of token frequencies"] = f"{story.found.unigram.perplexity:,.0f}"
     if story.blocks:
         found["tokens that fire, all blocks"] = f"{statistics.mean(b.fire for b in last.blocks):.1%}"
+    if story.found and story.found.attention:
+        worth = story.found.attention
+        found["nats a token that attention saves"] = (
+            f"{worth.gate.saved:.3f} (by chance {worth.chance.saved:.3f}, everywhere {worth.everywhere.saved:.3f})"
+        )
     if story.found:
         found["parameters"] = f"{story.found.parameters:,}"
     rate = statistics.median(story.speed)
