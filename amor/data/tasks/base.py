@@ -109,9 +109,14 @@ def blank(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     return np.full((rows, length), IGNORE, dtype=np.int64), np.zeros((rows, length), dtype=np.int64)
 
 
+def joined(parts: np.ndarray) -> np.ndarray:
+    """[n, parts, tokens of each] after each other: [n, parts x tokens], of no rows too."""
+    return parts.reshape(len(parts), parts.shape[1] * parts.shape[2])
+
+
 def ask(answers: np.ndarray, asked: np.ndarray, tokens: np.ndarray, places: np.ndarray) -> None:
     """Mark questions at places [n, questions, tokens of an answer]: at each, the next token is the answer's."""
-    flat = places.reshape(len(places), -1)
+    flat = joined(places)
     number = np.repeat(np.arange(1, places.shape[1] + 1), places.shape[2])
     np.put_along_axis(answers, flat, np.take_along_axis(tokens, flat + 1, 1), 1)
     np.put_along_axis(asked, flat, np.broadcast_to(number, flat.shape), 1)

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, Words, ask, at_most, blank
+from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, Words, ask, at_most, blank, joined
 from amor.errors import AmorError
 
 
@@ -59,7 +59,7 @@ class Needle(Task):
         needles = np.concatenate([keys, values], axis=2)
         tokens = chance.below(o.vocab - 2 * quarter, o.length + 1) + 2 * quarter
         starts = self.starts(chance)[:, :, None] + np.arange(o.each)
-        np.put_along_axis(tokens, starts.reshape(rows, -1), needles.reshape(rows, -1), 1)
+        np.put_along_axis(tokens, joined(starts), joined(needles), 1)
         which = chance.below(o.needles, 1)[:, :, None]
         tokens[:, o.body :] = np.take_along_axis(needles, which, 1)[:, 0]
         answers, asked = blank(rows, o.length)

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Loss, Some, Task, Words, ask, at_most, blank
+from amor.data.tasks.base import Drawn, Loss, Some, Task, Words, ask, at_most, blank, joined
 from amor.errors import AmorError
 
 DIGITS, MARK = 10, 10  # tokens 0 .. 9, and the mark before a question; names follow
@@ -60,7 +60,7 @@ class PhoneBook(Task):
         which = chance.distinct(o.entries, o.queries)[:, :, None]
         marks = np.full((rows, o.queries, 1), MARK)
         questions = np.concatenate([marks, np.take_along_axis(book, which, 1)], axis=2)
-        tokens = np.concatenate([book.reshape(rows, -1), questions.reshape(rows, -1)], axis=1)
+        tokens = np.concatenate([joined(book), joined(questions)], axis=1)
         places = o.entries * (2 + o.digits) + np.arange(o.queries)[:, None] * (3 + o.digits) + 2 + np.arange(o.digits)
         answers, asked = blank(rows, o.length)
         ask(answers, asked, tokens, np.broadcast_to(places, (rows, *places.shape)))
