@@ -1,10 +1,11 @@
 """Ask a trained model what it remembers: generated tasks whose answers are known, with its gate at the questions and elsewhere.
 
-  amor recall RUN
-  amor recall RUN --set pairs=16 --set length=128 --rows 512
-  amor recall RUN --gate always
-  amor recall RUN --fire-rate 0.2 --out recall.json
-  amor recall MODEL --task needle --set vocab=64
+  amor train recall/mqar --set model.name=amor-mamba2
+  amor recall runs/mqar
+  amor recall runs/mqar --set pairs=12 --rows 512
+  amor recall runs/mqar --gate always
+  amor recall runs/mqar --fire-rate 0.2 --out recall.json
+  amor recall MODEL --task needle --set length=256
 
 Tasks: mqar, stream, selective-copy, induction, phone-book, needle. A run that learned one is asked the same at its own size, or
 at another by --set; rows are of a stream that no training sees. docs/recall.md tells what is asked.
