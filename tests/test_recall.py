@@ -212,10 +212,10 @@ def test_a_task_says_how_long_rows_are_and_how_many_tokens_there_are():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["model.changes.vocab=100"], "model.changes.vocab 100: task mqar has 512 tokens"),
+        (["model.changes.vocab=100"], "model.changes.vocab 100: task mqar has 256 tokens"),
         (["data=somewhere"], "data 'somewhere' and a task are given"),
         (["context=100"], "context 100: rows of task mqar are 64 tokens long"),
-        (["task.pairs=2000"], "pairs is 2,000, at most 255"),
+        (["task.pairs=2000"], "pairs is 2,000, at most 127"),
         (["task.kind=needl"], "no kind 'needl'; did you mean 'needle'"),
     ],
 )
