@@ -19,8 +19,8 @@ SCALES: dict[str, dict[str, Any]] = {
 }
 
 # depth -> where attention stands (zero-based)
-SERIAL: dict[int, tuple[int, ...]] = {4: (2,), 12: (4, 8), 24: (6, 12, 18)}
-FUSED: dict[int, tuple[int, ...]] = {4: (0, 2, 3), 12: (0, 6, 11), 24: (0, 12, 23)}
+SERIAL: dict[int, tuple[int, ...]] = {2: (1,), 4: (2,), 12: (4, 8), 24: (6, 12, 18)}
+FUSED: dict[int, tuple[int, ...]] = {2: (0, 1), 4: (0, 2, 3), 12: (0, 6, 11), 24: (0, 12, 23)}
 
 # name -> (mixer everywhere, mixer at the special layers, where those are, K)
 ARCHITECTURES: dict[str, tuple[str, str, dict[int, tuple[int, ...]], int]] = {
@@ -67,8 +67,8 @@ def architecture(name: str) -> tuple[str, str, dict[int, tuple[int, ...]], int]:
     return name.removeprefix("amor-").replace("-", "_"), "", {}, GATED_BLOCKS if name.startswith("amor-") else 0
 
 
-def preset(name: str, scale: str, /, **changes: Any) -> Config:
-    """A named architecture or ablation ('amor-mamba2-classic') at a scale, with any key changed."""
+def preset(name: str, scale: str, depth: int | None = None, /, **changes: Any) -> Config:
+    """A named architecture or ablation ('amor-mamba2-classic') at a scale, with any key changed; depth: layers, if others."""
     if scale not in SCALES:
         raise AmorError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
     if name not in every_name():
@@ -83,7 +83,7 @@ def preset(name: str, scale: str, /, **changes: Any) -> Config:
         width=size["width"],
         d_ff=size["d_ff"],
         context=size["context"],
-        pattern=pattern(base, size["depth"]),
+        pattern=pattern(base, size["depth"] if depth is None else depth),
     ).change(**{"blocks.count": architecture(base)[3]})
     return config.change(**ABLATIONS.get(ablation, {})).change(**changes)
 

@@ -7,6 +7,7 @@ RUN/events.jsonl           what happened to the run: started, resumed, stopped, 
 RUN/checkpoints/step-...   model folders with the state of training beside the weights
 RUN/latest, RUN/best       links to two of them, of which amor.load("RUN") opens the first
 RUN/findings.json          what its newest model shows on held-out text: amor/judge/findings.py
+RUN/recall.json            what the newest model of a task's run recalls: amor/judge/recall.py
 RUN/failures/              batches that gave numbers that are not finite
 
 What stands in them is said by the types of amor/records/; config.json is a recipe (amor/train/recipe.py) with a version.
@@ -23,6 +24,7 @@ from amor import typed
 from amor.errors import AmorError
 from amor.files import replace_file
 from amor.records.findings import Findings
+from amor.records.recall import Recall
 from amor.records.run import Event, Line, Machine, Recipe, kind_of_line
 
 VERSION = 1  # of config.json
@@ -35,7 +37,7 @@ class Run:
         self.folder = Path(folder)
         self.config, self.machine = self.folder / "config.json", self.folder / "machine.json"
         self.metrics, self.events = self.folder / "metrics.jsonl", self.folder / "events.jsonl"
-        self.findings = self.folder / "findings.json"
+        self.findings, self.recall = self.folder / "findings.json", self.folder / "recall.json"
         self.checkpoints, self.failures = self.folder / "checkpoints", self.folder / "failures"
 
     def make(self) -> None:
@@ -72,6 +74,9 @@ class Run:
 
     def read_findings(self) -> Findings | None:
         return typed.read(Findings, self.findings) if self.findings.is_file() else None
+
+    def read_recall(self) -> Recall | None:
+        return typed.read(Recall, self.recall) if self.recall.is_file() else None
 
     def measured(self, line: Line) -> None:
         _append(self.metrics, line)

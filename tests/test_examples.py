@@ -44,6 +44,9 @@ SHRUNK = [
     (r"(train my-recipe.toml .*)", r"\1 --steps 3", "the recipe in the folder is small, but for its steps"),
     (r"(train tiny/(?!.*batch=).*)", r"\1 --set batch=2", "two windows a step"),
     (r"(train tiny/.*)", r"\1" + SMALLER, "a small model and short windows train alike"),
+    (r"(train recall/.*)", r"\1 --steps 2 --set batch=4 --set eval.windows=4", "two small steps show that a task is learned"),
+    (r"--rows 512", "", "added below"),
+    (r"(amor recall .*)", r"\1 --rows 4", "four rows are judged like a hundred"),
     (r"changes.vocab=8192", "changes.vocab=4096", "the data here has fewer tokens; the preset's vocabulary holds them"),
     (
         r"(train paper/1.5b) .*",

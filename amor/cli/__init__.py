@@ -34,6 +34,7 @@ ORDER = [
     "generate",
     "trace",
     "eval",
+    "recall",
     "table",
     "compare",
     "bench",

@@ -10,6 +10,7 @@ from amor import typed
 from amor.bench.machine import describe, gemm_rate
 from amor.records.run import Machine
 from amor.run import Run
+from amor.study.recall import lines
 from amor.train.display import flops_per_token, for_people
 from amor.train.recipe import Recipe
 from amor.train.trackers import trackers
@@ -33,10 +34,15 @@ def told(ended: Ended) -> dict[str, Any]:
 
 
 def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
-    """Findings of the newest checkpoint, and the page drawn from them."""
+    """Findings of the newest checkpoint, or what it recalls of its task, and the page drawn from them."""
     from amor.study import report
-    from amor.train.look import look
+    from amor.train.look import look, look_back
+    from amor.train.resume import recipe_of
 
+    if recipe_of(run).task and not data:
+        recalled = look_back(run)
+        print("\n".join(lines(recalled)))
+        return {"report": str(report.write(run)), "recall": typed.tree(recalled)}
     found = look(run, data)
     told = {"step": found.step, "judged": typed.tree(found.judged), "unigram": typed.tree(found.unigram)}
     return {"report": str(report.write(run)), **told}

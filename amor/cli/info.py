@@ -69,6 +69,8 @@ class Facts:
     context: int
     fire_rate: float
     state_bytes: int
+    state_fixed: int  # numbers of a row's state, however much was read
+    state_a_token: int  # and for each token that was read
     flops_per_token: int
     weights_read_per_token: int
     state_read_per_token_bytes: int
@@ -76,7 +78,9 @@ class Facts:
 
 def describe(config: Config, context: int, fire_rate: float) -> Facts:
     from amor.models.build import build
+    from amor.models.size import state_size
 
+    size = state_size(config)
     model = build(config, device="meta")
     cost = model.cost(context, fire_rate)
     total = count(model)
@@ -97,6 +101,8 @@ def describe(config: Config, context: int, fire_rate: float) -> Facts:
         context=context,
         fire_rate=fire_rate,
         state_bytes=int(cost.state_held),
+        state_fixed=size.fixed,
+        state_a_token=size.a_token,
         flops_per_token=int(cost.flops),
         weights_read_per_token=int(cost.weights),
         state_read_per_token_bytes=int(cost.state_read),
@@ -124,7 +130,8 @@ def draw(config: Config, found: Facts) -> None:
                 extra = "" if config.blocks.first == "plain" or block.block else ", pre-normed by norm_f"
                 mlp = ", with MLP" if config.blocks.mlp else ""
                 branch.add(f"{block.block}: attention behind gate '{config.blocks.gate}'{extra}{mlp}  {amount(block.parameters)}")
-    tree.add(f"state at {found.context:,} tokens  {found.state_bytes / 1e6:,.1f} MB a row (float32)")
+    held = f"{found.state_fixed:,} numbers, and {found.state_a_token:,} a token"
+    tree.add(f"state at {found.context:,} tokens  {found.state_bytes / 1e6:,.1f} MB a row (float32): {held}")
     fired = f" at firing rate {found.fire_rate:g}" if config.blocks.count else ""
     tree.add(f"one more token{fired}  {found.flops_per_token / 1e6:,.1f} MFLOP in matrix products")
     Console(highlight=False).print(tree)

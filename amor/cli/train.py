@@ -3,6 +3,7 @@
   amor train tiny/amor-mamba2 --data DATA --out RUN
   amor train my-recipe.toml --data DATA
   amor train tiny/mamba2 --data DATA --set lr.peak=1e-3 --steps 100
+  amor train recall/mqar                                a generated task, which needs no data
   amor train paper/180m --set model.name=transformer --dry-run
   torchrun --nproc-per-node 2 -m amor train tiny/amor-mamba2 --data DATA --set distributed=ddp
 

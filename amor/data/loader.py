@@ -20,9 +20,15 @@ from amor.errors import AmorError
 
 
 class Source(Protocol):
-    """Where batches come from: Batches, or what stands for them."""
+    """Where batches come from: Batches, Generated, or what stands for them."""
 
     def rows(self, step: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class Judging(Source, Protocol):
+    """A source of what a model is judged by, too."""
+
+    def text(self, step: int, first: int, last: int, end_of_text: int | None = None) -> "Windows": ...
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Windows:
     targets: torch.Tensor  # [n, T] one further
     reset: torch.Tensor | None = None  # [n, T] true where a document begins; None: documents run on
     source: str = ""  # where the text is from, for people
+    asked: torch.Tensor | None = None  # [n, T] the number of the question a target answers, 0: none; None: nothing is asked
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -52,8 +59,8 @@ class Windows:
         return self._each(lambda t: t.to(device))
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Windows":
-        reset = None if self.reset is None else change(self.reset)
-        return replace(self, tokens=change(self.tokens), targets=change(self.targets), reset=reset)
+        reset, asked = (None if t is None else change(t) for t in (self.reset, self.asked))
+        return replace(self, tokens=change(self.tokens), targets=change(self.targets), reset=reset, asked=asked)
 
 
 class Batches:
@@ -105,6 +112,10 @@ class Batches:
         """Rows first .. last - 1 of the global batch of a step: tokens [n, T] and the targets one further [n, T]."""
         held = self._held(self.places(step, first, last))
         return held[:, :-1].contiguous(), held[:, 1:].contiguous()
+
+    def text(self, step: int, first: int = 0, last: int | None = None, end_of_text: int | None = None) -> Windows:
+        """The same rows as windows to be judged; with an end-of-text token given, documents stand apart."""
+        return paired(*self.rows(step, first, last), end_of_text)
 
     def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """One window by its place in the stream, for reading a split in order: tokens [1, T], targets [1, T]."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from amor.data.loader import Source, Windows, cut, paired
+from amor.data.loader import Judging, Windows, cut
 from amor.data.shards import Shards, dtype_for
 from amor.data.tokenizer import tokenizer_hash
 from amor.errors import AmorError
@@ -46,7 +46,7 @@ def of_text(ids: Sequence[int]) -> Windows:
 class Drawn:
     """Rows first .. last - 1 of the first batch of a source, read when they are asked for: what evaluation judges by."""
 
-    source: Source
+    source: Judging
     first: int
     last: int
     end_of_text: int | None = None  # given: documents stand apart
@@ -56,7 +56,7 @@ class Drawn:
 
     def __getitem__(self, rows: slice) -> Windows:
         start, stop, _ = rows.indices(len(self))
-        return paired(*self.source.rows(0, self.first + start, self.first + stop), self.end_of_text)
+        return self.source.text(0, self.first + start, self.first + stop, self.end_of_text)
 
 
 def about(windows: Windows) -> AboutText:

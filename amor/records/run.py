@@ -42,6 +42,14 @@ class Step(typed.File, frozen=True, omit_defaults=True):
     blocks: Blocks = ()
 
 
+class Answered(Part, frozen=True, omit_defaults=True):
+    """The questions of a generated task: the share of right tokens, and of tokens that fired, a block."""
+
+    accuracy: typed.Share
+    tokens: Steps  # of answers
+    fire: tuple[typed.Share, ...] = ()
+
+
 class Valid(Part, frozen=True, omit_defaults=True):
     """What an evaluation found; None where the loss is not finite."""
 
@@ -49,6 +57,7 @@ class Valid(Part, frozen=True, omit_defaults=True):
     perplexity: Perplexity | None
     tokens: Steps
     fire: tuple[typed.Share, ...] = ()
+    answered: Answered | None = None
 
 
 class Judged(Valid, frozen=True, kw_only=True, omit_defaults=True):

@@ -34,7 +34,7 @@ class Story:
         self.machine = run.read_machine()
         self.steps, self.evals = measured(run)
         self.events = list(run.read_events())
-        self.found = run.read_findings()
+        self.found, self.recall = run.read_findings(), run.read_recall()
         self.folder = run.folder
         if self.found and len(self.found.blocks) != self.blocks:
             raise AmorError(f"{run.findings}: of {len(self.found.blocks)} blocks, where {run.metrics} has {self.blocks}")
@@ -104,6 +104,8 @@ def facts(story: Story) -> dict[str, str]:
         found |= {"validation loss": f"{valid.nll:.3f}", "validation perplexity": f"{valid.perplexity:,.1f}"}
     if story.found and story.found.unigram and story.found.unigram.perplexity is not None:
         found["perplexity of token frequencies"] = f"{story.found.unigram.perplexity:,.0f}"
+    if story.recall and story.recall.token.mean is not None:
+        found |= {"right answers": f"{story.recall.token.mean:.1%}", "right by chance": f"{story.recall.chance:.1%}"}
     if story.blocks:
         found["tokens that fire, all blocks"] = f"{statistics.mean(b.fire for b in last.blocks):.1%}"
     if story.found and story.found.attention:

@@ -1,10 +1,12 @@
-"""The data of a run: batches to learn from, windows to be judged by, checked before the first step."""
+"""The data of a run, text or a generated task: batches to learn from, windows to be judged by, checked before the first step."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from amor.data.generated import Generated
 from amor.data.loader import Batches
 from amor.data.shards import Shards, splits
+from amor.data.tasks.base import read_task
 from amor.errors import AmorError
 from amor.train.distributed import Team
 from amor.train.recipe import Recipe
@@ -17,14 +19,16 @@ if TYPE_CHECKING:
 class Data:
     """Batches to learn from and windows to be judged by."""
 
-    train: Batches
-    valid: Batches | None
-    end_of_text: int
-    tokenizer: "Tokenizer"
+    train: Batches | Generated
+    valid: Batches | Generated | None
+    end_of_text: int | None  # None: a row is a document
+    tokenizer: "Tokenizer | None"  # None: tokens that stand for no text
 
     @classmethod
     def open(cls, recipe: Recipe, team: Team) -> "Data":
         """Everything that can be wrong with the data is found here, before the first step."""
+        if recipe.task:
+            return cls.made(recipe, team)
         if not recipe.data:
             raise AmorError("the recipe names no data; give --data FOLDER, written by `amor prepare`")
         shards, judged = splits(recipe.data)
@@ -37,6 +41,15 @@ class Data:
                 split.verify()
         valid = None if judged is None else _windows(judged, recipe, team)
         return cls(Batches(shards, recipe.context, recipe.batch, recipe.seed), valid, shards.end_of_text, shards.tokenizer())
+
+    @classmethod
+    def made(cls, recipe: Recipe, team: Team) -> "Data":
+        """Of a task: nothing is read, and as many rows as are asked for are watched."""
+        task, valid = read_task(recipe.task), None
+        if recipe.eval.every:
+            rows = max(recipe.eval.windows // team.world, 1) * team.world
+            valid = Generated(task, rows, recipe.seed, "valid")
+        return cls(Generated(task, recipe.batch, recipe.seed), valid, None, None)
 
 
 def _windows(judged: Shards, recipe: Recipe, team: Team) -> Batches:

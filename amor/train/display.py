@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from amor.records.run import Evaluated, Event, GateLine, Step
 from amor.train.recipe import Recipe
-from amor.train.watch import Begun, Ended, Lines, Observer, Saved, learned, number
+from amor.train.watch import Begun, Ended, Lines, Observer, Saved, answers, learned, number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -133,7 +133,8 @@ class Display(Observer):
 
     def on_eval(self, metrics: Evaluated) -> None:
         valid = metrics.valid
-        self.valid = f"{number(valid.nll, '.4f')}, perplexity {number(valid.perplexity, '.1f')} at step {metrics.step:,}"
+        words = f"{number(valid.nll, '.4f')}, perplexity {number(valid.perplexity, '.1f')}{answers(valid)}"
+        self.valid = f"{words} at step {metrics.step:,}"
 
     def on_checkpoint(self, saved: Saved) -> None:
         self.saved = f"step {saved.step:,}"

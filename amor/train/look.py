@@ -1,15 +1,21 @@
-"""A look at a run: what the model of its newest checkpoint shows on held-out text, written to RUN/findings.json."""
+"""A look at a run: what the model of its newest checkpoint shows on held-out text, written to RUN/findings.json.
+
+Of a run that learned a generated task: what it recalls, written to RUN/recall.json.
+"""
 
 from dataclasses import replace
 from pathlib import Path
 
 from amor.data.loader import Batches
 from amor.data.shards import splits
+from amor.data.tasks.base import read_task
 from amor.errors import AmorError
 from amor.judge.findings import TOKENS, Held, find
+from amor.judge.recall import recall
 from amor.judge.windows import Drawn
-from amor.models.folder import load, resolve
+from amor.models.folder import load, load_model, resolve
 from amor.records.findings import Findings
+from amor.records.recall import Recall
 from amor.run import Run
 from amor.train.checkpoint import read_training
 from amor.train.recipe import Recipe
@@ -20,6 +26,8 @@ from amor.train.step import boundary
 def look(run: Run, data: str | None = None) -> Findings:
     """What was found, which is also written into the run. data: where the run's data is now."""
     recipe = recipe_of(run)
+    if recipe.task:
+        raise AmorError(f"{run.folder} learned task {recipe.task['kind']}, not a text; amor recall {run.folder} tells how well")
     recipe = replace(recipe, data=data) if data else recipe
     folder = resolve(run.folder)
     model, tokenizer = load(folder)
@@ -27,6 +35,13 @@ def look(run: Run, data: str | None = None) -> Findings:
         raise AmorError(f"{folder} holds no tokenizer.json, so its tokens cannot be shown as text")
     found = find(model, tokenizer, held_out(recipe), read_training(folder).step)
     run.write(run.findings, found)
+    return found
+
+
+def look_back(run: Run) -> Recall:
+    """What the newest model of a task's run recalls of rows that it never met, which is also written into the run."""
+    found = recall(load_model(run.folder).eval(), read_task(recipe_of(run).task))
+    run.write(run.recall, found)
     return found
 
 

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from amor import typed
-from amor.checks import Context, Seed
+from amor.checks import MOST_LAYERS, Context, Seed
 from amor.config import Config, flat
+from amor.data.tasks.base import read_task
 from amor.errors import AmorError, nearest
 from amor.presets import preset
 
@@ -33,6 +34,7 @@ Steps = Annotated[int, Meta(ge=0, le=2**40)]
 Every = Annotated[int, Meta(ge=1, le=2**40)]
 Beta = Annotated[float, Meta(ge=0, lt=1)]
 Size = Annotated[float, Meta(ge=0, le=1e9)]
+Depth = Annotated[int, Meta(ge=0, le=MOST_LAYERS)]
 Rate = Annotated[float, Meta(ge=0, le=1e3)]
 AboveZero = Annotated[float, Meta(gt=0, le=1e9)]
 
@@ -43,6 +45,7 @@ class Model:
 
     name: Word = "amor-mamba2"
     scale: Word = "tiny"
+    depth: Depth = 0  # layers; 0: as many as the scale has
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,6 +106,7 @@ class Recipe:
     name: Annotated[Word, Meta(min_length=1)] = "run"
     model: Model = Model()
     data: Word = ""  # a folder of `amor prepare`: train/ and, for evaluation, valid/
+    task: Mapping[str, Any] = field(default_factory=dict)  # instead of data: a generated task's kind and options
     documents: str = "joined"  # "apart": a document sees nothing of the one before it in its window
     context: Context = 256
     batch: Sequences = 16  # sequences an optimiser step, over all micro-batches and ranks
@@ -126,10 +130,28 @@ class Recipe:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise AmorError(f"{name}: no {getattr(self, name)!r}; {nearest(getattr(self, name), choices)}")
+        if self.task:
+            self._as_the_task_is()
         if (self.steps > 0) == (self.tokens > 0):
             raise AmorError(f"give steps or tokens, one of the two, above 0; here steps = {self.steps}, tokens = {self.tokens}")
         if not self.total_steps:
             raise AmorError(f"tokens is {self.tokens:,}, less than one step of {self.step_tokens:,}")
+
+    def _as_the_task_is(self) -> None:
+        """A task says how long its rows are and how many tokens there are; every option of it is written out."""
+        if self.data:
+            raise AmorError(f"data {self.data!r} and a task are given; a run learns from one of the two")
+        task = read_task(self.task)
+        if self.context not in (type(self).context, task.length):
+            raise AmorError(f"context {self.context}: rows of task {task.kind} are {task.length} tokens long; leave context away")
+        vocab = flat(self.model.changes).get("vocab", task.vocab)
+        if isinstance(vocab, int) and vocab < task.vocab:
+            raise AmorError(
+                f"model.changes.vocab {vocab}: task {task.kind} has {task.vocab} tokens; leave it away, or give as many"
+            )
+        model = dataclasses.replace(self.model, changes={**self.model.changes, "vocab": vocab})
+        for key, value in {"task": task.tree, "context": task.length, "model": model}.items():
+            object.__setattr__(self, key, value)
 
     @property
     def step_tokens(self) -> int:
@@ -141,7 +163,8 @@ class Recipe:
 
     def config(self) -> Config:
         # not by keywords of preset, which has a name and a scale of its own
-        return preset(self.model.name, self.model.scale).change(**{"context": self.context, **flat(self.model.changes)})
+        base = preset(self.model.name, self.model.scale, self.model.depth or None)
+        return base.change(**{"context": self.context, **flat(self.model.changes)})
 
     def to_dict(self) -> dict[str, Any]:
         tree = dataclasses.asdict(self)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from amor.records import Part
-from amor.records.run import Evaluated, Event, Judged, Line, Step
+from amor.records.run import Evaluated, Event, Judged, Line, Step, Valid
 from amor.run import Run
 from amor.train.recipe import Recipe
 
@@ -115,7 +115,7 @@ class Lines(Observer):
     def on_eval(self, metrics: Evaluated) -> None:
         valid = metrics.valid
         words = "is not finite" if valid.nll is None else f"{valid.nll:.4f}, perplexity {number(valid.perplexity, '.2f')}"
-        self.say(f"step {metrics.step:>6}  valid nll {words}")
+        self.say(f"step {metrics.step:>6}  valid nll {words}{answers(valid)}")
 
     def on_checkpoint(self, saved: Saved) -> None:
         self.say(f"step {saved.step:>6}  checkpoint {saved.folder} ({saved.seconds:.1f} s)")
@@ -126,6 +126,15 @@ class Lines(Observer):
 
 def learned(metrics: Step) -> str:
     return f"loss {number(metrics.loss, '.4f')}  lr {metrics.lr:.2e}  norm {number(metrics.grad_norm, '.2f')}"
+
+
+def answers(valid: Valid) -> str:
+    """What of a task's questions was answered, and how often gates fired on them, as the end of a line."""
+    found = valid.answered
+    if found is None:
+        return ""
+    fires = f", fires on {'/'.join(f'{100 * rate:.0f}' for rate in found.fire)} % of the questions" if found.fire else ""
+    return f", right {100 * found.accuracy:.1f} %{fires}"
 
 
 def number(value: float | None, form: str = ".3f") -> str:

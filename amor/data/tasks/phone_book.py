@@ -1,0 +1,67 @@
+"""A phone book: entries of first name, last name and a number of several digits; then some names, whose numbers are asked for.
+
+No two entries have the same two names, but many share one of them: who looks for one name alone finds the wrong number.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from amor.data.chance import Chance
+from amor.data.tasks.base import Drawn, Loss, Some, Task, Words, ask, at_most, blank, joined
+from amor.errors import AmorError
+
+DIGITS, MARK = 10, 10  # tokens 0 .. 9, and the mark before a question; names follow
+FIRST = MARK + 1
+
+
+@dataclass(frozen=True)
+class PhoneBookOptions:
+    vocab: Words = 27  # digits, a mark, and names
+    entries: Some = 8
+    digits: Annotated[int, Meta(ge=1, le=64)] = 4
+    queries: Some = 2
+    loss: Loss = "questions"
+
+    @property
+    def names(self) -> int:
+        return self.vocab - FIRST
+
+    @property
+    def length(self) -> int:
+        """Every token but the last is read."""
+        return self.entries * (2 + self.digits) + self.queries * (3 + self.digits) - 1
+
+    def check(self) -> None:
+        if self.names < 1:
+            raise AmorError(
+                f"phone-book: vocab {self.vocab} holds no names beside ten digits and a mark; give at least {FIRST + 1}"
+            )
+        at_most("phone-book: entries", self.entries, self.names**2, f"{self.names} names make no more pairs")
+        at_most("phone-book: queries", self.queries, self.entries, "an entry is asked for once")
+
+
+class PhoneBook(Task):
+    kind = "phone_book"
+    Options = PhoneBookOptions
+    options: PhoneBookOptions
+
+    @property
+    def chance(self) -> float:
+        return 1 / DIGITS
+
+    def draw(self, chance: Chance) -> Drawn:
+        o, rows = self.options, chance.rows
+        names = np.stack(np.divmod(chance.distinct(o.names**2, o.entries), o.names), axis=2) + FIRST
+        numbers = chance.below(DIGITS, o.entries * o.digits).reshape(rows, o.entries, o.digits)
+        book = np.concatenate([names, numbers], axis=2)
+        which = chance.distinct(o.entries, o.queries)[:, :, None]
+        marks = np.full((rows, o.queries, 1), MARK)
+        questions = np.concatenate([marks, np.take_along_axis(book, which, 1)], axis=2)
+        tokens = np.concatenate([joined(book), joined(questions)], axis=1)
+        places = o.entries * (2 + o.digits) + np.arange(o.queries)[:, None] * (3 + o.digits) + 2 + np.arange(o.digits)
+        answers, asked = blank(rows, o.length)
+        ask(answers, asked, tokens, np.broadcast_to(places, (rows, *places.shape)))
+        return Drawn(tokens, answers, asked)

@@ -1,0 +1,47 @@
+"""Selective copying: symbols among blanks, then a mark, then the symbols in their order without the blanks.
+
+As in Mamba's task the symbols stand anywhere; as in a text, each symbol that was to be said is read before the next one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amor.data.chance import Chance
+from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, Words, ask, at_most, blank
+
+BLANK, MARK, FIRST = 0, 1, 2  # tokens; symbols follow
+
+
+@dataclass(frozen=True)
+class SelectiveCopyOptions:
+    vocab: Words = 18  # a blank, a mark, and symbols
+    length: Length = 64
+    symbols: Some = 8  # to be copied
+    loss: Loss = "questions"
+
+    def check(self) -> None:
+        why = f"a length of {self.length:,} holds the symbols twice"
+        at_most("selective-copy: symbols", self.symbols, self.length // 2, why)
+
+
+class SelectiveCopy(Task):
+    kind = "selective_copy"
+    Options = SelectiveCopyOptions
+    options: SelectiveCopyOptions
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self.vocab - FIRST)
+
+    def draw(self, chance: Chance) -> Drawn:
+        o = self.options
+        body = o.length - o.symbols
+        symbols = chance.below(o.vocab - FIRST, o.symbols) + FIRST
+        tokens = np.full((chance.rows, o.length + 1), BLANK, dtype=np.int64)
+        np.put_along_axis(tokens, np.sort(chance.distinct(body, o.symbols), axis=1), symbols, 1)
+        tokens[:, body] = MARK
+        tokens[:, body + 1 :] = symbols
+        answers, asked = blank(chance.rows, o.length)
+        ask(answers, asked, tokens, np.broadcast_to(np.arange(body, o.length), (chance.rows, 1, o.symbols)))
+        return Drawn(tokens, answers, asked)

@@ -1,0 +1,46 @@
+"""RUN/recall.json: how well a model answers the questions of a generated task, and where its gates fired."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from amor import typed
+from amor.records import MOST_BLOCKS, Amount, Number, Part, Steps, Words
+
+
+class Mean(Part, frozen=True):
+    """A mean and its standard error over rows; None where it is not finite, or where there is one row."""
+
+    mean: Number | None
+    se: Amount | None
+
+
+class Rate(Part, frozen=True):
+    """The share of tokens that one block fired on."""
+
+    questions: typed.Share
+    elsewhere: typed.Share
+
+
+class StateSize(Part, frozen=True):
+    """Numbers that a row's state holds."""
+
+    fixed: Steps  # recurrent states and windows of convolutions, however much was read
+    a_token: Steps  # keys and values, for each token that was read
+
+
+class Recall(typed.File, frozen=True):
+    model: Words
+    task: dict[str, Any]  # its kind and options
+    gate: Words | None  # the kind of the gates that decided; None: no blocks
+    seed: int
+    rows: Steps
+    questions: Steps  # a row
+    answers: Steps  # tokens of them, a row
+    chance: typed.Share  # accuracy of who knows which tokens are answers, and no more
+    token: Mean  # accuracy of the best token at every token of an answer
+    whole: Mean  # share of the questions of which every token is right
+    nll_questions: Mean  # nats a token of an answer
+    nll_elsewhere: Mean
+    blocks: Annotated[tuple[Rate, ...], Meta(max_length=MOST_BLOCKS)]
+    state: StateSize
