@@ -12,9 +12,9 @@ from written_out import entropy, weights_of, written_out
 import amor
 from amor.decode.engine import Engine
 from amor.decode.savings import Savings
-from amor.presets import ABLATION_NAMES, NAMES, SCALES
+from amor.presets import ABLATION_NAMES, NAMES, SCALES, VARIANT_NAMES
 
-ALL = NAMES + ABLATION_NAMES
+ALL = NAMES + ABLATION_NAMES + VARIANT_NAMES
 COMPUTE = ("auto", "full_with_mask", "true_sparse")
 SAVINGS = {"default": Savings(), "none": Savings.none()}
 TEXT = tokens(3, 40, seed=7)
