@@ -34,7 +34,8 @@ def test_a_stirred_model_has_nothing_uniform_and_predicts_more_than_the_token_it
         assert steps.min() < -2 and ((steps > 0) & (steps < 20)).any() and (steps > 20).any()
     out = model(text)
     assert (model.logits(out.hidden).argmax(-1) == text).float().mean() < 0.2
-    assert name.endswith("nogate") or all(0.2 < gate.fire.float().mean() < 0.6 for gate in out.gates)
+    least = 0.1 if name.endswith("gain") else 0.2  # that one aims at 0.22
+    assert name.endswith("nogate") or all(least < gate.fire.float().mean() < 0.6 for gate in out.gates)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -309,7 +310,9 @@ def test_whoever_watches_the_last_attention_sees_it_run_though_only_the_last_tok
 def test_declared_state_bytes_are_those_held(name, context):
     model = small(name)
     assert model(tokens(1, context)).state.nbytes == model.cost(context).state_held
-    assert model.cost(context).weights - sum(p.numel() for p in model.parameters()) == 211 * 64 * len(model.each_block())
+    probes = sum(1 for block in model.each_block() if block.gate.needs)
+    assert model.cost(context).weights - sum(p.numel() for p in model.parameters()) == 211 * 64 * probes
+    assert (probes == 3) == (name in [n for n in AMORS if not n.endswith(("classic", "nogate", "once", "gain"))])
 
 
 def test_wrong_calls_are_refused_with_a_reason():

@@ -33,7 +33,7 @@ class GainOptions:
 
 
 class Gain(Adaptive):
-    """Until enough was measured, and firing made any difference, it explores: fires at its rate on positions drawn anew each step."""
+    """Until enough was measured and firing has made a difference it explores: at its rate, on positions drawn anew each step."""
 
     kind = "gain"
     Options = GainOptions

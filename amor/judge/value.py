@@ -15,8 +15,8 @@ from torch import Tensor
 
 from amor.data.loader import Windows
 from amor.errors import AmorError
+from amor.gates import words
 from amor.gates.base import Gate
-from amor.gates.words import aimed
 from amor.judge.gates import own_gates
 from amor.judge.loop import ROWS
 from amor.judge.policies import Reader, largest, shuffled
@@ -199,7 +199,7 @@ def level(nll: Tensor) -> Level:
 def all_aimed(gates: Sequence[Gate], rate: float) -> tuple[list[Gate], str]:
     """Copies of gates set to a firing rate, or none and why not."""
     try:
-        return [aimed(gate, rate) for gate in gates], ""
+        return words.all_aimed(gates, rate), ""
     except AmorError as error:
         return [], str(error)
 

@@ -50,7 +50,7 @@ class Watching(Protocol):
     """Whoever wants to know what a block does to tokens of its choice."""
 
     def __call__(self, h: Tensor, x: Tensor, fired: Callable[[Tensor, Tensor, Place], Tensor]) -> None:
-        """The residual and x [B, T, D], and the residual of some tokens [n, D] after firing, from theirs and what is read of it."""
+        """The residual and x [B, T, D], and what the residual of some tokens is after firing, all [n, D]."""
 
 
 class Block(nn.Module):
@@ -120,7 +120,7 @@ class Block(nn.Module):
         return h + self.mlp(self.mlp_norm(h))
 
     def fired_only(self, h: Tensor, x: Tensor, k: Tensor, v: Tensor, layout: Layout, fire: Tensor) -> Tensor:
-        here = rows, columns = fire.nonzero(as_tuple=True)
+        here = rows, columns = fire.nonzero().unbind(1)
         if not len(rows) and not torch.is_grad_enabled():  # in training weights that did nothing get a gradient of 0
             return h
         flat, tokens = rows * fire.shape[1] + columns, h.flatten(0, 1)  # one index: selected and added to far faster than by two
