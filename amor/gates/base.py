@@ -73,7 +73,7 @@ class Gate(nn.Module):
         """Take in the scores of one optimiser step: every real token of the global batch."""
 
     def learn(self, x: Tensor, gain: Tensor) -> None:
-        """Take in the gains [n] measured on a sample of the tokens of one optimiser step, and what the block read there [n, D]."""
+        """Take in the gains [n] measured on some tokens of one optimiser step, and what the block read there, [n, D]."""
 
     def aim(self, rate: float | None) -> None:
         """Fire on about this share of tokens from now on; None goes back to the trained threshold."""

@@ -120,11 +120,11 @@ class Block(nn.Module):
         return h + self.mlp(self.mlp_norm(h))
 
     def fired_only(self, h: Tensor, x: Tensor, k: Tensor, v: Tensor, layout: Layout, fire: Tensor) -> Tensor:
-        here = rows, columns = fire.nonzero().unbind(1)
+        rows, columns = fire.nonzero(as_tuple=True)
         if not len(rows) and not torch.is_grad_enabled():  # in training weights that did nothing get a gradient of 0
             return h
         flat, tokens = rows * fire.shape[1] + columns, h.flatten(0, 1)  # one index: selected and added to far faster than by two
-        a = self.attended(k, v, layout, x.flatten(0, 1).index_select(0, flat), here)
+        a = self.attended(k, v, layout, x.flatten(0, 1).index_select(0, flat), (rows, columns))
         if self.mlp is None:  # added in place: what flows back through the residual stays as it is
             return tokens.index_add(0, flat, (self.alpha.sigmoid().to(a.dtype) * a).to(h.dtype)).view_as(h)
         return tokens.index_copy(0, flat, self.update(tokens.index_select(0, flat), a)).view_as(h)
