@@ -66,6 +66,9 @@ def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return out
 
 
+CHOICES = {"first": ("plain", "prenorm"), "probe": ("block", "final"), "decide": ("each", "once")}  # words of Blocks
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The K gated attention blocks behind the backbone. count = 0 means a plain backbone."""
@@ -77,10 +80,13 @@ class Blocks:
     rope_theta: checks.Theta = 10_000.0
     gate: str = "entropy"
     gate_options: Mapping[str, Any] = field(default_factory=dict)
+    probe: str = "block"  # what gates ask the head about: what the "block" reads, or the "final" norm of the residual before it
+    decide: str = "each"  # "each" block has a gate, or "once": the one of block 0 decides for all
 
     def check(self, width: int) -> None:
-        if self.first not in ("plain", "prenorm"):
-            raise AmorError(f"blocks.first: no {self.first!r}; {nearest(self.first, ['plain', 'prenorm'])}")
+        for key, words in CHOICES.items():
+            if getattr(self, key) not in words:
+                raise AmorError(f"blocks.{key}: no {getattr(self, key)!r}; {nearest(getattr(self, key), words)}")
         if self.count:
             divides("blocks.head_size", width, self.head_size, "head size")
             even_heads("blocks.head_size", self.head_size)

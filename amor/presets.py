@@ -1,10 +1,11 @@
-"""The eight architectures at four scales, and the paper's ablations, as data.
+"""The eight architectures at four scales, the paper's ablations and our variants, as data.
 
 The pattern of layers follows the paper: a serial hybrid replaces the mixer by attention at some layers, a fused hybrid
 runs attention beside Mamba2 at the first, a middle and the last layer, AMOR adds three gated blocks behind the backbone.
 Any other mixer the registry finds is an architecture by its own name, everywhere; with `amor-` before it, behind gated blocks.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from amor import registry
@@ -42,9 +43,24 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "mlp": {"blocks.mlp": True},
 }
 
+# what is ours: where the gate looks, how often it decides, what it predicts (docs/gate.md)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "final": {"blocks.probe": "final"},
+    "once": {"blocks.decide": "once"},
+    "gain": {"blocks.gate": "gain", "blocks.decide": "once"},
+}
+CHANGES = ABLATIONS | VARIANTS
+
 NAMES = tuple(ARCHITECTURES)
-ABLATION_NAMES = tuple(f"{name}-{ablation}" for name in NAMES if name.startswith("amor-") for ablation in ABLATIONS)
 GATED_BLOCKS = 3
+
+
+def _changed(names: Iterable[str], changes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{name}-{change}" for name in names if name.startswith("amor-") for change in changes)
+
+
+ABLATION_NAMES = _changed(NAMES, ABLATIONS)
+VARIANT_NAMES = _changed(NAMES, VARIANTS)
 
 
 def more_names() -> tuple[str, ...]:
@@ -55,9 +71,9 @@ def more_names() -> tuple[str, ...]:
 
 
 def every_name() -> tuple[str, ...]:
-    """Every preset there is, ablations included."""
+    """Every preset there is, ablations and variants included."""
     more = more_names()
-    return NAMES + ABLATION_NAMES + more + tuple(f"{n}-{a}" for n in more if n.startswith("amor-") for a in ABLATIONS)
+    return NAMES + ABLATION_NAMES + VARIANT_NAMES + more + _changed(more, CHANGES)
 
 
 def architecture(name: str) -> tuple[str, str, dict[int, tuple[int, ...]], int]:
@@ -68,14 +84,14 @@ def architecture(name: str) -> tuple[str, str, dict[int, tuple[int, ...]], int]:
 
 
 def preset(name: str, scale: str, depth: int | None = None, /, **changes: Any) -> Config:
-    """A named architecture or ablation ('amor-mamba2-classic') at a scale, with any key changed; depth: layers, if others."""
+    """A named architecture, ablation or variant ('amor-mamba2-classic') at a scale, with any key changed; depth: of layers."""
     if scale not in SCALES:
         raise AmorError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
     if name not in every_name():
         raise AmorError(f"no model {name!r}; {nearest(name, every_name())}")
-    base, _, ablation = name.rpartition("-")
-    if ablation not in ABLATIONS:
-        base, ablation = name, ""
+    base, _, change = name.rpartition("-")
+    if change not in CHANGES:
+        base, change = name, ""
     size = SCALES[scale]
     config = Config(
         name=f"{name}-{scale}",
@@ -85,7 +101,7 @@ def preset(name: str, scale: str, depth: int | None = None, /, **changes: Any) -
         context=size["context"],
         pattern=pattern(base, size["depth"] if depth is None else depth),
     ).change(**{"blocks.count": architecture(base)[3]})
-    return config.change(**ABLATIONS.get(ablation, {})).change(**changes)
+    return config.change(**CHANGES.get(change, {})).change(**changes)
 
 
 def pattern(name: str, depth: int) -> tuple[str, ...]:

@@ -30,6 +30,9 @@ SMALL = {
     "blocks.head_size": 16,
 }
 
+# a variant changes the gate and nothing of the mixer: one backbone stands for all, and another for the one that learns
+VARIED = ("amor-mamba2-final", "amor-mamba2-once", "amor-mamba2-gain", "amor-gated-deltanet-gain")
+
 
 def close(a: Tensor, b: Tensor, what: str = "values", dtype: torch.dtype | None = None) -> None:
     """a and b are the same numbers, computed in two ways."""

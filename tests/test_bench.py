@@ -130,12 +130,15 @@ def test_products_are_counted_whoever_multiplies() -> None:
 
 
 def test_amor_is_compared_with_its_own_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = dict.fromkeys(NAMES, 3.0) | {"amor-mamba2": 3.9, "amor-gated-deltanet": 4.1}
+    slower = {"amor-mamba2": 3.9, "amor-gated-deltanet": 4.1, "amor-mamba2-once": 3.2, "amor-mamba2-gain": 3.1}
+    taken = dict.fromkeys(NAMES, 3.0) | slower
     monkeypatch.setattr(train, "alternate", lambda sides, *_, **__: {name: of_rounds([taken[name], 5.0]) for name in sides})
     row = train.throughput(Table("train", quick=False), 1, batch=2, micro_batch=2, context=8)
     assert {name: ratio.best for name, ratio in row.ratios.items()} == {
         "amor-mamba2 over its backbone": pytest.approx(3 / 3.9),
         "amor-gated-deltanet over its backbone": pytest.approx(3 / 4.1),
+        "amor-mamba2-once over its backbone": pytest.approx(3 / 3.2),
+        "amor-mamba2-gain over its backbone": pytest.approx(3 / 3.1),
     }
     assert row.found["tokens/s, mamba2"] == pytest.approx(16 / 3)
     assert row.found["firing rate, amor-mamba2"] > 0, "gates decide as in training"

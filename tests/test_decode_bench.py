@@ -46,6 +46,21 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     assert [block.gate for block in model.each_block()] == own
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "cheap"), [("amor-mamba2-final", 1, 4), ("amor-mamba2-once", 1, 2), ("amor-mamba2-gain", 0, 1)]
+)
+def test_variants_are_simulated_with_the_passes_over_the_head_that_they_need(name, more, cheap):
+    """Exact: one a token, and `more` where blocks fire. Of the copy, read for one vector at a time: `cheap` a token."""
+    model = small(name)
+    rounds = Rounds(Engine(model, Savings()), filled(model, 50, 32), 0.22)
+    spent = rounds.spend()
+    assert rounds.engine.tally.fired == [rounds.fired] * 3 and rounds.fired == 4
+    assert spent.head_passes * rounds.tokens == pytest.approx(rounds.tokens + more * rounds.fired)
+    assert spent.head_passes == pytest.approx(model.head_passes(rounds.rate))
+    apart = Rounds(Engine(model, Savings(joint=False, cheap=True)), filled(model, 50, 32), 0.22, best=True)
+    assert apart.spend().cheap_passes == pytest.approx(cheap)
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.22, 1.0])
 def test_simulated_doubts_of_the_copy_are_as_many_as_measured(rate):
     model = small("amor-mamba2")
@@ -138,14 +153,18 @@ def test_the_crossing_with_a_serial_hybrid_at_440m_is_judged_by_pairs(longest, b
 
 
 def test_the_command_runs_and_its_table_and_figure_read_its_file(tmp_path, capsys):
-    words = ["--quick", "--rounds", "1", "--contexts", "32,64", "--models", "mamba2,mamba2-serial,amor-mamba2"]
+    names = "mamba2,mamba2-serial,amor-mamba2,amor-mamba2-gain"
+    words = ["--quick", "--rounds", "1", "--contexts", "32,64", "--models", names]
     out = tmp_path / "decode.json"
     assert main(["bench", "decode", *words, "--parts", "contexts,memory", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found == json.loads(out.read_text())
-    assert {c["label"] for c in found["curves"]} == {"mamba2", "mamba2-serial", "amor-mamba2 f=0.22", "amor-mamba2 f=0.4"}
+    gated = {f"{name} f={rate}" for name in ("amor-mamba2", "amor-mamba2-gain") for rate in (0.22, 0.4)}
+    assert {c["label"] for c in found["curves"]} == {"mamba2", "mamba2-serial"} | gated
+    assert {one["gated"] for one in found["crossings"]} == gated
     assert main(["report", str(out)]) == 0
-    assert "| amor-mamba2 f=0.22 |" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "| amor-mamba2 f=0.22 |" in said and "| amor-mamba2-gain f=0.22 over mamba2-serial |" in said
     pytest.importorskip("matplotlib")
     assert main(["report", str(out), "--figure", str(tmp_path / "decode.png")]) == 0
     assert (tmp_path / "decode.png").stat().st_size > 1000

@@ -70,8 +70,28 @@ def prompts_of(lengths):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("switched", SWITCHED)
 def test_text_and_decisions_are_the_full_forward_s_with_every_saving_on_and_off(name, switched):
-    model = small(name)
-    engine = Engine(model, SWITCHED[switched], policy=Fixed(SWITCHED[switched].foresee))
+    writes_as_it_reads(small(name), SWITCHED[switched])
+
+
+FINAL = {"blocks.probe": "final"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "switched"),
+    [
+        *(("amor-mamba2", FINAL, how) for how in ("default", "every saving", "no joint", "no foresee", "the model's forward")),
+        *(("amor-mamba2", {"blocks.decide": "once"}, how) for how in ("every saving", "no joint", "the model's forward")),
+        *(("amor-gated-deltanet-gain", {"blocks.decide": how}, "every saving") for how in ("each", "once")),
+        ("amor-mamba2", FINAL | {"blocks.decide": "once", "blocks.first": "prenorm"}, "every saving"),
+        ("amor-mamba2-mlp", FINAL | {"blocks.gate": "margin"}, "default"),
+    ],
+)
+def test_variants_write_as_they_read(name, changes, switched):
+    writes_as_it_reads(small(name, **changes), SWITCHED[switched])
+
+
+def writes_as_it_reads(model, savings):
+    engine = Engine(model, savings, policy=Fixed(savings.foresee))
     for lengths, chunk, best in (((19,), 512, False), ((19,), 512, True), (LENGTHS, 8, False), (LENGTHS, 8, True)):
         prompts = prompts_of(lengths)
         text, fires = greedy(engine.prefill(prompts, chunk=chunk), 12, best)

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from laws import Largest, close, small, tokens
+from laws import VARIED, Largest, close, small, tokens
 
 import amor
 from amor import registry
 from amor.gates.base import Gate, Verdict
 from amor.judge.check import check
 from amor.ops import head
-from amor.presets import NAMES, every_name
+from amor.presets import NAMES, VARIANTS, every_name
 
-ALL = every_name()
+ALL = tuple(name for name in every_name() if not name.endswith(tuple(VARIANTS)) or name in VARIED)
 AMORS = [name for name in ALL if name.startswith("amor-")]
 
 
@@ -34,7 +34,8 @@ def test_a_stirred_model_has_nothing_uniform_and_predicts_more_than_the_token_it
         assert steps.min() < -2 and ((steps > 0) & (steps < 20)).any() and (steps > 20).any()
     out = model(text)
     assert (model.logits(out.hidden).argmax(-1) == text).float().mean() < 0.2
-    assert name.endswith("nogate") or all(0.2 < gate.fire.float().mean() < 0.6 for gate in out.gates)
+    least = 0.1 if name.endswith("gain") else 0.2  # that one aims at 0.22
+    assert name.endswith("nogate") or all(least < gate.fire.float().mean() < 0.6 for gate in out.gates)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,7 +96,7 @@ def test_at_init_the_residual_after_the_blocks_is_the_backbones_to_the_bit(name)
     model.final_norm.register_forward_hook(lambda module, args, out: after.append(args[0]))
     out = model(tokens(2, 70))
     assert all(gate.fire.any() for gate in out.gates)
-    assert torch.equal(after[0], before[0] if "prenorm" in name else model.norm_f(before[0]))
+    assert torch.equal(after[-1], before[0] if "prenorm" in name else model.norm_f(before[0]))  # gates may have asked it before
 
 
 @pytest.mark.parametrize("name", AMORS)
@@ -309,7 +310,9 @@ def test_whoever_watches_the_last_attention_sees_it_run_though_only_the_last_tok
 def test_declared_state_bytes_are_those_held(name, context):
     model = small(name)
     assert model(tokens(1, context)).state.nbytes == model.cost(context).state_held
-    assert model.cost(context).weights - sum(p.numel() for p in model.parameters()) == 211 * 64 * len(model.each_block())
+    probes = sum(1 for block in model.each_block() if block.gate.needs)
+    assert model.cost(context).weights - sum(p.numel() for p in model.parameters()) == 211 * 64 * probes
+    assert (probes == 3) == (name in [n for n in AMORS if not n.endswith(("classic", "nogate", "once", "gain"))])
 
 
 def test_wrong_calls_are_refused_with_a_reason():

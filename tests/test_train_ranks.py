@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 from laws import TOLERANCE
-from training import KilledError, Killer, left_by, small_recipe, trained
+from training import GAIN, KilledError, Killer, left_by, small_recipe, trained
 
 import amor
 from amor.data.loader import Batches
@@ -36,6 +36,8 @@ def _rank(rank, ports, data, out):
         os.environ["MASTER_PORT"] = str(next(ports))
         stop = Stopping(5)
         train(recipe_for(data, mode), out / f"{mode}-stopped", observers=[stop])
+    os.environ["MASTER_PORT"] = str(next(ports))
+    train(recipe_for(data, "fsdp", changes=GAIN), out / "gain")
 
 
 class Stopping(Killer):
@@ -60,7 +62,7 @@ def free_ports(count):
 def two(prepared, tmp_path_factory):
     """The folder where two ranks have left their runs."""
     out = tmp_path_factory.mktemp("two")
-    ports = free_ports(2 * len(MODES))
+    ports = free_ports(2 * len(MODES) + 1)
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_rank, args=(rank, ports, prepared, out)) for rank in range(2)]
     for process in ranks:
@@ -106,6 +108,13 @@ def test_two_ranks_are_one(prepared, two, one, mode):
     fired = decisions(one["folder"] / "latest", prepared)
     assert 0.05 < fired.float().mean() < 0.95
     assert torch.equal(decisions(two / mode / "latest", prepared), fired)
+
+
+def test_two_ranks_measure_what_one_does(prepared, two, tmp_path):
+    alone, both = trained(recipe_for(prepared, "none", changes=GAIN), tmp_path / "run"), left_by(two / "gain")
+    alike(alone, both)
+    assert alone["weights"]["blocks.0.gate.reach"] > 0, "it predicts"
+    assert int(both["weights"]["blocks.0.gate.measured"]) == 6 * 8
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
-from laws import TOLERANCE, close, small, tokens
+from laws import TOLERANCE, VARIED, close, small, tokens
 from written_out import entropy, weights_of, written_out
 
 import amor
@@ -14,7 +14,7 @@ from amor.decode.engine import Engine
 from amor.decode.savings import Savings
 from amor.presets import ABLATION_NAMES, NAMES, SCALES
 
-ALL = NAMES + ABLATION_NAMES
+ALL = NAMES + ABLATION_NAMES + VARIED
 COMPUTE = ("auto", "full_with_mask", "true_sparse")
 SAVINGS = {"default": Savings(), "none": Savings.none()}
 TEXT = tokens(3, 40, seed=7)
@@ -102,6 +102,8 @@ def test_the_texts_of_these_laws_meet_open_and_closed_gates():
         ("amor-mamba2-mlp", "attention, mamba2"),
         ("amor-gated-deltanet-prenorm", "gated_deltanet, attention"),
         ("amor-mamba2-prenorm", "mamba2 x2"),
+        ("amor-mamba2-final", "mamba2 x2"),
+        ("amor-mamba2-once", "mamba2 x2"),
         ("mamba2-fused", "mamba2, fused"),
     ],
 )

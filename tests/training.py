@@ -24,6 +24,9 @@ from amor.train.watch import Observer
 VOCAB = 257  # bytes and an end of text
 # a threshold that follows within a few steps, so that gates fire now and then from the first step to the last
 QUICK = {"blocks.gate_options": {"eta": 0.5}}
+FINAL, ONCE = QUICK | {"blocks.probe": "final"}, QUICK | {"blocks.decide": "once"}
+# a gate that predicts gains after the first of its samples that tell of any
+GAIN = {"blocks.gate": "gain", "blocks.decide": "once", "blocks.gate_options": {"eta": 0.5, "explore": 4, "rate": 0.4}}
 
 
 def corpus(folder: Path, tokenizer: str = "bytes") -> Path:

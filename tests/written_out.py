@@ -26,7 +26,9 @@ def weights_of(model, learn: bool = False) -> Weights:
 def written_out(config, weights: Weights, tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Logits [T, V], scores [K, T] and fires [K, T] of one sequence."""
     layers = [Layer(config, kind, below(weights, f"backbone.layers.{i}")) for i, kind in enumerate(config.pattern)]
-    blocks = [Block(config, weights, k) for k in range(config.blocks.count)]
+    blocks: list[Block] = []
+    for k in range(config.blocks.count):
+        blocks.append(Block(config, weights, k, blocks[0] if k and config.blocks.decide == "once" else None))
     said = []
     for token in tokens:
         h = weights["embed.weight"][token]
@@ -47,8 +49,10 @@ def written_out(config, weights: Weights, tokens: list[int]) -> tuple[Tensor, Te
 class Block:
     """Attention behind a gate: every token leaves its key and value, only tokens the head is unsure of ask."""
 
-    def __init__(self, config, weights: Weights, index: int):
+    def __init__(self, config, weights: Weights, index: int, leader: "Block | None"):
+        """leader: the block whose gate decides for this one too."""
         self.config, self.head, self.w = config, weights["embed.weight"], below(weights, f"blocks.{index}")
+        self.final_norm, self.leader = weights["final_norm.weight"], leader
         self.norm = self.w.get("norm.weight")  # of blocks 1 .. K-1
         if index == 0 and config.blocks.first == "prenorm":
             self.norm = weights["norm_f.weight"]
@@ -59,23 +63,37 @@ class Block:
     def __call__(self, h: Tensor) -> Tensor:
         x = h if self.norm is None else norm(h, self.norm, self.config.norm_eps)
         self.attention.remember(x)
-        if not self.fire(x):
+        if not self.fire(h, x):
             return h
         h = h + sigmoid(self.w["alpha"]) * self.attention.ask(x)
         if self.config.blocks.mlp:  # the ablation's, which alpha does not scale
             h = h + mlp(norm(h, self.w["mlp_norm.weight"], self.config.norm_eps), below(self.w, "mlp"))
         return h
 
-    def fire(self, x: Tensor) -> bool:
-        """Whether the head, asked about x, is less sure than mu + kappa sigma; without a gate, always."""
-        score, threshold = 1.0, 0.0
-        if self.config.blocks.gate == "entropy":
-            score = entropy(self.head @ x) / math.log(len(self.head))
-            kappa = self.config.blocks.gate_options.get("kappa", 0.2)
-            threshold = float(self.w["gate.mu"] + kappa * self.w["gate.sigma"])
+    def fire(self, h: Tensor, x: Tensor) -> bool:
+        """As another block decided, or by this one's gate."""
+        if self.leader is not None:
+            score, fires = self.leader.scores[-1], self.leader.fires[-1]
+        else:
+            score, threshold = self.gate(h, x)
+            fires = score > threshold
         self.scores.append(score)
-        self.fires.append(score > threshold)
-        return self.fires[-1]
+        self.fires.append(fires)
+        return fires
+
+    def gate(self, h: Tensor, x: Tensor) -> tuple[float, float]:
+        """Entropy: how unsure the head is, asked about x or about what it would say of h, against mu + kappa sigma. Gain: what
+        firing is predicted to save, against the quantile of predictions that a share of them exceeds. Without a gate, always."""
+        options = self.config.blocks.gate_options
+        if self.config.blocks.gate == "entropy":
+            asked = norm(h, self.final_norm, self.config.norm_eps) if self.config.blocks.probe == "final" else x
+            score = entropy(self.head @ asked) / math.log(len(self.head))
+            return score, float(self.w["gate.mu"] + options.get("kappa", 0.2) * self.w["gate.sigma"])
+        if self.config.blocks.gate == "gain":
+            place = (1 - options.get("rate", 0.22)) * 256  # among 257 quantiles, 0 to 1
+            low, high = self.w["gate.quantiles"][int(place)], self.w["gate.quantiles"][int(place) + 1]
+            return float(self.w["gate.weight"] @ x + self.w["gate.bias"]), float(low + (place - int(place)) * (high - low))
+        return 1.0, 0.0
 
 
 def entropy(logits: Tensor) -> float:

@@ -1,4 +1,5 @@
-"""Decode tokens/s against context for all eight architectures, what each saving saves, and where attention's price crosses.
+"""Decode tokens/s against context for all eight architectures and our variants of one, what each saving saves, and where
+attention's price crosses.
 
   amor bench decode --scale 180m --contexts 3072 --json
   amor bench decode --scale 440m --contexts 3072,16384,32768,65536 --out decode.json
@@ -33,10 +34,11 @@ from amor.errors import AmorError
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.ops.backends import kernels
-from amor.presets import NAMES, SCALES, preset
+from amor.presets import NAMES, SCALES, VARIANT_NAMES, VARIANTS, preset
 from amor.records.bench import AtRate, Crossed, Found, Measured, Memory, Seconds, Timed
 
 OURS = "amor-mamba2"
+OUR_VARIANTS = tuple(f"{OURS}-{variant}" for variant in VARIANTS)
 ROOM = 32  # tokens written beyond the context, given up after every round
 EAGER = "reference"  # torch alone: no native code, no chunks
 CURVE_RATES, CURVE_CONTEXTS = (0.0, 0.22, 0.4, 0.7, 1.0), (4096, 16384, 65536)
@@ -46,7 +48,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--scale", default="180m", help=f"of the presets: {', '.join(SCALES)} (default 180m)")
     add("--contexts", default="3072", metavar="N,N", help="tokens that stand before the step, with commas (default 3072)")
-    add("--models", default=",".join(NAMES), metavar="NAMES", help="architectures, with commas (default: all eight)")
+    every = ",".join(NAMES + OUR_VARIANTS)
+    add("--models", default=every, metavar="NAMES", help=f"with commas (default: all eight, and {', '.join(OUR_VARIANTS)})")
     add(
         "--fire-rates", default="0.22,0.4", metavar="SHARES", help="simulated firing rates of the gated models (default 0.22,0.4)"
     )
@@ -103,9 +106,9 @@ class Plan:
             raise AmorError(f"--contexts {min(contexts)}: at least one token stands before a step")
         if not 0 <= min(rates) <= max(rates) <= 1:
             raise AmorError(f"--fire-rates {','.join(f'{rate:g}' for rate in rates)}: a rate lies between 0 and 1")
-        wrong = [m for m in self.models if m not in NAMES]
+        wrong = [m for m in self.models if m not in NAMES + VARIANT_NAMES]
         if wrong:
-            raise AmorError(f"--models: no {wrong[0]!r}; there are {', '.join(NAMES)}")
+            raise AmorError(f"--models: no {wrong[0]!r}; there are {', '.join(NAMES + VARIANT_NAMES)}")
 
     def rates_of(self, model: Amor) -> list[float]:
         return self.rates if model.blocks else [0.0]
@@ -235,7 +238,8 @@ def show_crossing(one: Crossed) -> None:
 
 
 def savings(plan: Plan) -> Found:
-    """AMOR-Mamba2 beside its backbone at the first context: each saving switched off, all of them, and the naive way."""
+    """AMOR-Mamba2 beside its backbone at the first context: each saving switched off, all of them, and the naive way; and
+    its variants with every saving."""
     context, rate = plan.contexts[0], plan.rates[0]
     row = plan.table.row("savings", "product", "attend", scale=plan.scale, context=context, rate=rate)
     backbone, model = speaking(OURS.removeprefix("amor-"), plan.scale), speaking(OURS, plan.scale)
@@ -244,6 +248,7 @@ def savings(plan: Plan) -> Found:
     kinds |= {"no foresight": replace(every, foresee=False), "no sparse": replace(every, sparse=False)}
     kinds["not compiled"] = replace(every, compiled=False)
     engines = {name: Engine(model, kind) for name, kind in kinds.items()} | {"backbone": Engine(backbone, every)}
+    engines |= {name: Engine(speaking(name, plan.scale), every) for name in OUR_VARIANTS}
 
     def side(name: str, rate: float, **how: bool) -> Rounds:
         engine = engines[name]
@@ -252,6 +257,7 @@ def savings(plan: Plan) -> Found:
     judged = {"backbone": side("backbone", 0.0), "with every saving": side("with every saving", rate)}
     judged["no firing"] = side("with every saving", 0.0)
     judged["blocks at different tokens"] = side("with every saving", rate, together=False)
+    judged |= {name: side(name, rate) for name in OUR_VARIANTS}
     found = timed(row, judged, 2 * plan.rounds)  # these take turns directly, and longer
     sides = {name: side(name, rate) for name in kinds if name not in judged}
     sides["backbone, best token"] = side("backbone", 0.0, best=True)
@@ -269,6 +275,8 @@ def savings(plan: Plan) -> Found:
     # like for like: the logits of the output on both sides, and below its best token alone on both
     firing, taken = f"{OURS} over its backbone at {rate:.0%} firing", row.times
     row.ratio(firing, taken["backbone"], taken["with every saving"])
+    for name in OUR_VARIANTS:
+        row.ratio(f"{name} over its backbone at {rate:.0%} firing", taken["backbone"], taken[name])
     row.ratio(f"{OURS} over its backbone at no firing", taken["backbone"], taken["no firing"])
     row.ratio(f"{firing}, blocks at different tokens", taken["backbone"], taken["blocks at different tokens"])
     row.ratio(f"{firing}, the best token alone", taken["backbone, best token"], taken["best token"])

@@ -6,18 +6,20 @@ Prompts of several lengths are written on greedy and sampled, as the paper repor
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from amor.data.loader import Windows
 from amor.decode.engine import Engine, Session
 from amor.decode.sample import Sampler, Sampling
 from amor.errors import AmorError
 from amor.gates.base import Gate
-from amor.gates.words import aimed
-from amor.judge.gates import Watched, own_gates
+from amor.gates.words import all_aimed
+from amor.judge.gates import own_gates
 from amor.judge.loop import gathered, read
 from amor.judge.windows import of_ids
 from amor.models.amor import Amor
@@ -72,7 +74,7 @@ def written(engine: Engine, session: Session, prompt: list[int], temperature: fl
 
 def firing_on(model: Amor, ids: list[int]) -> OnText | None:
     """What amor/bench/simulate.py imitates, on the text itself; None for gates that look at more than the entropy."""
-    if any(type(block.gate).between is Gate.between for block in model.each_block()):
+    if any(type(gate.decider).between is Gate.between for gate in own_gates(model)):
         return None
     repeated = ids * -(-(2 * WINDOW + 1) // len(ids))  # at least two windows
     windows = of_ids(np.array(repeated), WINDOW, WINDOWS, "the text")
@@ -87,7 +89,7 @@ def firing_on(model: Amor, ids: list[int]) -> OnText | None:
 
 
 def together(model: Amor, windows: Windows) -> Together:
-    fires = gathered(read(model, windows, gates=[aimed(gate, AIM) for gate in own_gates(model)])).fire.flatten(1)
+    fires = gathered(read(model, windows, gates=all_aimed(own_gates(model), AIM))).fire.flatten(1)
     later = fires.flip(0).cummax(0).values.flip(0)[1:]  # whether some block from the next one on fires
     followed = (fires[:-1] & later).sum() / fires[:-1].sum().clamp(min=1)
     some, every = fires.any(0).float().mean(), fires.all(0).float().mean()
@@ -96,21 +98,36 @@ def together(model: Amor, windows: Windows) -> Together:
 
 @torch.no_grad()
 def doubts(model: Amor, windows: Windows) -> list[tuple[float, float]]:
-    """For each block the share of tokens its gate cannot decide by an 8-bit head, and by one whose likeliest tokens are exact."""
+    """For each block that decides the share of tokens its gate cannot decide by an 8-bit head, and by one whose likeliest tokens
+    are exact."""
     exact, copy = pack(model.embed.weight), pack(model.embed.weight, "int8", bounded=True)
-    watched = [Watched(gate, "x") for gate in own_gates(model)]
-    for _ in read(model, windows, gates=watched):
-        pass
     found = []
-    for gate in watched:
-        x = gate.seen("x", 0).flatten(0, 1)[::5]  # every fifth token tells as much
+    for gate, asked in zip(own_gates(model), asked_about(model, windows), strict=True):
+        if not gate.needs:
+            continue
+        x = asked[::5]  # every fifth token tells as much
         first = probe(x, copy, logits=True)
         assert first.logits is not None
         told = first, refine(x, exact, copy, first.logits)
-        before, after = (undecided(gate.gate, one, exact.outputs) for one in told)
+        before, after = (undecided(gate, one, exact.outputs) for one in told)
         still = [a and b for a, b in zip(before, after, strict=True)]  # the likeliest are looked at where there was a doubt
         found.append((sum(before) / len(x), sum(still) / len(x)))
     return found
+
+
+def asked_about(model: Amor, windows: Windows) -> list[Tensor]:
+    """A block: the vectors [tokens, D] about which the head is asked."""
+    kept: list[list[Tensor]] = [[] for _ in model.each_block()]
+
+    def keep(mine: list[Tensor], block: nn.Module, args: tuple[Tensor, ...]) -> None:
+        mine.append(model.asked(*args[:2]).flatten(0, 1))  # the residual, and what the block reads of it
+
+    hooks = [block.register_forward_pre_hook(partial(keep, mine)) for block, mine in zip(model.blocks, kept, strict=True)]
+    for _ in read(model, windows):
+        pass
+    for hook in hooks:
+        hook.remove()
+    return [torch.cat(mine) for mine in kept]
 
 
 def undecided(gate: Gate, found: HeadStats, vocab: int) -> list[bool]:

@@ -16,6 +16,8 @@ from amor.decode.engine import Engine, Session
 from amor.decode.policy import Fixed
 from amor.form import Part
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
+from amor.gates.once import led
+from amor.judge.gates import own_gates
 from amor.kv import KV, Buffer
 from amor.models.amor import Amor
 from amor.models.build import SPREAD, build
@@ -31,29 +33,32 @@ DOUBTS = (0.18, 0.021)
 
 
 class Scheduled(Gate):
-    """Fires at fixed places of a round, asks the head as the entropy gate does, and knows a cheap probe's doubt by a schedule.
+    """Fires at fixed places of a round, asks the head as the gate it stands for, and knows a cheap probe's doubt by a schedule.
 
-    A simulated decision must not depend on random weights, but its probe has to run.
+    A simulated decision must not depend on random weights, but its probe has to run; so does a gate that asks no probe.
     """
 
     kind = "scheduled"
     Options = Nothing
-    needs = frozenset({"entropy"})
 
-    def __init__(self, rate: float, tokens: int, start: int, later: int = 0, doubts: tuple[int, int] = (0, 0)):
+    def __init__(self, own: Gate, rate: float, tokens: int, start: int, later: int = 0, doubts: tuple[int, int] = (0, 0)):
         """later: tokens by which it fires after the schedule; doubts: of a round, before and after the bound is narrowed."""
         super().__init__(0, Nothing(), 0)
+        self._own = (own,)  # in a tuple: it is no part of this one
         self.plan, self.start = schedule(rate, later, tokens), start
         self.doubts, self.deep_doubts = ([(i + 3 * later) % tokens < count for i in range(tokens)] for count in doubts)
         self.asked = -1
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self._own[0].needs
 
     def place(self, position: int) -> int:
         return (position - self.start) % len(self.plan)
 
     def forward(self, evidence: Evidence) -> Verdict:
-        assert evidence.entropy is not None
         plans = [self.plan[self.place(p)] for p in evidence.position.flatten().tolist()]
-        return Verdict(torch.tensor(plans).view(evidence.position.shape), evidence.entropy)
+        return Verdict(torch.tensor(plans).view(evidence.position.shape), self._own[0](evidence).score)
 
     def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
         """Of a bound it is asked once by the 8-bit head, and where that left a doubt once more, of a narrower one."""
@@ -67,7 +72,7 @@ class Scheduled(Gate):
 
 def doubted(share: float, block: int, blocks: int, tokens: int) -> int:
     """How many tokens of a round one block is in doubt about, so that all blocks together come nearest to the share."""
-    return (round(share * blocks * tokens) + blocks - 1 - block) // blocks
+    return (round(share * blocks * tokens) + blocks - 1 - block) // blocks if block < blocks else 0
 
 
 def round_of(rate: float) -> tuple[int, int]:
@@ -125,19 +130,21 @@ class Rounds:
     def __init__(self, engine: Engine, state: State, rate: float, best: bool = False, together: bool = True):
         self.base, self.best = state, best
         self.tokens, self.fired = round_of(rate)
-        start, blocks = int(state.position[0]), len(engine.model.blocks)
+        start, own = int(state.position[0]), own_gates(engine.model)
+        asking = sum(1 for gate in own if gate.needs)
         gates = [
             Scheduled(
+                gate.decider,
                 self.rate,
                 self.tokens,
                 start,
                 0 if together else k,
-                (doubted(DOUBTS[0], k, blocks, self.tokens), doubted(DOUBTS[1], k, blocks, self.tokens)),
+                (doubted(DOUBTS[0], k, asking, self.tokens), doubted(DOUBTS[1], k, asking, self.tokens)),
             )
-            for k in range(blocks)
+            for k, gate in enumerate(own)
         ]
         # what a long run at this rate would have come to expect
-        self.engine = engine.behind(gates, Fixed(engine.savings.foresee and together))
+        self.engine = engine.behind(led(own, gates), Fixed(engine.savings.foresee and together))
 
     @property
     def rate(self) -> float:
@@ -147,8 +154,9 @@ class Rounds:
         """One round, and back to where it began: the keys written are given up, the recurrent states stay as they are."""
         session = Session(self.engine, self.base, None)
         for gate in self.engine.gates:
-            assert isinstance(gate, Scheduled)
-            gate.asked = -1
+            decider = gate.decider
+            assert isinstance(decider, Scheduled)
+            decider.asked = -1
         for token in range(self.tokens):
             _ = session.step(torch.tensor([17 + token]), self.best).entropy  # which writing shows of every token, gates or not
             lap()

@@ -20,13 +20,14 @@ from amor.bench.timing import alternate, watch
 from amor.errors import AmorError
 from amor.models.build import build
 from amor.ops.backends import kernels
-from amor.presets import NAMES
+from amor.presets import CHANGES, NAMES
 from amor.records.run import GateLine
 from amor.train.distributed import Team
 from amor.train.optim import adamw, groups
 from amor.train.recipe import Recipe, load
 from amor.train.step import Stepper, Taken
 
+TRAINED = (*NAMES, "amor-mamba2-once", "amor-mamba2-gain")
 BY_TORCH = "head=chunked,linear=reference"  # where the native form multiplies matrices unseen by torch
 
 
@@ -59,12 +60,13 @@ def counted(side: Callable[[], Taken]) -> tuple[int, tuple[GateLine, ...]]:
 
 
 def backbone_of(name: str) -> str:
-    return name.removeprefix("amor-")
+    base, _, change = name.rpartition("-")
+    return (base if change in CHANGES else name).removeprefix("amor-")
 
 
 def throughput(table: Table, rounds: int, **shape: int) -> Row:
     """The step of the tiny recipes; the FLOPs of its products, those of attention and recurrences apart."""
-    recipes = {name: load(f"tiny/{name}", (), **shape) for name in NAMES}
+    recipes = {name: load(f"tiny/{name}", (), **shape) for name in TRAINED}
     one = recipes["mamba2"]
     described = {"recipes": "tiny", "batch": one.batch, "micro_batch": one.micro_batch, "context": one.context}
     row = table.row("trainer's step", "scan", "delta", "conv", "head", "attend", **described, vocab=one.config().vocab)
@@ -78,10 +80,10 @@ def throughput(table: Table, rounds: int, **shape: int) -> Row:
         row.found[f"GFLOP of products, {name}"] = flops[name] / 1e9
         if blocks:
             row.found[f"firing rate, {name}"] = sum(block.fire for block in blocks) / len(blocks)
-    for name in NAMES:
+    for name in TRAINED:
         row.found[f"tokens/s, {name}"] = one.step_tokens / row.seconds[name]
         row.found[f"share of GEMM rate, {name}"] = flops[name] / row.seconds[name] / 1e9 / machine.gemm_rate()
-    for name in NAMES:
+    for name in TRAINED:
         backbone = backbone_of(name)
         if backbone != name:
             row.found[f"products of {backbone} over those of {name}"] = flops[backbone] / flops[name]

@@ -74,6 +74,7 @@ class Facts:
     flops_per_token: int
     weights_read_per_token: int
     state_read_per_token_bytes: int
+    head_passes_per_token: float  # in decode, where blocks fire together
 
 
 def describe(config: Config, context: int, fire_rate: float) -> Facts:
@@ -106,6 +107,7 @@ def describe(config: Config, context: int, fire_rate: float) -> Facts:
         flops_per_token=int(cost.flops),
         weights_read_per_token=int(cost.weights),
         state_read_per_token_bytes=int(cost.state_read),
+        head_passes_per_token=model.head_passes(fire_rate),
     )
 
 
@@ -129,12 +131,21 @@ def draw(config: Config, found: Facts) -> None:
             for block in found.blocks:
                 extra = "" if config.blocks.first == "plain" or block.block else ", pre-normed by norm_f"
                 mlp = ", with MLP" if config.blocks.mlp else ""
-                branch.add(f"{block.block}: attention behind gate '{config.blocks.gate}'{extra}{mlp}  {amount(block.parameters)}")
+                branch.add(f"{block.block}: attention {behind(config, block.block)}{extra}{mlp}  {amount(block.parameters)}")
     held = f"{found.state_fixed:,} numbers, and {found.state_a_token:,} a token"
     tree.add(f"state at {found.context:,} tokens  {found.state_bytes / 1e6:,.1f} MB a row (float32): {held}")
     fired = f" at firing rate {found.fire_rate:g}" if config.blocks.count else ""
-    tree.add(f"one more token{fired}  {found.flops_per_token / 1e6:,.1f} MFLOP in matrix products")
+    read = f", head read {found.head_passes_per_token:g} times" if config.blocks.count else ""
+    tree.add(f"one more token{fired}  {found.flops_per_token / 1e6:,.1f} MFLOP in matrix products{read}")
     Console(highlight=False).print(tree)
+
+
+def behind(config: Config, block: int) -> str:
+    """What decides where a block's attention runs."""
+    if block and config.blocks.decide == "once":
+        return "where block 0 fires"
+    asked = " asked of the final norm" if config.blocks.probe == "final" else ""
+    return f"behind gate '{config.blocks.gate}'{asked}"
 
 
 def runs(layers: Iterable[Layer]) -> list[list[Layer]]:

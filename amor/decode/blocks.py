@@ -9,8 +9,9 @@ from torch import Tensor
 
 from amor.decode.compile import Compiled
 from amor.decode.policy import Policy
-from amor.decode.reader import HeadReader
+from amor.decode.reader import Asked, HeadReader
 from amor.form import Part
+from amor.gates.base import Verdict
 from amor.layout import Layout
 
 
@@ -47,6 +48,7 @@ class BlockPass:
         self.count = len(parts)
         self.fires: list[list[bool]] = []  # block by block, of every row
         self.scores: list[list[float]] = []
+        self.verdict: Verdict | None = None  # of the last block
         self.written = 0  # blocks whose keys and values are written
         self.ahead: dict[int, Tensor] = {}  # the residual after a block if all rows fire there, and at those run ahead before it
         if parts:
@@ -63,6 +65,10 @@ class BlockPass:
             out[0] = h
         self.blocks.inputs[start]([h, *out])
         return out
+
+    def asked(self, x: Tensor) -> Tensor:
+        """What the head is asked about by the gate of a block that reads x of the present residual."""
+        return self.inputs[-1] if self.reader.final else x
 
     def some_inputs(self, h: Tensor, columns: list[int]) -> Tensor:
         """What the head is asked of h, the present residual or some of its rows."""
@@ -82,9 +88,10 @@ class BlockPass:
     def through(self, index: int, sparse: bool, policy: Policy) -> None:
         """Block `index`: queries, attention and what follows only for rows that fire."""
         x = self.inputs[index - self.start]
-        fires, scores = self.reader.decide(index, self.h, x, self.layout.start)
+        self.verdict = self.reader.decide(index, Asked(self.h, x, self.asked(x)), self.layout.start, self.verdict)
+        fires = self.verdict.fire.tolist()
         self.fires.append(fires)
-        self.scores.append(scores)
+        self.scores.append(self.verdict.score.tolist())
         foreseen = self.ahead.pop(index, None)
         if foreseen is not None and not all(fires):  # then what later blocks read is not what was run ahead
             self.ahead, self.written, foreseen = {}, index + 1, None
@@ -116,8 +123,8 @@ class BlockPass:
         h, start, vectors = self.h, self.start, []
         for index in range(start, self.count):
             self.write_keys(index + 1)
-            vectors.append(self.inputs[0])
-            self.ahead[index] = self.fire(index, self.h, vectors[-1])
+            vectors.append(self.asked(self.inputs[0]))
+            self.ahead[index] = self.fire(index, self.h, self.inputs[0])
             self.move(self.ahead[index], index + 1)
         vectors.append(self.inputs[0])
         self.move(h, start)

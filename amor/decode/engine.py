@@ -168,7 +168,10 @@ class Engine:
             mixed = state.read_on([*parts, *state.parts[len(parts) :]])
             return self._forward(tokens[:, None], mixed, "true_sparse", residual=h[:, None])
         kept: list[Part] = [{"kv": _keys(part).with_open_slots(layout)} for part in state.parts[len(parts) :]]
-        reader = HeadReader(self.head, self.gates, lambda h, columns: walk.some_inputs(h, columns), self.savings.joint, best)
+        final = self.model.config.blocks.probe == "final"
+        reader = HeadReader(
+            self.head, self.gates, lambda h, columns: walk.some_inputs(h, columns), self.savings.joint, best, final
+        )
         walk = BlockPass(compiled.blocks, compiled.normed, h, layout, kept, reader)
         hidden = walk.run(self.savings.sparse, self.policy) if kept else h
         after = state.advance(layout, [*parts, *kept], tokens[:, None], compiled.overwrites and not state.memory)
@@ -199,7 +202,7 @@ class Engine:
         plain = DirectProbe(self.model, None, self._read)
         reader = None
         if savings.joint and tokens.shape[1] == 1:
-            reader = HeadReader(self.head, gates, _inputs_of(self.model))
+            reader = HeadReader(self.head, gates, _inputs_of(self.model), final=self.model.config.blocks.probe == "final")
         out = self.model(
             tokens,
             state,

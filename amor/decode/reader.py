@@ -3,7 +3,8 @@
 Block k's input and the output's vector are known in advance as long as no block fires. In decode the head is limited by the
 memory it is read from, so one pass serves all of them (`joint`). A reading belongs to the vector it was made of: it stands
 while that vector's bits stand, so a row that fires is read again and no other. Column k is block k's input, the last column the
-output's vector.
+output's vector. Where gates ask about the output's own vector (`final`), what was said of it in one column is said in all: one
+vector a row is read, and again after a firing.
 
 Greedy text needs no logits, only the best token. Then an 8-bit copy of the head serves (`greedy`): it gives entropies with a
 bound on their error, and a gate that decides alike at both ends has decided. Where it does not, the exact logits of the
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from amor.decode.head import Head
 from amor.errors import AmorError
-from amor.gates.base import Evidence, Gate
+from amor.gates.base import Evidence, Gate, Verdict
 from amor.layout import Layout
 from amor.models.probe import DirectProbe, Residuals
 from amor.ops.head.reference import HeadStats
@@ -58,6 +59,15 @@ class Column:
         return [row for row, said in enumerate(self.rows) if said is None or not same[row]]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What there is of all rows when a gate decides."""
+
+    h: Tensor  # [R, D] the residual
+    x: Tensor  # [R, D] what the block reads of it
+    vector: Tensor  # [R, D] what the head is asked about: x, or the output's vector
+
+
 @dataclass
 class HeadReader:
     """The readings of one step."""
@@ -67,6 +77,7 @@ class HeadReader:
     inputs: Inputs
     joint: bool = True
     greedy: bool = False  # of the output only the best token is wanted, and the copy finds it
+    final: bool = False  # every gate asks about the output's vector, as it is before its block
     most: int = ROWS  # vectors that one pass serves at little more than the price of one
     columns: dict[int, Column] = field(default_factory=dict)
 
@@ -81,26 +92,27 @@ class HeadReader:
         bounded = all(gate.needs <= {"entropy"} and (not gate.needs or _decides_by_ends(gate)) for gate in self.gates)
         self.greedy = self.greedy and self.head.copy is not None and bounded
 
-    def decide(self, index: int, h: Tensor, x: Tensor, positions: Tensor) -> tuple[list[bool], list[float]]:
-        """Which rows fire at block `index`, and what its gate looked at; h [R, D] the residual, x what the block reads of it."""
+    def decide(self, index: int, asked: Asked, positions: Tensor, before: Verdict | None) -> Verdict:
+        """Which rows fire at block `index`, and what its gate looked at; `before`: of the block before."""
         gate = self.gates[index]
         if gate.needs == {"entropy"} and _decides_by_ends(gate):
-            return self._by_ends(index, h, x, positions.tolist())
-        verdict = gate(self.evidence(index, h, x, positions))
-        return verdict.fire.tolist(), verdict.score.tolist()
+            fires, scores = self._by_ends(index, asked, positions.tolist())
+            return Verdict(torch.tensor(fires), torch.tensor(scores))
+        return gate(self.evidence(index, asked, positions, before))
 
-    def evidence(self, index: int, h: Tensor, x: Tensor, positions: Tensor) -> Evidence:
+    def evidence(self, index: int, asked: Asked, positions: Tensor, before: Verdict | None) -> Evidence:
         """What gate `index` may know of its rows, from the exact head."""
+        x = asked.x
         if not self.gates[index].needs:
-            return Evidence(x, positions)
-        self._know(index, x, h)
+            return Evidence(x, positions, before=before)
+        self._know(index, asked.vector, asked.h)
         said = self._rows(index)
         entropy, margin = torch.tensor([[s.entropy for s in said], [s.margin for s in said]], device=x.device)
-        return Evidence(x, positions, entropy, margin if self.margins else None)
+        return Evidence(x, positions, entropy, margin if self.margins else None, before=before)
 
-    def _by_ends(self, index: int, h: Tensor, x: Tensor, positions: list[int]) -> tuple[list[bool], list[float]]:
-        gate = self.gates[index]
-        self._know(index, x, h)
+    def _by_ends(self, index: int, asked: Asked, positions: list[int]) -> tuple[list[bool], list[float]]:
+        gate, x = self.gates[index], asked.vector
+        self._know(index, x, asked.h)
         for narrower in (self._refine, self._reread, None):
             said = self._rows(index)
             fires = gate.between([s.entropy - s.bound for s in said], [s.entropy + s.bound for s in said], positions)
@@ -135,16 +147,37 @@ class HeadReader:
 
     def _know(self, column: int, x: Tensor, h: Tensor | None) -> None:
         """Read what is not known of rows x [R, D] of a column; with the residual h also those to come, where one pass serves."""
-        stale = self.columns[column].stale(x) if column in self.columns else list(range(len(x)))
+        stale = self._unknown(column, x)
         if not stale:
             return
         wanted = [c for c in self.asked if c >= column]
         every = len(stale) == len(x)
-        if h is not None and self.joint and len(stale) * len(wanted) <= self.most:
+        if h is not None and self.joint and not self.final and len(stale) * len(wanted) <= self.most:
             vectors = self.inputs(h if every else h[stale], wanted)
         else:
             wanted, vectors = [column], (x if every else x[stale])[None]
         self._read(wanted, stale, len(x), vectors)
+
+    def _unknown(self, column: int, x: Tensor) -> list[int]:
+        """The rows of a column of which nothing is known, for these vectors; with `final`, in no other column either."""
+        here = self.columns.get(column)
+        stale = list(range(len(x))) if here is None else here.stale(x)
+        if not stale or not (self.final and self.joint):
+            return stale
+        for known in list(self.columns.values()):
+            other = set(known.stale(x))
+            rows = [row for row in stale if row not in other]
+            if len(rows) == len(x):
+                self.columns[column] = known
+            elif rows:
+                here = self.columns.get(column) or Column(unread(x, len(x)), [None] * len(x))
+                vectors, said = here.x.clone(), list(here.rows)
+                vectors[rows] = x[rows]
+                for row in rows:
+                    said[row] = known.rows[row]
+                self.columns[column] = Column(vectors, said)
+            stale = [row for row in stale if row in other]
+        return stale
 
     def _read(self, columns: list[int], rows: list[int], of: int, vectors: Tensor) -> None:
         """One pass for some columns of some rows `of` all; vectors [columns, rows, D]."""
@@ -152,7 +185,9 @@ class HeadReader:
         if self.greedy:
             self._keep(columns, rows, of, vectors, self.head.glance(flat), exact=False)
         else:
-            self._keep(columns, rows, of, vectors, self.head.read(flat, n if columns[-1] == self.last else 0), exact=True)
+            # any of the vectors may turn out to be the output's, or the last column's alone
+            last = len(flat) if self.final else n if columns[-1] == self.last else 0
+            self._keep(columns, rows, of, vectors, self.head.read(flat, last), exact=True)
 
     def _refine(self, index: int, rows: list[int], x: Tensor) -> None:
         held = self.columns[index].rows
@@ -175,7 +210,7 @@ class HeadReader:
         first = count if found.logits is None else count - len(found.logits)  # the first vector whose logits are kept
         for i, column in enumerate(columns):
             here = self.columns.get(column)
-            said: list[RowStats | None] = [None] * of if here is None else here.rows
+            said: list[RowStats | None] = [None] * of if here is None else list(here.rows)
             z = None if i * n < first else _there(found.logits)[i * n - first : (i + 1) * n - first]
             for j, row in enumerate(rows):
                 at = i * n + j
@@ -203,12 +238,22 @@ class ReadAhead:
         self.reader, self.plain = reader, plain
 
     @torch.no_grad()
-    def __call__(self, index: int, h: Tensor, x: Tensor, layout: Layout, needs: frozenset[str], opened: Residuals) -> Evidence:
+    def __call__(
+        self,
+        index: int,
+        h: Tensor,
+        x: Tensor,
+        layout: Layout,
+        needs: frozenset[str],
+        opened: Residuals,
+        before: Verdict | None = None,
+    ) -> Evidence:
         if x.shape[1] > 1 or layout.valid is not None:
-            return self.plain(index, h, x, layout, needs, opened)
-        seen = self.reader.evidence(index, h[:, 0], x[:, 0], layout.positions[:, 0])
+            return self.plain(index, h, x, layout, needs, opened, before)
+        asked = Asked(h[:, 0], x[:, 0], self.plain.model.asked(h, x)[:, 0])
+        seen = self.reader.evidence(index, asked, layout.positions[:, 0], None)
         entropy, margin = (None if t is None else t[:, None] for t in (seen.entropy, seen.margin))
-        return Evidence(x, layout.positions, entropy, margin)
+        return Evidence(x, layout.positions, entropy, margin, before=before)
 
 
 def unread(like: Tensor, rows: int) -> Tensor:

@@ -2,8 +2,11 @@
 
 A gate sees one token at a time: its hidden vector, its position, and what the tied head says of it. It never sees a
 neighbour, a pad or a batch, so training, prefill and decode decide alike. Numbers it has gathered change only in
-`observe`, which the trainer calls once an optimiser step with the scores of the whole global batch.
+`observe`, which the trainer calls once an optimiser step with the scores of the whole global batch, and in `learn`, which
+it calls with the gains measured on a sample of that batch.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ class Evidence:
     entropy: Tensor | None = None  # [...] over log(vocab): in [0, 1]
     margin: Tensor | None = None  # [...] best probability minus second best
     gain: Tensor | None = None  # [...] nats the next token gains if the block fires; needs the true next token
+    before: Verdict | None = None  # of the block before; None at the first
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Gate(nn.Module):
     kind: str
     Options: ClassVar[type]
     needs: ClassVar[frozenset[str]] = frozenset()  # of Evidence: entropy, margin, gain
+    measures: ClassVar[bool] = False  # whether the trainer is to measure gains for `learn`
 
     def __init__(self, width: int, options: object, salt: int):
         super().__init__()
@@ -52,6 +57,11 @@ class Gate(nn.Module):
         """What a score is compared with; not a number where nothing is compared."""
         return torch.tensor(torch.nan)
 
+    @property
+    def decider(self) -> Gate:
+        """The gate whose numbers decide: itself, or the one it follows."""
+        return self
+
     def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None] | None:
         """Of tokens whose entropy lies between two ends, whether it fires; None where the ends differ.
 
@@ -61,6 +71,9 @@ class Gate(nn.Module):
 
     def observe(self, scores: Tensor) -> None:
         """Take in the scores of one optimiser step: every real token of the global batch."""
+
+    def learn(self, x: Tensor, gain: Tensor) -> None:
+        """Take in the gains [n] measured on some tokens of one optimiser step, and what the block read there, [n, D]."""
 
     def aim(self, rate: float | None) -> None:
         """Fire on about this share of tokens from now on; None goes back to the trained threshold."""

@@ -40,7 +40,7 @@ class Random(Gate):
         self.rate = self.options.rate if rate is None else rate  # type: ignore[attr-defined]
 
 
-def spread(position: Tensor, salt: int) -> Tensor:
+def spread(position: Tensor, salt: int | Tensor) -> Tensor:
     """A number in [0, 1) that looks random, from a position and a salt: three rounds of multiply and shift on 32 bits."""
     bits = (position + 1 + salt * 7919) & MASK
     for shift in (16, 13, 15):

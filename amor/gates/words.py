@@ -7,6 +7,7 @@ from typing import Any
 from amor import registry, typed
 from amor.errors import AmorError, nearest
 from amor.gates.base import Gate
+from amor.gates.once import led
 
 # gates that need nothing they would have had to learn
 FREE = ("always", "never", "random")
@@ -16,8 +17,10 @@ def chosen(own: Sequence[Gate], words: str | None = None, rate: float | None = N
     """The gates a command asks for, one a block; a model's own stay as they are, one that is aimed is a copy."""
     if (words is not None or rate is not None) and not own:
         raise AmorError("this model has no gated blocks, so there is no gate to set")
-    gates = [parse_gate(words, gate, index) for index, gate in enumerate(own)] if words is not None else list(own)
-    return gates if rate is None else [aimed(gate, rate) for gate in gates]
+    gates = list(own)
+    if words is not None:
+        gates = led(own, [parse_gate(words, gate, index) for index, gate in enumerate(own)])
+    return gates if rate is None else all_aimed(gates, rate)
 
 
 def parse_gate(words: str, own: Gate, index: int) -> Gate:
@@ -36,6 +39,11 @@ def parse_gate(words: str, own: Gate, index: int) -> Gate:
         raise AmorError(f"--gate {words}: {value!r} is not a number; write for instance random:0.3") from None
     options: Any = typed.convert(cls.Options, given, f"--gate {words}")
     return cls(0, options, index)  # a free gate has no weights, so no width
+
+
+def all_aimed(gates: Sequence[Gate], rate: float) -> list[Gate]:
+    """Copies of the gates of all blocks that fire on about this share of tokens."""
+    return led(gates, [aimed(gate, rate) for gate in gates])
 
 
 def aimed(gate: Gate, rate: float) -> Gate:

@@ -92,7 +92,10 @@ def _stir_steps(mixer: Any, generator: torch.Generator) -> None:
 @torch.no_grad()
 def calibrate(model: Amor, tokens: Tensor) -> None:
     """Give every gate that has met no data its statistics from these tokens, block after block."""
-    targets = tokens.roll(-1, 1)  # only the oracle looks at them
+    targets = tokens.roll(-1, 1)  # only gates that know of gains look at them
+    if any(int(getattr(block.gate, "lessons", 1)) == 0 for block in model.each_block()):
+        every = torch.arange(tokens.shape[1]).expand_as(tokens)
+        model.learn(model(tokens, targets=targets, measure=every).measured)
     for index, block in enumerate(model.each_block()):
         if int(getattr(block.gate, "updates", torch.ones(()))) == 0:
             block.gate.observe(model(tokens, targets=targets).gates[index].score)

@@ -17,6 +17,7 @@ from torch import Tensor
 from amor.data.loader import Windows
 from amor.errors import AmorError
 from amor.gates.base import Gate
+from amor.gates.once import Follower
 from amor.judge.gates import Told, Watched, all_told
 from amor.judge.loop import ROWS, Gates, Judged, Residuals, gathered, read
 from amor.models.amor import Amor
@@ -40,6 +41,11 @@ class Reader:
     @property
     def blocks(self) -> int:
         return len(self.gates)
+
+    @property
+    def once(self) -> bool:
+        """Whether one gate decides for all blocks."""
+        return isinstance(self.gates[-1], Follower)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -84,7 +90,12 @@ class Reader:
         return watched.seen("gain", 0).cpu()
 
     def oracle(self, first: Tensor, choose: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """[K, n, T] marks chosen by true gain, block after block; `first` is the gain of block 0, which nothing changes."""
+        """[K, n, T] marks chosen by true gain, block after block; `first` is the gain of block 0, which nothing changes.
+
+        Where one gate decides for all blocks, so does the oracle, by the gain of all.
+        """
+        if self.once:
+            return choose(0, self.closed - self.opened).expand(self.shape)
         fire = torch.zeros(self.shape, dtype=torch.bool)
         for k in range(self.blocks):
             fire[k] = choose(k, first if k == 0 else self.gain(k, fire))

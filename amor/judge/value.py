@@ -15,8 +15,8 @@ from torch import Tensor
 
 from amor.data.loader import Windows
 from amor.errors import AmorError
+from amor.gates import words
 from amor.gates.base import Gate
-from amor.gates.words import aimed
 from amor.judge.gates import own_gates
 from amor.judge.loop import ROWS
 from amor.judge.policies import Reader, largest, shuffled
@@ -34,11 +34,25 @@ MORE_BLOCKS = (
     "{} blocks: a firing changes what later blocks read and remember, so every choice was run again. "
     "The oracle chooses block after block, judging each with the later ones closed: a better choice may exist."
 )
+ONE_GATE = (
+    "{} blocks behind one gate: a firing changes what later blocks read and remember, so every choice was run again. "
+    "The oracle chooses by the gain of all blocks where every token fires: a better choice may exist."
+)
 
 
-def passes(blocks: int, rates: int = len(RATES), draws: int = DRAWS) -> int:
-    """How often the windows are read: open, closed and as they are; then the choices that must be run again."""
-    return 3 + rates if blocks == 1 else 3 + (draws + 2 * blocks) + rates * (1 + draws + blocks)
+def passes(blocks: int, rates: int = len(RATES), draws: int = DRAWS, once: bool = False) -> int:
+    """How often the windows are read: open, closed and as they are; then the choices that must be run again.
+
+    once: one gate decides for all blocks, and then an oracle needs one reading instead of one a block.
+    """
+    oracle = 1 if once else blocks
+    return 3 + rates if blocks == 1 else 3 + (draws + 2 * oracle) + rates * (1 + draws + oracle)
+
+
+def note(reader: Reader) -> str:
+    """What is exact of what is found."""
+    words = ONE_BLOCK if reader.blocks == 1 else ONE_GATE if reader.once else MORE_BLOCKS
+    return words.format(reader.blocks)
 
 
 def value(
@@ -72,7 +86,7 @@ def value(
         blocks=reader.blocks,
         data=about(windows),
         exact=reader.blocks == 1,
-        notes=(ONE_BLOCK if reader.blocks == 1 else MORE_BLOCKS.format(reader.blocks), *notes),
+        notes=(note(reader), *notes),
         losses=Policies(gate=gate, **losses),
         gains=(*each, gains("all blocks", reader.closed - reader.opened, entropy[0])),
         agreement=tuple(agreement(k, f, g) for k, (f, g) in enumerate(zip(fire, gain))),
@@ -199,7 +213,7 @@ def level(nll: Tensor) -> Level:
 def all_aimed(gates: Sequence[Gate], rate: float) -> tuple[list[Gate], str]:
     """Copies of gates set to a firing rate, or none and why not."""
     try:
-        return [aimed(gate, rate) for gate in gates], ""
+        return words.all_aimed(gates, rate), ""
     except AmorError as error:
         return [], str(error)
 

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from amor.config import Config
 from amor.errors import AmorError
 from amor.form import Form, Part, form_of
-from amor.gates.base import Gate
+from amor.gates.base import Gate, Verdict
 from amor.layout import Layout, align, last_real
 from amor.models.backbone import Backbone
 from amor.models.block import Block, Trace
+from amor.models.measure import Measure, Measured
 from amor.models.probe import DirectProbe, Probing
 from amor.ops import head
 from amor.parts import Cost, RMSNorm
@@ -38,6 +39,7 @@ class Output:
     gates: tuple[Trace, ...]  # one a block
     loss: Tensor | None = None  # share-weighted sum of nll, differentiable; with targets
     nll: Tensor | None = None  # [B, T] without gradient; with targets
+    measured: tuple[Measured | None, ...] = ()  # one a block, None where its gate measures nothing; with `measure`
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Ways:
     gates: Sequence[Gate]
     compute: str
     keep: Literal["all", "last"]
+    measure: Measure | None = None
 
 
 class Amor(nn.Module):
@@ -57,7 +60,10 @@ class Amor(nn.Module):
         self.embed = nn.Embedding(config.vocab, config.width)
         self.backbone = Backbone(config)
         self.norm_f = RMSNorm(config.width, config.norm_eps)
-        self.blocks = nn.ModuleList(Block(config, k) for k in range(config.blocks.count))
+        self.blocks = nn.ModuleList()
+        for k in range(config.blocks.count):
+            led = k > 0 and config.blocks.decide == "once"
+            self.blocks.append(Block(config, k, self.each_block()[0].gate if led else None))
         self.final_norm = RMSNorm(config.width, config.norm_eps) if config.blocks.count else None
         self._form: tuple[tuple[object, ...], Form] | None = None  # of its States, and what it was then
 
@@ -94,6 +100,7 @@ class Amor(nn.Module):
         gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
         compute: str = "auto",  # which queries are computed: block.COMPUTE
         residual: Tensor | None = None,  # what the backbone said of these very tokens before; its state then stays as it is
+        measure: Tensor | None = None,  # [B, S] columns where gates that learn from gains have them measured; needs targets
     ) -> Output:
         tokens, lengths, reset, targets, order = _aligned(tokens, valid, reset, targets)
         if tokens.shape[1] == 0:
@@ -111,7 +118,8 @@ class Amor(nn.Module):
             last = keep == "last" and not self.blocks
             residual, parts = self.backbone(self.embed(tokens), parts, layout, last)
         chosen = [block.gate for block in self.each_block()] if gates is None else list(gates)
-        ways = Ways(probe or DirectProbe(self, targets), chosen, compute, keep)
+        watch = None if measure is None or not self.measures else Measure(self, measure, targets, layout)
+        ways = Ways(probe or DirectProbe(self, targets), chosen, compute, keep, watch)
         h, parts_of_blocks, traces = self._through_blocks(residual, state.parts[depth:], layout, ways)
         after = state.advance(layout, parts + parts_of_blocks, tokens)
 
@@ -123,7 +131,7 @@ class Amor(nn.Module):
             loss, nll = self._loss(h, last_real(targets, layout) if keep == "last" else targets, share)
             nll = home(nll)
         found = tuple(Trace(home(g.score), home(g.fire), g.threshold) for g in traces)
-        return Output(home(h), after, residual, found, loss, nll)
+        return Output(home(h), after, residual, found, loss, nll, () if watch is None else watch.found())
 
     def _through_blocks(
         self, h: Tensor, parts: tuple[Part, ...], layout: Layout, ways: Ways
@@ -135,12 +143,14 @@ class Amor(nn.Module):
             h = self.norm_f(h)
         after: list[Part] = []
         traces: list[Trace] = []
+        verdict: Verdict | None = None
         for index, (block, part, gate) in enumerate(zip(blocks, parts, ways.gates, strict=True)):
             x = self.block_input(index, h)
             keep = ways.keep if index == len(blocks) - 1 else "all"
-            h, part, trace = block(h, x, part, layout, gate, partial(ways.probe, index), ways.compute, keep)
+            probe = partial(ways.probe, index)
+            h, part, verdict = block(h, x, part, layout, gate, probe, ways.compute, keep, verdict, ways.measure)
             after.append(part)
-            traces.append(trace)
+            traces.append(Trace(verdict.score, verdict.fire, gate.threshold))
         return (h if self.final_norm is None else self.final_norm(h)), after, traces
 
     def block_input(self, index: int, h: Tensor) -> Tensor:
@@ -149,6 +159,10 @@ class Amor(nn.Module):
         if norm is not None:
             return norm(h)
         return self.norm_f(h) if self.config.blocks.first == "prenorm" else h
+
+    def asked(self, h: Tensor, x: Tensor) -> Tensor:
+        """What the head is asked about by the gate of a block that reads x of the residual h."""
+        return self.final_norm(h) if self.config.blocks.probe == "final" and self.final_norm is not None else x
 
     def _loss(self, h: Tensor, targets: Tensor, share: Tensor | float | None) -> tuple[Tensor, Tensor]:
         flat = targets.flatten()
@@ -168,10 +182,23 @@ class Amor(nn.Module):
         columns = torch.arange(tokens.shape[1], device=tokens.device)
         return self(tokens, state, valid=columns < lengths[:, None], keep="last").state
 
+    def probes(self, fire_rate: float = 1.0) -> float:
+        """Vectors a token that gates ask the head about, besides the output's.
+
+        One a gate that asks; where all ask about the output's own vector, one a firing.
+        """
+        asking = sum(1 for block in self.each_block() if block.gate.needs)
+        return asking * fire_rate if self.config.blocks.probe == "final" else asking
+
+    def head_passes(self, fire_rate: float) -> float:
+        """Passes over the head a token in decode with every saving, where blocks fire together: one for all that is asked and
+        the output, and one more at a firing, where a gate had to ask before it."""
+        return 1 + (fire_rate if any(block.gate.needs for block in self.each_block()) else 0.0)
+
     def cost(self, context: int, fire_rate: float = 1.0, heads: float | None = None) -> Cost:
-        """One more token in decode. `heads`: passes over the head; by default one a block and one for the output."""
+        """One more token in decode. `heads`: passes over the head; by default one a probe and one for the output."""
         blocks = self.each_block()
-        passes = len(blocks) + 1 if heads is None else heads
+        passes = self.probes(fire_rate) + 1 if heads is None else heads
         total = self.backbone.cost(context) + Cost(weights=self.norm_f.weight.numel() * (2 if self.final_norm else 1))
         for block in blocks:
             total = total + block.cost(context, fire_rate)
@@ -183,6 +210,19 @@ class Amor(nn.Module):
         """Let every gate take in the scores of one optimiser step, [n] each: real tokens of the global batch."""
         for block, seen in zip(self.each_block(), scores, strict=True):
             block.gate.observe(seen)
+
+    @torch.no_grad()
+    def learn(self, measured: Sequence[Measured | None]) -> None:
+        """Let every gate that measures take in the gains of one optimiser step, one a block: a sample of the global batch."""
+        for block, one in zip(self.each_block(), measured, strict=True):
+            if one is not None:
+                real = ~one.gain.isnan()
+                block.gate.learn(one.x[real], one.gain[real])
+
+    @property
+    def measures(self) -> bool:
+        """Whether a gate learns from measured gains."""
+        return any(block.gate.measures for block in self.each_block())
 
     def each_block(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]

@@ -7,7 +7,9 @@ where the gate fires (`true_sparse`); both give the same numbers, and `auto` tak
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from amor.config import Config
 from amor.errors import AmorError, nearest
 from amor.form import Part
 from amor.gates.base import Evidence, Gate, Verdict
+from amor.gates.once import Follower
 from amor.kv import KV
 from amor.layout import Layout, last_real
 from amor.mixers.attention import Attention, AttentionOptions
@@ -37,19 +40,31 @@ class Trace:
     threshold: Tensor
 
 
-# What a block asks: the residual and x [B, T, D], what the gate needs, the residual closed and opened -> evidence
-AskHead = Callable[[Tensor, Tensor, Layout, frozenset[str], Callable[[], tuple[Tensor, Tensor]]], Evidence]
+Place = tuple[Tensor, Tensor]  # of some tokens: row and column of each
+# What a block asks: the residual and x [B, T, D], what the gate needs, the residual closed and opened, what the block before
+# decided -> evidence
+AskHead = Callable[[Tensor, Tensor, Layout, frozenset[str], Callable[[], tuple[Tensor, Tensor]], Verdict | None], Evidence]
+
+
+class Watching(Protocol):
+    """Whoever wants to know what a block does to tokens of its choice."""
+
+    def __call__(self, h: Tensor, x: Tensor, fired: Callable[[Tensor, Tensor, Place], Tensor]) -> None:
+        """The residual and x [B, T, D], and what the residual of some tokens is after firing, all [n, D]."""
 
 
 class Block(nn.Module):
-    def __init__(self, config: Config, index: int):
+    def __init__(self, config: Config, index: int, leader: Gate | None = None):
+        """leader: the gate that decides for this block; None: it has one of its own."""
         super().__init__()
         blocks = config.blocks
         # block 0 takes its input as it comes: norm_f's output, or (prenorm) it is normed by norm_f itself
         self.norm = RMSNorm(config.width, config.norm_eps) if index else None
         self.attention = Attention(config.width, AttentionOptions(blocks.head_size, blocks.rope_theta), config.norm_eps)
         self.alpha = nn.Parameter(torch.zeros(config.width))
-        self.gate: Gate = registry.find("gates", blocks.gate)(config.width, config.gate_options(), index)
+        self.gate: Gate = (
+            Follower(leader) if leader else registry.find("gates", blocks.gate)(config.width, config.gate_options(), index)
+        )
         self.mlp_norm = RMSNorm(config.width, config.norm_eps) if blocks.mlp else None
         self.mlp = SwiGLU(config.width, config.d_ff) if blocks.mlp else None
 
@@ -66,12 +81,21 @@ class Block(nn.Module):
         probe: AskHead,
         compute: str = "auto",
         keep: str = "all",
-    ) -> tuple[Tensor, Part, Trace]:
-        """h [B, T, D] the residual, x its normed copy; `gate` decides. keep="last": only each row's last token goes on."""
+        before: Verdict | None = None,
+        watch: Watching | None = None,
+    ) -> tuple[Tensor, Part, Verdict]:
+        """h [B, T, D] the residual, x its normed copy; `gate` decides, told what the block `before` decided.
+
+        keep="last": only each row's last token goes on.
+        """
         kv = state["kv"]
         assert isinstance(kv, KV)
         k, v, after = self.attention.append_keys(x, kv, layout)
+        if watch is not None:
+            watch(h, x, partial(self.fired_at, k, v, layout))
         if keep == "last":
+            if before is not None:
+                before = Verdict(last_real(before.fire, layout), last_real(before.score, layout))
             h, x = last_real(h, layout), last_real(x, layout)
             layout = layout.last()
             k, v = after.k, after.v
@@ -79,14 +103,14 @@ class Block(nn.Module):
         def opened() -> Tensor:
             return self.update(h, self.attention.all_queries(x, k, v, layout))
 
-        verdict = gate(probe(h, x.detach(), layout, gate.needs, lambda: (h, opened())))
+        verdict = gate(probe(h, x.detach(), layout, gate.needs, lambda: (h, opened()), before))
         fire = verdict.fire if layout.valid is None else verdict.fire & layout.valid
         learns = verdict.weight is not None and torch.is_grad_enabled()
         if learns or dense_pays(fire, compute):
             out = choose(fire, opened(), h, verdict)
         else:
             out = self.fired_only(h, x, k, v, layout, fire)
-        return out, {"kv": after}, Trace(verdict.score.detach(), fire, gate.threshold)
+        return out, {"kv": after}, replace(verdict, fire=fire, score=verdict.score.detach())
 
     def update(self, h: Tensor, a: Tensor) -> Tensor:
         """The residual of tokens that fired, from their attention output."""
@@ -96,20 +120,28 @@ class Block(nn.Module):
         return h + self.mlp(self.mlp_norm(h))
 
     def fired_only(self, h: Tensor, x: Tensor, k: Tensor, v: Tensor, layout: Layout, fire: Tensor) -> Tensor:
-        here = rows, columns = fire.nonzero(as_tuple=True)
+        rows, columns = fire.nonzero(as_tuple=True)
         if not len(rows) and not torch.is_grad_enabled():  # in training weights that did nothing get a gradient of 0
             return h
         flat, tokens = rows * fire.shape[1] + columns, h.flatten(0, 1)  # one index: selected and added to far faster than by two
-        cos, sin = layout.rotary(self.attention.head_size, self.attention.theta)
-        q = self.attention.ask(x.flatten(0, 1).index_select(0, flat), cos[here], sin[here])
-        if layout.reset is None:
-            a = attend.fired(q, k, v, rows, layout.positions[here] + 1)
-        else:
-            a = attend.gathered(q, k, v, rows, layout.mask[here])
-        a = self.attention.o_proj(a.flatten(1))
+        a = self.attended(k, v, layout, x.flatten(0, 1).index_select(0, flat), (rows, columns))
         if self.mlp is None:  # added in place: what flows back through the residual stays as it is
             return tokens.index_add(0, flat, (self.alpha.sigmoid().to(a.dtype) * a).to(h.dtype)).view_as(h)
         return tokens.index_copy(0, flat, self.update(tokens.index_select(0, flat), a)).view_as(h)
+
+    def fired_at(self, k: Tensor, v: Tensor, layout: Layout, h: Tensor, x: Tensor, here: Place) -> Tensor:
+        """The residual [n, D] of some tokens after firing, from what it was and what the block reads of it."""
+        return self.update(h, self.attended(k, v, layout, x, here))
+
+    def attended(self, k: Tensor, v: Tensor, layout: Layout, x: Tensor, here: Place) -> Tensor:
+        """The attention output [n, D] of some tokens, of which the block reads x [n, D]."""
+        cos, sin = layout.rotary(self.attention.head_size, self.attention.theta)
+        q = self.attention.ask(x, cos[here], sin[here])
+        if layout.reset is None:
+            a = attend.fired(q, k, v, here[0], layout.positions[here] + 1)
+        else:
+            a = attend.gathered(q, k, v, here[0], layout.mask[here])
+        return self.attention.o_proj(a.flatten(1))
 
     def keys_program(self, p: Program, x: Vector) -> None:
         """What every token needs: its key and value."""

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from amor import typed
-from amor.presets import NAMES, SCALES
+from amor.presets import NAMES, SCALES, VARIANT_NAMES
 from amor.records import Amount, Number, Part, Words
 from amor.records.run import Machine
 
@@ -62,7 +62,7 @@ class Curve(msgspec.Struct, frozen=True):
     rate: typed.Share = 0.0
 
     def __post_init__(self) -> None:
-        _known("architecture", self.name, NAMES)
+        _known("architecture", self.name, NAMES + VARIANT_NAMES)
 
     @property
     def name(self) -> str:

@@ -49,7 +49,7 @@ def speeds(found: Decode, paper: Paper) -> str:
     rows.append("|---" * (len(contexts) + 2) + "|")
     for label, name in {c.label: c.name for c in found.curves}.items():
         ours = {c.context: c.tokens_per_second for c in found.curves if c.label == label}
-        theirs = paper.throughput[name].decode
+        theirs = paper.throughput[name].decode if name in paper.throughput else "-"
         cells = [f"{ours[c]:.1f}" if c in ours else "-" for c in contexts]
         rows.append(f"| {label} | " + " | ".join(cells) + f" | {theirs} |")
     return "\n".join(rows)

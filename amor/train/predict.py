@@ -14,6 +14,7 @@ from amor.models.amor import Amor
 from amor.models.build import build
 from amor.train.optim import describe, groups
 from amor.train.recipe import Recipe
+from amor.train.sample import EVERY
 
 # share of the matrix-product ceiling a training step reaches; a guess that the first steps of a run correct
 REACHED = 0.4
@@ -75,10 +76,11 @@ def predict(recipe: Recipe, flops: float, source: str) -> Prediction:
 
 
 def train_flops(model: Amor, context: int) -> float:
-    """FLOPs of matrix products a token of training: thrice the forward, and one head pass a block for its gate."""
+    """FLOPs of matrix products a token of training: thrice the forward, a head pass for every gate that asks, and two on the
+    sample of every gate that learns from gains."""
     forward = model.cost(context // 2, fire_rate=1.0, heads=1).flops  # attention sees half the context on average
-    probes = sum(2 * model.embed.weight.numel() for block in model.blocks if block.gate.needs)  # type: ignore[union-attr, misc]
-    return 3 * forward + probes
+    passes = sum(bool(block.gate.needs) + block.gate.measures * 2 / EVERY for block in model.each_block())
+    return 3 * forward + passes * 2 * model.embed.weight.numel()
 
 
 def memory(model: Amor, parameters: int, recipe: Recipe) -> Memory:

@@ -4,6 +4,9 @@ Gate statistics: every gate decides with the numbers from before the step, and t
 batch once, after it. In the very first step there are none yet: a pass without gradient meets the batch first, the step
 decides with those, and nothing is taken in a second time. Blocks start as no-ops, so the scores of that pass are the
 scores of the step.
+
+Gates that learn from gains have them measured on a sample of the step's tokens (amor/train/sample.py), and take them in with
+the scores.
 """
 
 import math
@@ -20,6 +23,7 @@ from amor.errors import AmorError
 from amor.gates.base import Adaptive
 from amor.models.amor import Amor, Output
 from amor.models.block import Block, Trace
+from amor.models.measure import Measured
 from amor.numbers import finite
 from amor.ops.head import IGNORE
 from amor.records.run import GateLine
@@ -27,6 +31,7 @@ from amor.state import State
 from amor.train.distributed import Team
 from amor.train.optim import set_rate
 from amor.train.recipe import Recipe
+from amor.train.sample import sampled
 from amor.train.schedule import shape
 from amor.train.trouble import Spikes, UnsoundError
 
@@ -38,8 +43,10 @@ class Tally:
     loss: Tensor
     scores: list[list[Tensor]] = field(default_factory=list)
     fired: list[Tensor] = field(default_factory=list)
+    measured: list[tuple[Measured | None, ...]] = field(default_factory=list)  # a micro-batch
 
-    def add(self, loss: Tensor, gates: tuple[Trace, ...]) -> None:
+    def add(self, loss: Tensor, gates: tuple[Trace, ...], measured: tuple[Measured | None, ...] = ()) -> None:
+        self.measured.append(measured)
         self.loss = self.loss + loss.detach().double()
         if not self.scores:
             self.scores, self.fired = [[] for _ in gates], [torch.zeros_like(self.loss) for _ in gates]
@@ -85,19 +92,20 @@ class Stepper:
         pieces = list(self.pieces(step))
         fresh = self.meet(pieces)
         used = self.gate_numbers()
-        tally = self.learn(pieces)
+        tally = self.learn(pieces, step)
         self.team.reduce_gradients(self.model)
         norm = self.gradient_norm()
         loss = float(self.team.sum(tally.loss))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise UnsoundError(step, loss, norm)
-        pooled = self.pooled(tally)
+        pooled, measured = self.pooled(tally), self.all_measured(tally)
         spike = self.spikes.meets(norm)
         skipped = spike and self.recipe.optimiser.skip_spikes
         if not skipped:
             self.update(norm)
             if not fresh:
                 self.model.observe(pooled)
+            self.model.learn(measured)
         blocks = self.blocks_found(tally, pooled, used)
         told = ("skipped" if skipped else "taken") if spike else None
         return Taken(loss, self.recipe.lr.peak * lr_scale, norm, told, blocks)
@@ -108,9 +116,9 @@ class Stepper:
             tokens, targets = self.source.rows(step, first, min(first + self.recipe.micro_batch, self.last))
             yield paired(tokens, targets, self.apart).to(self.team.device)
 
-    def read(self, part: Windows, target_weight: float) -> Output:
+    def read(self, part: Windows, target_weight: float, measure: Tensor | None = None) -> Output:
         """A micro-batch, every target weighed so in the loss."""
-        return self.forward(part.tokens, reset=part.reset, targets=part.targets, share=target_weight)
+        return self.forward(part.tokens, reset=part.reset, targets=part.targets, share=target_weight, measure=measure)
 
     def forward(self, tokens: Tensor, state: State | None = None, **more: Any) -> Output:
         """The model's forward in the precision of the recipe."""
@@ -128,18 +136,26 @@ class Stepper:
             self.model.observe(self.pooled(tally))
         return fresh
 
-    def learn(self, pieces: list[Windows]) -> Tally:
-        """Forward and backward over the micro-batches: gradients and scores of the whole batch."""
+    def learn(self, pieces: list[Windows], step: int = 0) -> Tally:
+        """Forward and backward over the micro-batches: gradients, scores and measured gains of the whole batch."""
         scored = self.team.sum(torch.stack([(p.targets != IGNORE).sum() for p in pieces]).sum())
         target_weight = 1 / max(int(scored), 1)
         tally = Tally(self.nothing())
         self.optimizer.zero_grad(set_to_none=True)
+        first = self.first
         for part in pieces:
-            out = self.read(part, target_weight)
+            out = self.read(part, target_weight, self.sample(step, range(first, first + len(part)), part.columns))
+            first += len(part)
             assert out.loss is not None
             out.loss.backward()
-            tally.add(out.loss, out.gates)
+            tally.add(out.loss, out.gates, out.measured)
         return tally
+
+    def sample(self, step: int, rows: range, columns: int) -> Tensor | None:
+        """Where gains are measured; nowhere, if no gate asks."""
+        if not self.model.measures:
+            return None
+        return sampled(self.recipe.seed, step, rows, self.recipe.batch, columns).to(self.team.device)
 
     def gradient_norm(self) -> float:
         self.gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
@@ -157,6 +173,15 @@ class Stepper:
         """Scores of every token of the global batch, in no particular order: a gate sorts them."""
         return [self.team.gather(torch.cat(scores)) for scores in tally.scores]
 
+    def all_measured(self, tally: Tally) -> list[Measured | None]:
+        """A block: the sample of the global batch, in the order of its rows, so that no cut of it moves a bit of a sum."""
+        found: list[Measured | None] = []
+        for parts in zip(*tally.measured, strict=True):
+            known = [part for part in parts if part is not None]
+            joined = [self.team.gather(torch.cat([getattr(part, name) for part in known])) for name in ("x", "gain") if known]
+            found.append(Measured(*joined) if known else None)
+        return found or [None] * len(self.blocks())
+
     def nothing(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.team.device)
 
@@ -164,7 +189,7 @@ class Stepper:
         """A block: what its gate decides with (threshold tau), and how wide it is open (alpha, the mean over channels)."""
         found = []
         for block in self.blocks():
-            gate = block.gate
+            gate = block.gate.decider
             numbers = {"mu": gate.mu, "sigma": gate.sigma} if isinstance(gate, Adaptive) else {}
             numbers |= {"tau": gate.threshold, "alpha": self.team.full_tensor(block.alpha).detach().sigmoid().mean()}
             found.append({name: finite(float(value)) for name, value in numbers.items()})

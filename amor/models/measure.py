@@ -1,0 +1,79 @@
+"""What firing saves, measured on a sample of the tokens of one forward: for gates that learn from it.
+
+The gain of a token is the nll of its true next token with blocks closed less that with them fired. A gate of its own a block
+(decide = "each"): this block, those before it as they decided, those after it closed. One gate for all ("once"): all blocks
+against none. Keys and values are those of the forward, so a sample costs its own queries and readings of the head alone; of a
+token that did not fire, blocks after the first have kept the key and value of the closed residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from amor.errors import AmorError
+from amor.gates.base import Gate
+from amor.gates.once import Follower
+from amor.layout import Layout
+from amor.ops import head
+
+if TYPE_CHECKING:
+    from amor.models.amor import Amor
+    from amor.models.block import Place
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The sample of one gate."""
+
+    x: Tensor  # [n, D] what its block read
+    gain: Tensor  # [n] nats; not a number where there is no next token
+
+
+class Measure:
+    """Goes through the blocks with one forward and keeps, at the sample, what is needed to fire them afterwards."""
+
+    def __init__(self, model: Amor, columns: Tensor, targets: Tensor | None, layout: Layout):
+        if targets is None or layout.valid is not None:
+            raise AmorError("gains are measured against true next tokens, in rows without pads: call the model with targets")
+        rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
+        self.model, self.here = model, (rows.flatten(), columns.flatten())
+        self.targets = targets[self.here]
+        self.h: list[Tensor] = []  # a block: the residual before it, [n, D]
+        self.x: list[Tensor] = []
+        self.fired: list[Callable[[Tensor, Tensor, Place], Tensor]] = []
+
+    def __call__(self, h: Tensor, x: Tensor, fired: Callable[[Tensor, Tensor, Place], Tensor]) -> None:
+        self.h.append(h.detach()[self.here])
+        self.x.append(x.detach()[self.here])
+        self.fired.append(fired)
+
+    @torch.no_grad()
+    def found(self) -> tuple[Measured | None, ...]:
+        """One a block."""
+        gates = [block.gate for block in self.model.each_block()]
+        measuring = [k for k, gate in enumerate(gates) if gate.measures]
+        both = [h for k in measuring for h in (self.h[k], self._opened(k, gates))]
+        nll = self._nll(torch.stack(both))
+        gains = dict(zip(measuring, nll[0::2] - nll[1::2], strict=True))
+        return tuple(Measured(self.x[k], gains[k]) if k in gains else None for k in range(len(gates)))
+
+    def _opened(self, first: int, gates: Sequence[Gate]) -> Tensor:
+        """The residual after block `first` fired, and after every block that follows its gate."""
+        h = self.h[first]
+        for index in range(first, len(gates)):
+            if index == first or isinstance(gates[index], Follower):
+                h = self.fired[index](h, self.model.block_input(index, h), self.here)
+        return h
+
+    def _nll(self, h: Tensor) -> Tensor:
+        """[..., n, D] residuals -> [..., n] nats of the true next tokens, not a number where there is none."""
+        assert self.model.final_norm is not None
+        targets = self.targets.expand(h.shape[:-1])
+        found = head.read(self.model.final_norm(h).flatten(0, -2), self.model.embed.weight, targets.flatten()).nll
+        assert found is not None
+        return found.view(h.shape[:-1]).masked_fill(targets == head.IGNORE, torch.nan)
