@@ -12,7 +12,7 @@ from amor.models.build import build
 from amor.presets import ABLATION_NAMES, NAMES
 from amor.train.optim import adamw, groups, set_rate
 from amor.train.predict import activations, lines, predict
-from amor.train.recipe import HOME, Rates, Recipe, load
+from amor.train.recipe import Rates, Recipe, load, names
 from amor.train.schedule import shape
 
 RECIPES = [name for name in names() if not name.endswith("/base")]

@@ -89,7 +89,7 @@ def _begun(job: Job, threads: int, running: list[Running], told: Waited, needed:
         return False
     try:
         if needed(job):
-            running.append(Running(job, _start(job, threads, lock)))
+            running.append(Running(job, start(job, threads, lock)))
             told.began(job)
     finally:
         if lock is not None:
@@ -97,7 +97,7 @@ def _begun(job: Job, threads: int, running: list[Running], told: Waited, needed:
     return True
 
 
-def _start(job: Job, threads: int, lock: int | None) -> subprocess.Popen[bytes]:
+def start(job: Job, threads: int, lock: int | None) -> subprocess.Popen[bytes]:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     with job.log.open("ab") as log:
