@@ -101,7 +101,7 @@ class Results:
         """In words, what a table has no numbers of."""
         asked, words = self.study.judge.asked(), []
         for row, ones in self.shown.items():
-            lacking = [f"seed {one.planned.seed}" for one in ones if not one.found.keys() & asked.keys()]
+            lacking = dict.fromkeys(f"seed {one.planned.seed}" for one in ones if not one.found.keys() & asked.keys())
             if lacking:
                 words.append(f"{row}: {', '.join(lacking)}")
         return words
