@@ -75,6 +75,8 @@ SHRUNK = [
     (r"(bench busy(?!.*--only).*)", r"\1 --only decode", "tests/test_bench.py has every row"),
     (r"(bench batch(?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
     (r"(bench batch.*)", r"\1 --prefill 8", "a short prompt"),
+    (r"(amor study (?!.*--plan).*)", r"\1 --plan", "tests/test_study.py runs one; here it is only planned"),
+    (r"study gates-short", "study paper-mini", "tests/test_study.py knows which presets it needs"),
     (r"--limit 200", "", "added below"),
     (r"(amor eval .*)", r"\1 --limit 1 --samples 1 --lengths 900 --segments 1", "one document a task shows that it runs"),
     (
@@ -193,7 +195,7 @@ def furnished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("furnished")
     data = corpus(folder)
     texts = sorted((folder / "texts").iterdir())
-    for name in ("DATA", "FOLDER", "data/mine"):
+    for name in ("DATA", "FOLDER", "data/mine", "data/small"):
         shutil.copytree(data, folder / name)
     train(small_recipe(folder / "DATA", changes=QUICK | {"vocab": 4096}), folder / "RUN", [Reporter()])
     for name in ("runs/mine", "runs/other", "runs/demo"):
@@ -208,6 +210,7 @@ def furnished(tmp_path_factory):
     (folder / "notes.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (folder / "prompts.txt").write_text("one\ntwo\n")
     (folder / "my-recipe.toml").write_text(DEMO.replace("[model.changes]", '[model]\nname = "amor-mamba2"\n[model.changes]'))
+    (folder / "my-study.toml").write_text('title = "mine"\nset.context = 24\n[[runs]]\nname = "a"\nmodel = "mamba2"\n')
     (folder / "their-rows.sh").write_text("#!/bin/sh\necho '{\"tok_s_best\": 100.0}'\n")
     (folder / "their-rows.sh").chmod(0o755)
     (folder / "bars.toml").write_text("bars = []\n")

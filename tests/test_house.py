@@ -36,7 +36,7 @@ FLOOR = {
         0,
     ),
     **{"ops": 1, "parts": 2, "program": 2, "mixers": 3, "gates": 3, "models": 4, "data": 4, "decode": 5, "judge": 6, "train": 7},
-    **{"bench": 8, "eval": 8, "serve": 8, "hf": 8, "study": 9, "report": 9, "cli": 10, "__main__": 11},
+    **{"bench": 8, "eval": 8, "serve": 8, "hf": 8, "study": 9, "experiment": 9, "report": 9, "cli": 10, "__main__": 11},
 }
 # rooms on a lower floor that a room does not know all the same: models and data of each other, training of decode (judging
 # lies between), and study of everything that opens a model
@@ -44,7 +44,10 @@ STRANGERS = {
     "models": {"data"},
     "data": {"models"},
     "train": {"decode"},
-    "study": {"ops", "parts", "mixers", "gates", "models", "data", "decode", "judge", "train", "bench", "eval", "serve", "hf"},
+    "study": {
+        *("ops", "parts", "mixers", "gates", "models", "data", "decode", "judge", "train", "bench", "eval", "serve", "hf"),
+        "experiment",
+    },
 }
 HEAVY = (
     "transformers",
@@ -103,6 +106,7 @@ def test_an_import_against_the_plan_is_noticed():
     assert list(against_the_plan("judge", ["amor.decode.engine", "amor.train.recipe"])) == ["amor.train.recipe"]
     assert list(against_the_plan("train", ["amor.judge.loop", "amor.decode.engine"])) == ["amor.decode.engine"]
     assert list(against_the_plan("study", ["amor.run", "amor.judge.value"])) == ["amor.judge.value"]
+    assert list(against_the_plan("study", ["amor.experiment.plan"])) == ["amor.experiment.plan"]
 
 
 def file_of(module):

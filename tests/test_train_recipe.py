@@ -12,10 +12,11 @@ from amor.models.build import build
 from amor.presets import ABLATION_NAMES, NAMES
 from amor.train.optim import adamw, groups, set_rate
 from amor.train.predict import activations, lines, predict
-from amor.train.recipe import HOME, Rates, Recipe, load
+from amor.train.recipe import Rates, Recipe, load
+from amor.train.recipe import names as every_recipe
 from amor.train.schedule import shape
 
-RECIPES = sorted(str(p.relative_to(HOME).with_suffix("")) for p in HOME.glob("*/*.toml") if p.stem != "base")
+RECIPES = [name for name in every_recipe() if not name.endswith("/base")]
 PAPER = {"180m": (7_503, 3.69, 184.4), "440m": (18_255, 8.97, 448.7), "1.5b": (62_558, 30.7, 1537.4)}
 
 

@@ -30,6 +30,7 @@ ORDER = [
     "check",
     "prepare",
     "train",
+    "study",
     "report",
     "generate",
     "trace",

@@ -1,5 +1,7 @@
 """What a run directory holds beside its model: what was measured, what happened, and the machine it ran on."""
 
+import statistics
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -130,3 +132,19 @@ class Recipe(msgspec.Struct, frozen=True):
     name: typed.Name
     model: Architecture
     steps: Steps = 0
+
+
+# The paper's table of gates averages 20 logs over about 10,000 steps of a trained model. Here every step is logged: the last
+# tenth of the run is averaged, but no fewer steps than those logs and no more than they span.
+TENTH, FEWEST, MOST = 10, 20, 10_000
+
+
+def settled(steps: Sequence[Step]) -> Sequence[Step]:
+    """The last steps of a run, whose gates are averaged."""
+    return steps[-min(max(len(steps) // TENTH, FEWEST), MOST) :]
+
+
+def mean_of(steps: Sequence[Step], block: int, key: str) -> float | None:
+    """A number of one block over steps; None where no step has it."""
+    known = [value for line in steps if (value := getattr(line.blocks[block], key)) is not None]
+    return statistics.mean(known) if known else None

@@ -15,9 +15,10 @@ PAPER = Path(__file__).with_name("paper.json")
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Of one architecture; tokens a second."""
+    """Of one architecture: tokens a second of decode, thousands of training."""
 
     decode: float = msgspec.field(name="decode_T0_3K")
+    train: float = msgspec.field(name="train_ktok_s")
 
 
 class Paper(msgspec.Struct, frozen=True):
@@ -32,9 +33,13 @@ class PaperFile(msgspec.Struct, frozen=True):
     decode: Paper
 
 
+def told_by_paper() -> Paper:
+    return typed.read(PaperFile, PAPER).decode
+
+
 def table(found: Decode) -> str:
     """Markdown, from what `amor bench decode --out FILE` wrote. The paper's were measured at 1.5B on an H100: other hardware."""
-    paper = typed.read(PaperFile, PAPER).decode
+    paper = told_by_paper()
     lines = [speeds(found, paper)] if found.curves else []
     if found.crossings:
         lines.append(crossings(found, paper))

@@ -74,3 +74,41 @@ def resampled(a: Scores, b: Scores, samples: int, random: np.random.Generator) -
         drawn = random.integers(0, count, size=(min(each, samples - start), count), dtype=np.int32)
         found.append(a.score(a.values[drawn].mean(axis=1)) - b.score(b.values[drawn].mean(axis=1)))
     return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One number a seed and window of text, of one row of a study.
+
+    Two things could have been drawn otherwise: the windows, and the seed (of weights and of the order of data). The error is the
+    root of both squares: that of the windows' means over seeds, and that of the seeds' means over windows. What both share is
+    counted twice, so it is rather too large; of one seed only the windows tell, which is said where it is shown.
+    """
+
+    seeds: tuple[int, ...]
+    values: Numbers  # [seeds, windows]
+
+    @property
+    def mean(self) -> float:
+        return float(self.values.mean())
+
+    @property
+    def error(self) -> float:
+        return sum(_error(self.values.mean(axis)) ** 2 for axis in (0, 1)) ** 0.5
+
+    def less(self, other: Grid) -> Grid:
+        """The difference, seed by seed and window by window; seeds that only one has are left out."""
+        shared = tuple(seed for seed in self.seeds if seed in other.seeds)
+        mine, theirs = (g.values[[g.seeds.index(seed) for seed in shared]] for g in (self, other))
+        return Grid(shared, mine - theirs)
+
+    def ahead(self, other: Grid) -> Gap | None:
+        """By how much lower, which of losses is better; None where nothing can be paired."""
+        if not set(self.seeds) & set(other.seeds) or self.values.shape[1] != other.values.shape[1]:
+            return None
+        difference = other.less(self)
+        return Gap(difference.mean, difference.error)
+
+
+def _error(values: Numbers) -> float:
+    return float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0

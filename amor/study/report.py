@@ -12,7 +12,7 @@ from pathlib import Path
 from amor import typed
 from amor.errors import AmorError
 from amor.files import replace_file
-from amor.records.run import Step
+from amor.records.run import mean_of, settled
 from amor.run import Run
 from amor.study import strip
 from amor.study.charts import Band, Chart, Line, bar_chart, line_chart
@@ -21,9 +21,6 @@ from amor.study.runs import measured
 
 FILE = "report.html"
 SMOOTH = 0.04  # share of the run over which the training loss is averaged
-# The paper's table of gates averages 20 logs over about 10,000 steps of a trained model. Here every step is logged: the last
-# tenth of the run is averaged, but no fewer steps than those logs and no more than they span.
-TENTH, FEWEST, MOST = 10, 20, 10_000
 
 
 class Story:
@@ -57,11 +54,6 @@ class Story:
         kept = [row for row in rows if None not in row]
         x = [row[0] for row in kept]
         return [Line(f"block {index}", x, [row[1 + k] for row in kept], index % 6) for k in range(len(keys))]
-
-    @property
-    def last(self) -> list[Step]:
-        """The steps whose gates are averaged."""
-        return self.steps[-min(max(len(self.steps) // TENTH, FEWEST), MOST) :]
 
 
 def _line(name: str, pairs: list[tuple[int, float | None]], colour: int, style: str = "line") -> Line:
@@ -181,7 +173,7 @@ def threshold_chart(story: Story, index: int) -> Chart:
 
 def gate_table(story: Story) -> str:
     """The numbers of every gate at the end of training, and between which firing rates it stayed for 80 % of it."""
-    held, last = story.found.blocks if story.found else (), story.last
+    held, last = story.found.blocks if story.found else (), settled(story.steps)
     head = ["block", "μ", "σ", "threshold τ", "mean α", "fires", "fires, 10-90 % of all steps", "fires on held-out text"]
     rows = []
     for index in range(story.blocks):
@@ -193,11 +185,6 @@ def gate_table(story: Story) -> str:
         rows.append([*row, f"{held[index].fire:.1%}" if held else "-"])
     words = f"μ, σ, τ, α and the firing rate are means of the last {len(last):,} steps, {last[0].step:,} to {last[-1].step:,}."
     return f'<p class="note">{words}</p>{table(head, rows)}'
-
-
-def mean_of(steps: Sequence[Step], index: int, key: str) -> float | None:
-    known = [value for line in steps if (value := getattr(line.blocks[index], key)) is not None]
-    return statistics.mean(known) if known else None
 
 
 def histograms(story: Story) -> list[str]:

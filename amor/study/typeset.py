@@ -23,7 +23,7 @@ def text(table: Table, terminal: bool = False) -> str:
     """For people; bold letters on a terminal, *stars* elsewhere."""
     bold = "\033[1m{}\033[0m".format if terminal else "*{}*".format
     rows = [[plain(table.first), *map(plain, table.columns)]]
-    rows += [[plain(line.name), *(_text_cell(cell, bold) for cell in line.cells)] for line in table.lines]
+    rows += [[plain(line.name), *(text_cell(cell, bold) for cell in line.cells)] for line in table.lines]
     widths = [max(map(_width, column)) for column in zip(*rows)]
     shown = ["  ".join(_padded(cell, width, n == 0) for n, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
@@ -35,7 +35,7 @@ def text(table: Table, terminal: bool = False) -> str:
     return "\n".join([*lines, "", *map(plain, legend(table, "bold" if terminal else "*")), *map(plain, table.notes)])
 
 
-def _text_cell(cell: Cell | None, bold: Callable[[str], str]) -> str:
+def text_cell(cell: Cell | None, bold: Callable[[str], str]) -> str:
     if cell is None:
         return "-"
     value = number(cell.value, cell.digits)
@@ -70,7 +70,7 @@ def markdown(table: Table) -> str:
         if kind == "paper":
             lines.append(f"| *{_md(table.paper)}* |" + " |" * len(table.columns))
         for line in group:
-            cells = [_text_cell(cell, "**{}**".format) for cell in line.cells]
+            cells = [text_cell(cell, "**{}**".format) for cell in line.cells]
             lines.append(f"| {' | '.join([_md(line.name), *cells])} |")
     remarks = [*legend(table, "bold"), *table.notes]
     return "\n".join([*lines, "", *(f"* {_md(note)}" for note in remarks)])

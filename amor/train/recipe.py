@@ -203,8 +203,12 @@ def find(given: str | Path) -> Path:
                 return path
         except OSError:  # a name that no file can have
             continue
-    names = [str(p.relative_to(HOME).with_suffix("")) for p in HOME.glob("*/*.toml")]
-    raise AmorError(f"no recipe {str(given)!r}; {nearest(str(given), names)}")
+    raise AmorError(f"no recipe {str(given)!r}; {nearest(str(given), names())}")
+
+
+def names() -> list[str]:
+    """Every recipe of the package; studies lie beside them."""
+    return sorted(str(p.relative_to(HOME).with_suffix("")) for p in HOME.glob("*/*.toml") if p.parent.name != "studies")
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What can be asked of a finished run: one file a kind, with a `judge`."""

@@ -1,0 +1,64 @@
+"""Losses at equal firing rates: the model's own gate, chance and the oracle, all on the same windows.
+
+A gate fires on the tokens of its highest scores, in every block on exactly the share asked for: its threshold is set on the text
+itself, without a look at what comes next. Block by block, because a firing changes what later blocks see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from amor.experiment.subject import Subject
+from amor.gates.base import Gate
+from amor.judge.gates import Told, own_gates
+from amor.judge.loop import Here
+from amor.judge.policies import Reader, largest
+from amor.judge.value import all_aimed, by_count, random, same_count
+from amor.judge.windows import about
+from amor.records.study import AllRates, AtRates, Policy
+
+
+def judge(subject: Subject, asked: AtRates) -> AllRates:
+    windows = subject.windows(asked)
+    reader = Reader(subject.model, windows, own_gates(subject.model))
+    nll, fire, _, gain = reader.as_it_is()
+    plain = {"never": (reader.closed, torch.zeros_like(fire)), "always": (reader.opened, torch.ones_like(fire))}
+    plain["as it is"] = (nll, fire)
+    notes = {trouble for rate in asked.rates if (trouble := all_aimed(reader.gates, rate)[1])}
+    policies = [policy(name, None, *both) for name, both in plain.items()]
+    for rate in asked.rates:
+        policies += at_rate(reader, gain[0], rate, asked.draws, aims=not notes)
+    return AllRates(gate=reader.gates[0].kind, data=about(windows), policies=tuple(policies), notes=tuple(sorted(notes)))
+
+
+def at_rate(reader: Reader, first: Tensor, rate: float, draws: int, aims: bool) -> Iterator[Policy]:
+    marks = highest(reader, rate) if aims else by_count(reader, rate, seed=0)
+    if aims:
+        yield policy("gate", rate, reader.told(marks), marks)
+    yield policy("random", rate, random(reader, marks, draws, seed=0), marks)
+    oracle = same_count(reader, first, marks)
+    yield policy("oracle", rate, reader.told(oracle), oracle)
+
+
+def highest(reader: Reader, rate: float) -> Tensor:
+    """[K, n, T] marks at the highest scores of every block, with the blocks before it as they decided."""
+    fire = torch.zeros(reader.shape, dtype=torch.bool)
+    for k, gate in enumerate(reader.gates):
+        score = reader.run(partial(_asking, fire, k, gate)).score[k]
+        fire[k] = largest(score, round(rate * score.numel()))
+    return fire
+
+
+def _asking(fire: Tensor, block: int, gate: Gate, here: Here) -> list[Gate]:
+    """One gate among others that do as they are told."""
+    return [gate if k == block else Told(marks[here]) for k, marks in enumerate(fire)]
+
+
+def policy(name: str, rate: float | None, nll: Tensor, fire: Tensor) -> Policy:
+    each = nll.double().mean(1)
+    rates = tuple(fire.double().mean((1, 2)).tolist())
+    return Policy(name=name, rate=rate, fire=rates, nll=float(each.mean()), windows=tuple(each.tolist()))  # type: ignore[arg-type]

@@ -1,0 +1,167 @@
+"""A study becomes a list of runs: every row with each value of the axes, each learning rate and each seed.
+
+A run is what `amor train` would be called with. Everything that can be wrong is found here, before anything is trained.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from amor import typed
+from amor.config import flat
+from amor.data.shards import splits
+from amor.errors import AmorError, nearest
+from amor.files import folder_to_write, replace_file
+from amor.records.study import LEDGER, MOST_RUNS, Compared, Ledger, Planned, Study
+from amor.run import Run
+from amor.train import recipe as recipes
+from amor.train.recipe import Recipe
+from amor.train.resume import differences, recipe_of
+
+HOME = recipes.HOME / "studies"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study, where it is kept, and its runs."""
+
+    ledger: Ledger
+    folder: Path
+
+    @property
+    def study(self) -> Study:
+        return self.ledger.study
+
+    @property
+    def runs(self) -> tuple[Planned, ...]:
+        return self.ledger.runs
+
+    def run(self, planned: Planned) -> Run:
+        return Run(self.folder / planned.folder)
+
+    def recipe(self, planned: Planned) -> Recipe:
+        return recipe_for(planned, self.ledger.data)
+
+
+def find(given: str | Path) -> Path:
+    """A study by path, or by its name in amor/recipes/studies."""
+    for path in (Path(given), Path(f"{given}.toml"), HOME / f"{given}.toml"):
+        try:
+            if path.is_file():
+                return path
+        except OSError:  # a name that no file can have
+            continue
+    raise AmorError(f"no study {str(given)!r}; {nearest(str(given), names())}")
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in HOME.glob("*.toml"))
+
+
+def read(path: Path, changes: Iterable[str] = (), steps: int | None = None, seeds: tuple[int, ...] | None = None) -> Study:
+    """A study from its file, with what a command line changes in all of its recipes."""
+    study = typed.read(Study, path)
+    keys = dict(change.partition("=")[::2] for change in changes)
+    if wrong := [change for change in changes if "=" not in change]:
+        raise AmorError(f"--set {wrong[0]}: write key=value, e.g. --set lr.warmup=10")
+    over = {key.strip(): typed.toml_value(value.strip()) for key, value in keys.items()}
+    over |= {} if steps is None else {"steps": steps, "tokens": 0}
+    tree = typed.tree(study)
+    tree["set"] = flat(study.set) | over
+    tree["seeds"] = tree["seeds"] if seeds is None else seeds
+    return typed.convert(Study, tree, str(path))
+
+
+def plan(study: Study, name: str, data: str | None, folder: str | Path) -> Plan:
+    """Every run, checked: its recipe is sound and its model can be made, and no two are one."""
+    where = _opened(data) if data else ""
+    runs = tuple(_runs(study))
+    if len(runs) > MOST_RUNS:
+        raise AmorError(f"{name}: {len(runs):,} runs, more than {MOST_RUNS:,}")
+    seen: dict[str, Planned] = {}
+    checked = []
+    for run in runs:
+        if (other := seen.setdefault(run.folder, run)) is not run:
+            raise AmorError(f"{name}: two runs would lie in {run.folder}: {other.row!r} and {run.row!r}; name them apart")
+        recipe = recipe_for(run, where)
+        recipe.config()
+        if not recipe.data and not getattr(recipe, "task", ""):
+            raise AmorError(f"{name}: {run.row} reads text; give --data FOLDER, written by `amor prepare`")
+        checked.append(replace(run, steps=recipe.total_steps))
+    return Plan(Ledger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder))
+
+
+def check_folder(plan: Plan) -> None:
+    """A folder that holds runs of other recipes is refused."""
+    for planned in plan.runs:
+        run = plan.run(planned)
+        if not run.used:
+            continue
+        changed = differences(recipe_of(run), plan.recipe(planned))
+        for key, (was, now) in changed.items():
+            raise AmorError(f"{run.folder} was trained with {key} = {was!r}, not {now!r}; give another --out, or delete that run")
+
+
+def begin(plan: Plan) -> None:
+    """Write down what is run."""
+    folder_to_write(plan.folder)
+    replace_file(plan.folder / LEDGER, typed.text(plan.ledger))
+
+
+def recipe_for(planned: Planned, data: str) -> Recipe:
+    try:
+        return recipes.load(planned.recipe, planned.changes, **({"data": data} if data else {}))
+    except AmorError as error:
+        raise AmorError(f"{planned.row}: {error}") from None
+
+
+def _runs(study: Study) -> Iterator[Planned]:
+    """Rows in the order of the file; of each the learning rates, and of these the seeds."""
+    for compared, axis in itertools.product(study.runs, _points(study.axes)):
+        row = ", ".join([compared.name, *(f"{key} = {value}" for key, value in axis.items())])
+        for lr, seed in itertools.product(study.lr or (None,), study.seeds):
+            keys = _keys(study, compared, axis) | ({} if lr is None else {"lr.peak": lr}) | {"seed": seed}
+            recipe = keys.pop("recipe", None) or compared.recipe or study.recipe
+            parts = ["runs", _slug(row), *([] if lr is None else [f"lr-{lr:g}"]), f"seed-{seed}"]
+            changes = tuple(f"{key}={_toml(key, value)}" for key, value in keys.items())
+            yield Planned(row=row, folder="/".join(parts), seed=seed, lr=lr, recipe=recipe, changes=changes, steps=0)
+
+
+def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _keys(study: Study, compared: Compared, axis: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys of one row's recipe, the later ones winning."""
+    model = {} if compared.model is None else {"model.name": compared.model}
+    return flat(study.set) | model | flat(compared.set) | dict(axis)
+
+
+def _toml(key: str, value: Any) -> str:
+    """A value as `--set` takes it: of numbers, texts and lists of them JSON and TOML are the same."""
+    if isinstance(value, Mapping) or value is None:
+        raise AmorError(f"{key}: {value!r} is no number, text, true, false or list of them")
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise AmorError(f"{key}: {value!r} is no number, text, true, false or list of them") from None
+
+
+def _slug(row: str) -> str:
+    return re.sub(r"[^\w.=-]+", "-", row).strip("-.") or "run"
+
+
+def _opened(data: str) -> str:
+    """The folder of prepared data, whose held-out split is there."""
+    if splits(data)[1] is None:
+        raise AmorError(f"{data} holds no valid/, and a study judges on held-out text; prepare it again with --valid 0.05")
+    return str(Path(data).resolve())

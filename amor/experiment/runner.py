@@ -1,0 +1,116 @@
+"""Runs a study: trains what is missing, judges what is missing, and measures speeds at the end, with nothing beside them.
+
+Every run is an ordinary `amor train`, every judgement a file; so after a kill at any point the same command goes on, and ends
+with the same numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from amor.errors import AmorError, nearest
+from amor.experiment import jobs
+from amor.experiment.jobs import Job
+from amor.experiment.judging import ALONE, LOCK, file_of
+from amor.experiment.plan import Plan
+from amor.experiment.progress import Progress
+from amor.experiment.standing import Clock, Standing, standing
+from amor.experiment.subject import step_of
+from amor.records.study import Planned
+from amor.study import results
+
+LOGS = "logs"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a study is to be run."""
+
+    at_once: int
+    only: tuple[str, ...] = ()  # rows, or folders of runs; nothing: all
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def picked(plan: Plan, only: Sequence[str]) -> list[Planned]:
+    """The runs that names mean: of a row, or by folder."""
+    known = {run.row for run in plan.runs} | {run.folder.removeprefix("runs/") for run in plan.runs}
+    for name in only:
+        if name.removeprefix("runs/") not in known:
+            raise AmorError(f"--only {name}: no such run; {nearest(name, {run.row for run in plan.runs})}")
+    names = {name.removeprefix("runs/") for name in only}
+    return [run for run in plan.runs if not only or {run.row, run.folder.removeprefix("runs/")} & names]
+
+
+class Runner:
+    def __init__(self, plan: Plan, asked: Asked, clock: Clock, say: Callable[[str], None] = print):
+        self.plan, self.asked, self.clock, self.say = plan, asked, clock, say
+        self.wanted = picked(plan, asked.only)
+
+    def go(self) -> dict[str, str]:
+        """Everything that is missing of the runs asked for; what failed, by folder, and what was said last."""
+        failed = self.train()
+        self.forget_stale()
+        shown = self.shown()
+        for kinds, at_once in ((self._kinds(False), self.asked.at_once), (self._kinds(True), 1)):
+            failed |= self.judge(shown, kinds, at_once)
+        return failed
+
+    def standing(self) -> list[Standing]:
+        return [standing(self.plan, planned) for planned in self.wanted]
+
+    def train(self) -> dict[str, str]:
+        missing = [one.planned for one in self.standing() if not one.trained]
+        by_folder = {run.folder: run for run in missing}
+        told = Progress("trained", self, len(missing))
+
+        def needed(job: Job) -> bool:
+            planned = by_folder[job.name]
+            return step_of(self.plan.run(planned)) != planned.steps
+
+        done = jobs.run([self._training(run) for run in missing], self.asked.at_once, self.plan.study.threads, told, needed)
+        return {one.job.name: one.said for one in done if one.code}
+
+    def _training(self, run: Planned) -> Job:
+        out = self.plan.folder / run.folder
+        command = [sys.executable, "-m", "amor", "train", run.recipe, "--out", str(out)]
+        command += [word for change in run.changes for word in ("--set", change)]
+        command += ["--data", self.plan.ledger.data] if self.plan.ledger.data else []
+        return Job(run.folder, tuple(command), self._log(run.folder), out / LOCK)
+
+    def forget_stale(self) -> None:
+        """Judgements of other weights, another text or another question are none of this study's."""
+        for planned in self.plan.runs:
+            for kind in standing(self.plan, planned).unjudged:
+                file_of(self.plan.run(planned), kind).unlink(missing_ok=True)
+
+    def shown(self) -> set[str]:
+        """Folders of the runs that tables show: of each row the best learning rate."""
+        held = results.Results(self.plan.ledger, self.plan.folder)
+        return {one.planned.folder for ones in held.shown.values() for one in ones}
+
+    def judge(self, shown: set[str], kinds: set[str], at_once: int) -> dict[str, str]:
+        """What is missing of some kinds, the runs dealt out to as many programs as may run at once."""
+        lacking = [one.planned for one in self.standing() if one.planned.folder in shown and kinds & set(one.unjudged)]
+        hands = [lacking[n::at_once] for n in range(at_once)]
+        todo = [self._judging(hand, kinds) for hand in hands if hand]
+        done = jobs.run(todo, at_once, self.plan.study.threads, Progress("judged", self, len(todo)), lambda job: True)
+        return {one.job.name: one.said for one in done if one.code}
+
+    def _judging(self, runs: list[Planned], kinds: set[str]) -> Job:
+        name = f"{', '.join(sorted(kinds))} of {len(runs)} runs from {runs[0].folder.removeprefix('runs/')} on"
+        words = [str(self.plan.folder), ",".join(sorted(kinds)), *(run.folder for run in runs)]
+        command = (sys.executable, "-m", "amor.experiment.judging", *words)
+        return Job(name, command, self._log(f"judged/{runs[0].folder}"))
+
+    def _kinds(self, alone: bool) -> set[str]:
+        return {kind for kind in self.plan.study.judge.asked() if (kind in ALONE) == alone}
+
+    def _log(self, name: str) -> Path:
+        return self.plan.folder / LOGS / f"{name.replace('/', '-')}.log"

@@ -1,0 +1,81 @@
+"""A finished run that is to be judged: its model, its metrics, and the held-out text it is judged on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from amor.data.loader import Windows
+from amor.data.shards import Shards, splits
+from amor.errors import AmorError
+from amor.judge.windows import of_shards
+from amor.models.amor import Amor
+from amor.models.folder import WEIGHTS, load, resolve
+from amor.records.run import Evaluated, Step
+from amor.records.study import OnText
+from amor.run import Run
+from amor.train.checkpoint import read_manifest, read_training
+from amor.train.recipe import Recipe
+from amor.train.resume import recipe_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run directory; nothing of it is opened until it is asked for."""
+
+    run: Run
+    threads: int = 1
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return recipe_of(self.run)
+
+    @cached_property
+    def _loaded(self) -> tuple[Amor, Tokenizer | None]:
+        return load(self.run.folder)
+
+    @property
+    def model(self) -> Amor:
+        return self._loaded[0]
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._loaded[1]
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return [line for line in self.run.lines() if isinstance(line, Step)]
+
+    @cached_property
+    def held_out(self) -> Shards:
+        valid = splits(self.recipe.data)[1] if self.recipe.data else None
+        if valid is None:
+            raise AmorError(f"{self.run.folder}: there is no held-out text; give --data FOLDER, prepared with --valid")
+        return valid
+
+    def windows(self, asked: OnText) -> Windows:
+        """The same windows for every run of a context."""
+        folder, context = self.held_out.folder, asked.context or self.recipe.context
+        apart = self.recipe.documents == "apart"
+        return of_shards(folder, context, asked.windows, self.tokenizer, self.model.config.vocab, apart)
+
+    @property
+    def weights(self) -> str:
+        """sha256 of the file of weights, as its checkpoint tells it."""
+        return read_manifest(resolve(self.run.folder)).files[WEIGHTS].sha256
+
+
+def step_of(run: Run) -> int:
+    """How many steps the newest checkpoint of a run has seen; 0: there is none."""
+    folder = run.folder / "latest"
+    return read_training(folder).step if folder.exists() else 0
+
+
+def validation(run: Run, step: int) -> float | None:
+    """The held-out loss of a run at its last step, as it measured it itself."""
+    found = [line.valid.nll for line in run.lines() if isinstance(line, Evaluated) and line.step == step]
+    return found[-1] if found else None

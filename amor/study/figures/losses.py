@@ -1,0 +1,29 @@
+"""The held-out loss of every row of a study, with its error; the paper has such a row for each of its models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
+from amor.study.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw(held: Results) -> Figure:
+    rows = [(row, grid) for row in held.ledger.rows if (grid := held.losses(row)) is not None]
+    drawing = figure(5.2, 0.9 + 0.24 * max(len(rows), 1))
+    axes = drawing.subplots()
+    for place, (row, grid) in enumerate(rows):
+        colour = BLOCKS[0] if held.of(row, "loss") and any(f.fire for f in held.of(row, "loss").values()) else INK
+        axes.plot(grid.values.mean(1), [place] * len(grid.seeds), color=FAINT, marker="o", markersize=2, linestyle="")
+        axes.errorbar([grid.mean], [place], xerr=[grid.error], color=colour, marker="o", markersize=4, capsize=2)
+    axes.set_yticks(range(len(rows)), [row for row, _ in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("held-out loss (nats a token); small: each seed, bars: one standard error")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=7)
+    axes.grid(axis="x", color=FAINT, linewidth=0.3, alpha=0.4)
+    drawing.tight_layout()
+    return drawing

@@ -1,0 +1,238 @@
+"""The tables of a study, from its files: rows are what is compared, means are over seeds, differences are paired."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from amor.numbers import perplexity
+from amor.records.study import BlockMean
+from amor.records.value import Value
+from amor.study import paper_models
+from amor.study.paired import Gap, Grid
+from amor.study.paper_models import SCALE
+from amor.study.results import Results, chosen
+from amor.study.tables import Cell, Line, Table
+
+POLICIES = ("never", "random", "gate", "always", "oracle")
+THEIRS = f"the paper, {SCALE}: perplexity of FineWeb-Edu; firing rate and tokens/s on one H100, after 3K tokens"
+
+
+def tables(held: Results) -> list[Table]:
+    return [MAKERS[name](held) for name in held.study.tables]
+
+
+def models(held: Results) -> Table:
+    """Every row once: size, loss, speed."""
+    asked, baseline = held.study.judge.asked(), held.study.baseline
+    columns: dict[str, Callable[[str], Cell | None]] = {}
+    if "size" in asked:
+        columns["M parameters"] = lambda row: _mean((f.parameters / 1e6 for f in held.of(row, "size").values()), 3)
+    columns["loss"] = lambda row: _loss(held, row)
+    columns["perplexity"] = lambda row: None if (g := held.losses(row)) is None else Cell(perplexity(g.mean), digits=2)
+    if baseline is not None:
+        columns[f"loss - {baseline}'s"] = lambda row: _over(held, row)
+    columns["fires, %"] = lambda row: _fires(held, row)
+    if "speed" in asked:
+        columns["train tok/s"] = lambda row: _mean((f.train for f in held.of(row, "speed").values()), 0)
+        columns["decode tok/s"] = lambda row: _mean((1 / one.seconds for one in held.decode(row, None)), 0)
+    lines = [Line(row, "ours", tuple(make(row) for make in columns.values())) for row in held.ledger.rows]
+    theirs = _paper(tuple(columns)) if held.study.paper else []
+    return Table(held.study.title, "model", tuple(columns), (*lines, *theirs), THEIRS, tuple(notes(held, "loss")))
+
+
+def _loss(held: Results, row: str) -> Cell | None:
+    return _lowest(row, {name: held.losses(name) for name in held.ledger.rows})
+
+
+def _lowest(row: str, all_rows: dict[str, Grid | None], sign: int = 1, digits: int = 4) -> Cell | None:
+    """A mean; it is best where it lies below (sign -1: above) every other clearly."""
+    mine = all_rows[row]
+    if mine is None:
+        return None
+    gaps = [mine.ahead(other) for name, other in all_rows.items() if name != row and other is not None]
+    best = bool(gaps) and all(g is not None and Gap(sign * g.size, g.error).clear for g in gaps)
+    return Cell(mine.mean, mine.error, digits, best)
+
+
+def _over(held: Results, row: str) -> Cell | None:
+    """Seed by seed and window by window."""
+    assert held.study.baseline is not None
+    mine, theirs = held.losses(row), held.losses(_baseline(held))
+    ahead = theirs.ahead(mine) if mine is not None and theirs is not None and row != _baseline(held) else None
+    return None if ahead is None else Cell(ahead.size, ahead.error, 4)
+
+
+def _baseline(held: Results) -> str:
+    """The first row of the run it names: axes make several of it."""
+    name = held.study.baseline
+    return next(row for row in held.ledger.rows if row == name or row.startswith(f"{name}, "))
+
+
+def _fires(held: Results, row: str) -> Cell | None:
+    rates = [rate for found in held.of(row, "loss").values() for rate in found.fire]
+    return _mean((100 * rate for rate in rates), 1)
+
+
+def _mean(values: Iterable[float | None], digits: int) -> Cell | None:
+    known = [value for value in values if value is not None]
+    return Cell(statistics.mean(known), digits=digits) if known else None
+
+
+def _paper(columns: Sequence[str]) -> Iterator[Line]:
+    """The paper's rows in the columns that it has."""
+    for model, values in paper_models.told().items():
+        cells = {"perplexity": values.perplexity, "train tok/s": values.train, "decode tok/s": values.decode}
+        cells["fires, %"] = None if values.fires is None else 100 * values.fires
+        digits = {"perplexity": 2, "train tok/s": 0, "decode tok/s": 1, "fires, %": 1}
+        yield Line(
+            model,
+            "paper",
+            tuple(None if (value := cells.get(name)) is None else Cell(value, digits=digits[name]) for name in columns),
+        )
+
+
+def gates(held: Results) -> Table:
+    """Every gate at the end of training."""
+    keys = ("mu", "sigma", "tau", "alpha")
+    lines = []
+    for row in held.ledger.rows:
+        for block, each in enumerate(zip(*(found.blocks for found in held.of(row, "gate").values()))):
+            lines.append(Line(f"{row}, block {block}", "ours", (_percent(each), *(_key(each, key) for key in keys))))
+    columns = ("fires, %", "μ", "σ", "threshold", "α")
+    steps = {found.steps for row in held.ledger.rows for found in held.of(row, "gate").values()}
+    last = f"means of the last {' or '.join(f'{n:,}' for n in sorted(steps))} steps of training, over seeds"
+    return Table(f"{held.study.title}: gates", "gate", columns, tuple(lines), notes=(last, *lacking(held)))
+
+
+def _percent(blocks: Sequence[BlockMean]) -> Cell | None:
+    return _mean((100 * block.fire for block in blocks), 1)
+
+
+def _key(blocks: Sequence[BlockMean], key: str) -> Cell | None:
+    return _mean((getattr(block, key) for block in blocks), 3)
+
+
+def value(held: Results) -> Table:
+    """What attention saved where it ran, against chance, everywhere and the oracle."""
+    lines = []
+    for row in held.ledger.rows:
+        found: list[Value] = list(held.of(row, "value").values())
+        for name in POLICIES if found else ():
+            each = [getattr(one.losses, name) for one in found]
+            saved = Cell(statistics.mean(one.saved for one in each), _both([(p.saved, p.saved_se) for p in each]), 4)
+            fires = _mean((100 * rate for one in each for rate in one.fire_rate), 1)
+            lines.append(Line(f"{row}: {name}", "ours", (_mean((one.nll for one in each), 4), saved, fires)))
+    columns = ("loss", "saved over never", "fires, %")
+    return Table(f"{held.study.title}: what gates are worth", "policy", columns, tuple(lines), notes=tuple(notes(held, "value")))
+
+
+def _both(each: Sequence[tuple[float, float]]) -> float:
+    """The error of a mean over seeds that were judged on the same windows: that of the windows, and that of the seeds."""
+    of_windows = statistics.mean(se for _, se in each)
+    of_seeds = statistics.stdev(mean for mean, _ in each) / len(each) ** 0.5 if len(each) > 1 else 0.0
+    return float((of_windows**2 + of_seeds**2) ** 0.5)
+
+
+def rates(held: Results) -> Table:
+    """Nats saved at equal firing rates; gates are compared with gates."""
+    columns = (*(f"at {100 * rate:g} %" for rate in held.rates), "as trained", "fires, %", "everywhere")
+    gated = [row for row in held.ledger.rows if held.of(row, "rates")]
+    lines = []
+    for row in gated:
+        for name in ("gate", "random", "oracle"):
+            cells: list[Cell | None] = []
+            for rate in held.rates:
+                rivals = {other: held.saved(other, name, rate) for other in gated}
+                cells.append(_lowest(row, rivals, sign=-1) if name == "gate" else _plain(rivals[row]))
+            ends = (_plain(held.saved(row, "as it is")), _own_rate(held, row), _plain(held.saved(row, "always")))
+            cells += ends if name == "gate" else [None] * 3
+            if any(cells):
+                lines.append(Line(f"{row}: {name}", "ours", tuple(cells)))
+    why = {f"{row}: {note}" for row in gated for found in held.of(row, "rates").values() for note in found.notes}
+    said = "nats a token saved over never firing, on held-out text; a gate fires on the tokens of its highest scores"
+    remarks = (said, *sorted(why), *notes(held, "rates"))
+    return Table(f"{held.study.title}: equal firing rates", "policy", columns, tuple(lines), notes=remarks)
+
+
+def _plain(found: Grid | None) -> Cell | None:
+    return None if found is None else Cell(found.mean, found.error, 4)
+
+
+def _own_rate(held: Results, row: str) -> Cell | None:
+    found = [p for f in held.of(row, "rates").values() for p in f.policies if p.name == "as it is"]
+    return _mean((100 * rate for policy in found for rate in policy.fire), 1)
+
+
+def frontier(held: Results) -> Table:
+    """Loss against cost: every gate at every rate, and models without gates as they are."""
+    columns = ("loss", "fires in decode, %", "µs a token", "KB a token", "passes over the head")
+    lines = [
+        Line(name, "ours", (_plain(loss), *_cost(held, row, rate))) for name, row, rate, loss in points(held) if loss is not None
+    ]
+    said = "loss on held-out text; time and bytes of decode, one row, float32, the best round"
+    return Table(f"{held.study.title}: loss against cost", "model", columns, tuple(lines), notes=(said, *notes(held, "rates")))
+
+
+def points(held: Results) -> Iterator[tuple[str, str, float | None, Grid | None]]:
+    """Name, row, rate and losses of everything that loss and cost are known of."""
+    ends = {0.0: "never", 1.0: "always"}
+    for row in held.ledger.rows:
+        if not held.of(row, "rates"):
+            yield row, row, None, held.losses(row)
+            continue
+        timed = {one.rate for found in held.of(row, "speed").values() for one in found.decode}
+        for rate in sorted({*held.rates, *(end for end in ends if end in timed)}):
+            policy = ("gate", rate) if rate in held.rates else (ends[rate], None)
+            yield f"{row} at {100 * rate:g} %", row, rate, held.policy(row, *policy)
+
+
+def _cost(held: Results, row: str, rate: float | None) -> tuple[Cell | None, ...]:
+    each = held.decode(row, rate)
+    return (
+        _mean((100 * one.fire for one in each), 1),
+        _mean((1e6 * one.seconds for one in each), 0),
+        _mean((one.bytes / 1e3 for one in each), 0),
+        _mean((one.head_passes for one in each), 2),
+    )
+
+
+def sweep(held: Results) -> Table:
+    """Every learning rate that was tried, by the loss that training measured at its end."""
+    best, lines = chosen(held.runs), []
+    for row in held.ledger.rows:
+        for lr in held.study.lr:
+            losses = [one.valid for one in held.runs if one.planned.row == row and one.planned.lr == lr and one.valid is not None]
+            spread = statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
+            cell = Cell(statistics.mean(losses), spread, 4) if losses else None
+            mark = " (shown)" if row in best and best[row] == lr else ""
+            lines.append(Line(f"{row}, lr {lr:g}{mark}", "ours", (cell, Cell(len(losses), digits=0))))
+    said = "loss on validation windows at the last step; the error is over seeds"
+    return Table(f"{held.study.title}: learning rates", "run", ("loss", "seeds"), tuple(lines), notes=(said, *lacking(held)))
+
+
+def notes(held: Results, kind: str) -> Iterator[str]:
+    """How the numbers of a kind came about, and what is not there."""
+    steps, seeds = sorted({run.steps for run in held.ledger.runs}), held.study.seeds
+    threads = "1 thread" if held.study.threads == 1 else f"{held.study.threads} threads"
+    yield f"{'/'.join(f'{n:,}' for n in steps)} steps; seeds {', '.join(map(str, seeds))}; {threads} a run"
+    found = [one for row in held.ledger.rows for one in held.of(row, kind).values()]
+    if found:
+        read = found[0].data
+        yield f"losses: {read.windows} windows of {read.context:,} tokens of {read.source}, nats a token"
+    yield "errors: of windows and of seeds together" if len(seeds) > 1 else "errors: of windows alone, for there is one seed"
+    yield from lacking(held)
+
+
+def lacking(held: Results) -> Iterator[str]:
+    yield from (f"missing: {words}" for words in held.missing())
+
+
+MAKERS: dict[str, Callable[[Results], Table]] = {
+    "models": models,
+    "gates": gates,
+    "value": value,
+    "rates": rates,
+    "frontier": frontier,
+    "sweep": sweep,
+}

@@ -1,0 +1,333 @@
+"""Laws of studies: what stands is kept, a kill changes no number, a table says what the files say, a wrong study is one line."""
+
+import json
+import re
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from laws import small, tokens
+from msgspec.structs import replace
+from studying import finished, killed
+
+from amor import typed
+from amor.cli import main
+from amor.data.loader import cut
+from amor.errors import AmorError
+from amor.experiment import jobs
+from amor.experiment import plan as plans
+from amor.experiment.judging import missing
+from amor.experiment.kinds.rates import highest
+from amor.experiment.kinds.speed import met
+from amor.experiment.subject import Subject, step_of
+from amor.gates.words import aimed
+from amor.judge.gates import own_gates
+from amor.judge.loop import gathered, read
+from amor.judge.policies import Reader
+from amor.presets import every_name
+from amor.records.run import EvalTiming, Evaluated, Valid
+from amor.records.study import Planned, Study
+from amor.run import Run
+from amor.study import results
+from amor.study.paired import Grid
+from amor.study.result_tables import tables
+from amor.study.results import One, chosen
+
+SMOKE = plans.HOME / "smoke.toml"
+
+
+@pytest.fixture(scope="module")
+def smoke(prepared, tmp_path_factory):
+    """The whole study, two runs at a time."""
+    folder = tmp_path_factory.mktemp("smoke") / "study"
+    finished("smoke", "--data", prepared, "--out", folder, "--jobs", 2, log=folder.with_suffix(".log"))
+    return folder
+
+
+def judged(folder, row, seed, kind):
+    return json.loads((folder / "runs" / row / f"seed-{seed}" / "judged" / f"{kind}.json").read_text())["found"]
+
+
+def untimed(folder):
+    """The tables of a study without anything that a clock has measured."""
+    held = results.read(folder)
+    judge = replace(held.study.judge, speed=None)
+    study = replace(held.study, judge=judge, tables=("models", "gates", "value", "rates"), figures=())
+    return tables(results.Results(replace(held.ledger, study=study), folder))
+
+
+# what a study ends in
+
+
+def test_a_study_ends_in_tables_figures_and_a_page_that_needs_nothing_else(smoke):
+    for name in ("tables.txt", "tables.md", "tables.tex", "losses.svg", "losses.png", "rates.svg", "frontier.svg"):
+        assert (smoke / name).stat().st_size > 100
+    page = (smoke / "index.html").read_text()
+    assert not re.search(r'(src|href)="(http|//)|@import|<link', page)
+    for table in tables(results.read(smoke)):
+        assert table.title in page and table.title in (smoke / "tables.txt").read_text()
+    assert page.count("<svg") == 3
+
+
+def test_a_table_says_what_the_files_say(smoke):
+    table = tables(results.read(smoke))[0]
+    cells = {line.name: dict(zip(table.columns, line.cells)) for line in table.lines if line.kind == "ours"}
+    windows = {row: np.array([judged(smoke, row, seed, "loss")["windows"] for seed in (1, 2)]) for row in cells}
+    for row, each in windows.items():
+        by_window, by_seed = (statistics.stdev(each.mean(axis)) / len(each.mean(axis)) ** 0.5 for axis in (0, 1))
+        assert cells[row]["loss"].value == pytest.approx(each.mean(), rel=1e-12)
+        assert cells[row]["loss"].error == pytest.approx((by_window**2 + by_seed**2) ** 0.5, rel=1e-12)
+        speeds = [judged(smoke, row, seed, "speed") for seed in (1, 2)]
+        assert cells[row]["train tok/s"].value == statistics.mean(speed["train"] for speed in speeds)
+        assert cells[row]["decode tok/s"].value == statistics.mean(1 / speed["decode"][0]["seconds"] for speed in speeds)
+    over = cells["amor-mamba2"]["loss - mamba2's"]
+    difference = windows["amor-mamba2"] - windows["mamba2"]
+    assert over.value == pytest.approx(difference.mean(), abs=1e-12) and cells["mamba2"]["loss - mamba2's"] is None
+    assert 0 < over.error < cells["mamba2"]["loss"].error, "the same windows move both alike"
+    printed = f"{over.value:,.4f}±{over.error:,.4f}"
+    assert printed in (smoke / "tables.txt").read_text() and printed in (smoke / "index.html").read_text()
+
+
+def test_the_paper_s_rows_stand_below_ours(smoke):
+    line = next(line for line in (smoke / "tables.txt").read_text().split("\n") if line.startswith("gated-deltanet-serial"))
+    assert line.split() == ["gated-deltanet-serial", "-", "-", "12.94", "-", "-", "23,400", "48.6"]
+
+
+def test_a_loss_is_that_of_the_run_s_model_on_held_out_text(smoke, prepared):
+    subject = Subject(Run(smoke / "runs/amor-mamba2/seed-1"))
+    asked = results.read(smoke).study.judge.loss
+    found = gathered(read(subject.model, subject.windows(asked)))
+    assert judged(smoke, "amor-mamba2", 1, "loss")["windows"] == found.nll.double().mean(1).tolist()
+    assert Path(judged(smoke, "amor-mamba2", 1, "loss")["data"]["source"]) == prepared / "valid"
+
+
+# kills
+
+
+def test_a_study_that_is_killed_ends_with_the_same_numbers(smoke, prepared, tmp_path):
+    """First with all it began, while it trains; then alone, while others judge for it; the next one waits for these."""
+    folder, log = tmp_path / "study", tmp_path / "log"
+    words = ("smoke", "--data", prepared, "--out", folder, "--jobs", 1)
+    ledger = results.read(smoke).ledger
+
+    def trained():
+        return [step_of(Run(folder / run.folder)) == run.steps for run in ledger.runs]
+
+    killed(*words, log=log, after=lambda: any(folder.glob("runs/*/*/checkpoints/step-*")), programs_too=True)
+    assert not any(trained())
+    killed(*words, log=log, after=lambda: any(folder.glob("runs/*/*/judged/*.json")), programs_too=False)
+    assert all(trained()) and len(list(folder.glob("runs/*/*/judged/*.json"))) < 18
+    finished(*words, log=log)
+    assert untimed(folder) == untimed(smoke)
+    for run in ledger.runs:
+        for kind in ("size", "loss", "gate", "value", "rates"):
+            if (one := smoke / run.folder / "judged" / f"{kind}.json").is_file():
+                again = typed.read(dict, folder / run.folder / "judged" / f"{kind}.json")
+                assert {**again, "seconds": 0} == {**typed.read(dict, one), "seconds": 0}
+    assert not list(folder.rglob(".*.writing"))
+
+
+def test_what_stands_is_not_done_again(smoke, prepared, monkeypatch, capsys):
+    monkeypatch.setattr(jobs, "start", lambda *_: pytest.fail("a program was started"))
+    before = {path: path.read_bytes() for path in smoke.rglob("judged/*.json")}
+    words = ["study", "smoke", "--data", str(prepared), "--out", str(smoke)]
+    assert main([*words, "--plan", "--json"]) == 0
+    left = json.loads(capsys.readouterr().out.split("\n")[-2])
+    assert left["trained"] == left["judged"] == 4 and left["train_seconds"] == left["judge_seconds"] == 0
+    table = (smoke / "tables.txt").read_text()
+    assert main(words) == 0
+    assert (smoke / "tables.txt").read_text() == table and table.split("\n")[2] in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in smoke.rglob("judged/*.json")} == before
+
+
+def test_another_question_is_asked_anew_and_no_other(smoke):
+    subject, judge = Subject(Run(smoke / "runs/amor-mamba2/seed-1")), results.read(smoke).study.judge
+    assert not missing(subject, judge)
+    assert set(missing(subject, replace(judge, loss=replace(judge.loss, windows=3)))) == {"loss"}
+    assert set(missing(replace_weights(subject), judge)) == {"size", "loss", "gate", "value", "rates", "speed"}
+    assert "value" not in missing(Subject(Run(smoke / "runs/mamba2/seed-1"), threads=2), judge), "it has no gates"
+
+
+def replace_weights(subject):
+    class Other(Subject):
+        weights = "of another training"
+
+    return Other(subject.run, subject.threads)
+
+
+def test_a_study_may_be_shown_in_part(smoke, tmp_path):
+    shutil.copytree(smoke, tmp_path / "part", symlinks=True)
+    shutil.rmtree(tmp_path / "part/runs/mamba2/seed-2/judged")
+    shutil.rmtree(tmp_path / "part/runs/amor-mamba2/seed-1/judged")
+    held = results.read(tmp_path / "part")
+    first = tables(held)[0]
+    assert {"missing: mamba2: seed 2", "missing: amor-mamba2: seed 1"} <= set(first.notes)
+    cells = dict(zip(first.columns, first.lines[1].cells))
+    alone = judged(smoke, "amor-mamba2", 2, "loss")
+    assert cells["loss"].value == pytest.approx(alone["nll"]) and cells["loss"].error == pytest.approx(alone["se"])
+    assert cells["loss - mamba2's"] is None, "no seed of which both are there"
+
+
+def test_a_folder_of_other_runs_is_refused(smoke, prepared, capsys):
+    assert main(["study", "smoke", "--data", str(prepared), "--out", str(smoke), "--steps", "14"]) == 2
+    assert "was trained with steps = 12, not 14" in capsys.readouterr().err
+    assert main(["study", "smoke", "--data", str(prepared), "--out", str(smoke), "--set", "context=16"]) == 2
+    assert "context" in capsys.readouterr().err
+
+
+# wrong studies
+
+WRONG = [
+    ("title = 3", "title: expected str"),
+    ("seeds = []", "seeds"),
+    ("seeds = [1, 1]", "seeds: 1 stands there twice"),
+    ("threads = 0", "threads: expected int >= 1, not 0"),
+    ("lr = [-1.0]", "lr[0]"),
+    ("baselin = 'a'", "no key 'baselin'; did you mean 'baseline'?"),
+    ("baseline = 'b'", "no run 'b'; there are a"),
+    ("tables = ['modles']", "tables[0]"),
+    ("tables = ['sweep']", "sweep shows learning rates"),
+    ("tables = ['rates']", "rates is made of judge.rates"),
+    ("recipe = 'tiny/nothing'", "no recipe 'tiny/nothing'"),
+    ("set = {stepps = 3}", "no key 'stepps'; did you mean 'steps'?"),
+    ("set = {steps = -3}", "steps"),
+    ("set = {model.changes.width = 7}", "does not divide"),
+    ("axes = {steps = []}", "axes"),
+    ("axes = {steps = [{a = 1}]}", "steps: {'a': 1} is no number"),
+    ("judge = {los = {}}", "no key 'los'; did you mean 'loss'?"),
+    ("judge = {loss = {windows = 1}}", "judge.loss.windows: expected int >= 2, not 1"),
+    ("judge = {loss = {windows = 4}, rates = {windows = 2}}\ntables = ['frontier']", "side by side"),
+    ("judge = {rates = {rates = [1.5]}}\ntables = ['rates']", "rates[0]"),
+    ("title = ", "not TOML"),
+]
+
+
+@pytest.mark.parametrize(("line", "named"), WRONG, ids=[line for line, _ in WRONG])
+def test_a_wrong_study_is_answered_in_one_line(line, named, prepared, tmp_path, capsys):
+    title = "" if line.startswith("title") else "title = 't'\n"
+    (tmp_path / "wrong.toml").write_text(f"{title}{line}\n[[runs]]\nname = 'a'\nmodel = 'amor-mamba2'\n")
+    assert main(["study", str(tmp_path / "wrong.toml"), "--data", str(prepared), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and named in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_that_would_be_one_are_refused(prepared, tmp_path):
+    study = typed.convert(Study, {"title": "t", "runs": [{"name": "a b"}, {"name": "a/b"}]}, "here")
+    with pytest.raises(AmorError, match="two runs would lie in runs/a-b/seed-1"):
+        plans.plan(study, "twins", str(prepared), tmp_path)
+
+
+def test_axes_learning_rates_and_seeds_multiply(prepared, tmp_path):
+    tree = {"title": "t", "runs": [{"name": "a", "model": "mamba2"}, {"name": "b", "recipe": "tiny/transformer"}]}
+    tree |= {"axes": {"context": [8, 16]}, "lr": [1e-3, 2e-3], "seeds": [1, 2, 3], "set": {"steps": 5, "batch": 2}}
+    plan = plans.plan(typed.convert(Study, tree, "here"), "many", str(prepared), tmp_path)
+    assert len(plan.runs) == 2 * 2 * 2 * 3 and plan.ledger.rows == tuple(f"{n}, context = {c}" for n in "ab" for c in (8, 16))
+    recipe = plan.recipe(plan.runs[-1])
+    assert (recipe.model.name, recipe.context, recipe.lr.peak, recipe.seed, recipe.steps) == ("transformer", 16, 2e-3, 3, 5)
+    assert plan.runs[-1].folder == "runs/b-context-=-16/lr-0.002/seed-3"
+
+
+@pytest.mark.parametrize("name", plans.names())
+def test_every_study_of_the_package_is_sound(name, prepared, tmp_path):
+    study = plans.read(plans.find(name))
+    if absent := {run.model for run in study.runs if run.model} - {*every_name()}:
+        pytest.skip(f"the presets {', '.join(sorted(absent))} are not there")
+    recipes = {study.recipe, *study.axes.get("recipe", ()), *(run.recipe for run in study.runs if run.recipe)}
+    task = any(recipe.startswith("recall/") for recipe in recipes)
+    plan = plans.plan(study, name, None if task else str(prepared), tmp_path)
+    for recipe in recipes & {run.recipe for run in plan.runs}:
+        seen = {plan.recipe(run).step_tokens * run.steps for run in plan.runs if run.recipe == recipe}
+        assert len(seen) == 1, "models that are compared see as many tokens"
+
+
+# programs
+
+
+def test_programs_run_several_at_a_time_and_a_failure_stops_no_other(tmp_path):
+    code = "import os, sys; print(os.environ['OMP_NUM_THREADS']); sys.exit(int(sys.argv[1]))"
+    work = [jobs.Job(str(n), (sys.executable, "-SEc", code, str(n)), tmp_path / f"{n}.log") for n in (0, 3, 0)]
+    done = jobs.run(work, 2, 7, jobs.Waited(), lambda job: True)
+    assert sorted(one.code for one in done) == [0, 0, 3] and {one.said for one in done} == {"7"}
+
+
+def test_a_run_that_another_program_works_on_is_waited_for(tmp_path):
+    job = jobs.Job("mine", (sys.executable, "-SEc", "pass"), tmp_path / "log", tmp_path / "run" / "lock")
+    other = jobs.Job("theirs", (sys.executable, "-SEc", "import time; time.sleep(60)"), tmp_path / "other", job.lock)
+    lock = jobs.taken(job.lock)
+    left_behind = jobs.start(other, 1, lock)
+    jobs.os.close(lock)
+
+    class Ends(jobs.Waited):
+        turns = 0
+
+        def turn(self, running, waiting):
+            assert waiting == [job] or left_behind.poll() is not None
+            self.turns += 1
+            if self.turns == 3:
+                left_behind.kill()
+                left_behind.wait()
+
+    ends = Ends()
+    done = jobs.run([job], 2, 1, ends, lambda job: True)
+    assert [one.code for one in done] == [0] and ends.turns >= 3
+    assert jobs.run([job], 2, 1, jobs.Waited(), lambda job: False) == [], "somebody else has done it"
+
+
+# numbers
+
+
+def test_an_error_counts_windows_and_seeds():
+    chance = np.random.default_rng(0)
+    level, seed, window = 3.0, chance.normal(0, 0.1, (4, 1)), chance.normal(0, 1.0, (1, 50))
+    a, b = Grid((1, 2, 3, 4), level + seed + window), Grid((4, 3, 2), level + 0.5 + seed[[3, 2, 1]] + window)
+    assert a.error == pytest.approx((window.std(ddof=1) ** 2 / 50 + seed.std(ddof=1) ** 2 / 4) ** 0.5)
+    gap = a.ahead(b)
+    assert gap.size == pytest.approx(0.5) and gap.error < 1e-12 and gap.clear, (
+        "what moves both alike is no error of the difference"
+    )
+    assert Grid((1,), window).error == pytest.approx(window.std(ddof=1) / 50**0.5)
+    assert a.ahead(Grid((9,), window)) is None
+
+
+def test_the_learning_rate_that_is_shown_is_the_best_that_most_seeds_have(tmp_path):
+    losses = {(0.1, 1): 2.0, (0.1, 2): 3.0, (0.2, 1): 2.4, (0.2, 2): 2.5, (0.4, 1): 1.0}  # the last one failed with seed 2
+    runs = []
+    for (lr, seed), nll in losses.items():
+        run = Run(tmp_path / f"{lr}-{seed}")
+        run.make()
+        for step, value in ((5, 0.0), (9, nll)):
+            valid = Valid(nll=value, perplexity=1.0, tokens=1)
+            run.measured(Evaluated(step=step, valid=valid, timing=EvalTiming(seconds=0.0)))
+        planned = Planned(row="a", folder="f", seed=seed, lr=lr, recipe="r", changes=(), steps=9)
+        runs.append(One(planned, run))
+    assert chosen(runs) == {"a": 0.2}
+    assert chosen(runs[:2]) == {"a": 0.1} and chosen(runs[-1:]) == {"a": 0.4} and chosen([]) == {}
+
+
+def test_gates_fire_on_exactly_the_share_asked_for():
+    model = small("amor-mamba2")
+    reader = Reader(model, cut(tokens(3, 21)), own_gates(model))
+    fire = highest(reader, 0.3)
+    assert fire.flatten(1).sum(1).tolist() == [18, 18, 18]
+    for k, gate in enumerate(reader.gates):
+        mine = reader.run(lambda here, k=k, g=gate: [g if n == k else told(fire[n][here]) for n in range(3)])
+        assert mine.score[k][fire[k]].min() >= mine.score[k][~fire[k]].max()
+
+
+def told(marks):
+    from amor.judge.gates import Told
+
+    return Told(marks)
+
+
+def test_gates_of_decode_meet_a_rate_on_the_text_they_read():
+    model, ids = small("amor-mamba2"), tokens(1, 50)[0].tolist()
+    for rate, fired in ((0.0, 0), (0.3, 6), (1.0, 20)):
+        gates = met(model, [aimed(gate, 0.5) for gate in own_gates(model)], rate, ids, 30)
+        found = gathered(read(model, cut(torch.tensor([[*ids, 0]])), gates=gates)).fire
+        assert found[:, 0, 30:].sum(1).tolist() == [fired] * 3
