@@ -32,7 +32,7 @@ from amor.train.recipe import Recipe
 
 LOCK = "lock"
 ALONE = frozenset({"speed"})  # measured with nothing beside it
-TEXTLESS = frozenset({"size", "gate"})  # no text has a part in them
+TEXTLESS = frozenset({"size", "gate", "recall"})  # no text has a part in them
 GATED = frozenset({"gate", "value", "rates"})  # asked of models with gates only
 
 

@@ -12,6 +12,7 @@ from msgspec import Meta, field
 from amor import typed
 from amor.checks import Context, Seed
 from amor.records import MOST_BLOCKS, Amount, Number, Part, Steps, Words
+from amor.records.recall import Recall
 from amor.records.value import Text, Value
 
 LEDGER, JUDGED = "study.json", "judged"  # a file of a study, and a folder of a run
@@ -24,7 +25,7 @@ Tokens = Annotated[int, Meta(ge=1, le=2**20)]
 Values = Annotated[tuple[Any, ...], Meta(min_length=1, max_length=256)]
 Rates = Annotated[tuple[typed.Share, ...], Meta(min_length=1, max_length=64)]
 
-TableName = Literal["models", "gates", "value", "rates", "frontier", "sweep"]
+TableName = Literal["models", "gates", "value", "rates", "frontier", "recall", "sweep"]
 FigureName = Literal["losses", "rates", "frontier"]
 
 
@@ -59,6 +60,13 @@ class AtRates(OnText, frozen=True):
     draws: Annotated[int, Meta(ge=1, le=1000)] = 2  # random choices that are averaged
 
 
+class OnTask(Part, frozen=True):
+    """Rows of the run's own task, which no training sees."""
+
+    rows: Annotated[int, Meta(ge=1, le=2**20)] = 256
+    seed: Seed = 0
+
+
 class Judging(Part, frozen=True):
     """Kind -> what is asked of it; None: it is not judged."""
 
@@ -67,6 +75,7 @@ class Judging(Part, frozen=True):
     gate: OnMetrics | None = None
     value: OnText | None = None
     rates: AtRates | None = None
+    recall: OnTask | None = None
     speed: OnClock | None = None
 
     def asked(self) -> dict[str, Part]:
@@ -127,6 +136,7 @@ NEEDS: Mapping[str, frozenset[str]] = {
     "rates": frozenset({"rates"}),
     "frontier": frozenset({"rates"}),
     "losses": frozenset({"loss"}),
+    "recall": frozenset({"recall"}),
 }
 
 
@@ -243,4 +253,6 @@ class Speed(Part, frozen=True):
     notes: tuple[Words, ...]
 
 
-FOUND: Mapping[str, type] = {"size": Size, "loss": Losses, "gate": Gates, "value": Value, "rates": AllRates, "speed": Speed}
+FOUND: Mapping[str, type] = {
+    **{"size": Size, "loss": Losses, "gate": Gates, "value": Value, "rates": AllRates, "recall": Recall, "speed": Speed}
+}

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from amor.numbers import perplexity
+from amor.records.recall import Recall
 from amor.records.study import BlockMean
 from amor.records.value import Value
 from amor.study import paper_models
@@ -197,6 +198,28 @@ def _cost(held: Results, row: str, rate: float | None) -> tuple[Cell | None, ...
     )
 
 
+def recall(held: Results) -> Table:
+    """How much of a task is remembered, and where gates fired: at the questions, and elsewhere."""
+    lines = []
+    for row in held.ledger.rows:
+        found: list[Recall] = list(held.of(row, "recall").values())
+        if not found:
+            continue
+        right = [(100 * one.token.mean, 100 * (one.token.se or 0.0)) for one in found if one.token.mean is not None]
+        cells = (
+            Cell(statistics.mean(mean for mean, _ in right), _both(right), 1) if right else None,
+            _mean((100 * one.chance for one in found), 1),
+            _mean((100 * block.questions for one in found for block in one.blocks), 1),
+            _mean((100 * block.elsewhere for one in found for block in one.blocks), 1),
+            Cell(found[0].state.fixed, digits=0),
+            Cell(found[0].state.a_token, digits=0),
+        )
+        lines.append(Line(row, "ours", cells))
+    columns = ("right, %", "by chance", "fires on questions, %", "elsewhere, %", "state", "state a token")
+    remarks = ("right: the best token at every token of an answer; state: numbers held by a row", *lacking(held))
+    return Table(f"{held.study.title}: what is remembered", "model", columns, tuple(lines), notes=remarks)
+
+
 def sweep(held: Results) -> Table:
     """Every learning rate that was tried, by the loss that training measured at its end."""
     best, lines = chosen(held.runs), []
@@ -234,5 +257,6 @@ MAKERS: dict[str, Callable[[Results], Table]] = {
     "value": value,
     "rates": rates,
     "frontier": frontier,
+    "recall": recall,
     "sweep": sweep,
 }

@@ -1,0 +1,14 @@
+"""What a run that learned a generated task remembers of rows it never met: amor/judge/recall.py."""
+
+from amor.data.tasks.base import read_task
+from amor.errors import AmorError
+from amor.experiment.subject import Subject
+from amor.judge.recall import recall
+from amor.records.recall import Recall
+from amor.records.study import OnTask
+
+
+def judge(subject: Subject, asked: OnTask) -> Recall:
+    if not subject.recipe.task:
+        raise AmorError(f"{subject.run.folder} learned a text, not a task; judge.recall is for runs of a task")
+    return recall(subject.model, read_task(subject.recipe.task), rows=asked.rows, seed=asked.seed)
