@@ -13,7 +13,7 @@ from amor.decode.engine import Engine
 from amor.decode.engine import _inputs_of as inputs_of
 from amor.decode.head import Head
 from amor.decode.policy import Fixed, Follow
-from amor.decode.reader import HeadReader
+from amor.decode.reader import Asked, HeadReader
 from amor.decode.savings import Savings
 from amor.judge.standing import standing_for
 from amor.ops.product import FORMATS
@@ -256,6 +256,11 @@ def reader_of(model, head, greedy):
     return HeadReader(head, gates, inputs_of(model), greedy=greedy)
 
 
+def decided(model, head, greedy, h):
+    """By the gate of block 0, which reads the residual itself."""
+    return reader_of(model, head, greedy).decide(0, Asked(h, h, h), torch.zeros(len(h)), None)
+
+
 @torch.no_grad()
 def test_a_cheap_probe_gives_the_exact_decision_or_asks_the_exact_head():
     model = small("amor-mamba2")
@@ -263,7 +268,7 @@ def test_a_cheap_probe_gives_the_exact_decision_or_asks_the_exact_head():
     for seed in range(20):
         h = torch.randn(2, 64, generator=torch.Generator().manual_seed(seed)) * (0.03 + 0.02 * seed)
         heads = {cheap: Head(model.embed.weight, "float32", cheap) for cheap in (True, False)}
-        found = {cheap: reader_of(model, head, cheap).decide(0, h, h, torch.zeros(2))[0] for cheap, head in heads.items()}
+        found = {cheap: decided(model, head, cheap, h).fire.tolist() for cheap, head in heads.items()}
         assert found[True] == found[False]
         assert heads[True].passes.cheap == 1 and heads[False].passes.cheap == 0
         sure += heads[True].passes.rows == 0
@@ -274,11 +279,10 @@ def test_a_threshold_at_the_entropy_itself_is_never_left_to_the_cheap_probe():
     model = small("amor-mamba2", **{"blocks.count": 1})
     gate = model.each_block()[0].gate
     h = torch.randn(1, 64, generator=torch.Generator().manual_seed(3)) * 0.1
-    _, exact = reader_of(model, Head(model.embed.weight, "float32", False), False).decide(0, h, h, torch.zeros(1))
-    gate.mu.fill_(exact[0])
+    gate.mu.copy_(decided(model, Head(model.embed.weight, "float32", False), False, h).score[0])
     gate.sigma.zero_()
     head = Head(model.embed.weight, "float32", True)
-    reader_of(model, head, True).decide(0, h, h, torch.zeros(1))
+    decided(model, head, True, h)
     assert head.passes.cheap == head.passes.exact == 1
 
 

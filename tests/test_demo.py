@@ -31,8 +31,8 @@ def test_the_demo_says_what_it_learned_and_leaves_a_report(out, capsys):
     assert "a new run" in said and "attention ran on" in said and f"{out}/report.html" in said
     assert said.count("  amor ") == 3
     saved = {name: found["attention"][name]["saved"] for name in ("gate", "chance", "everywhere")}
-    words = f"nats a token there; on as many tokens chosen by chance it saves {saved['chance']:.3f}"
-    assert f"it saved {saved['gate']:.3f}" in said and words in said and f"on all of them {saved['everywhere']:.3f}" in said
+    words = f"chosen by chance it saves {saved['chance']:.3f}, run on all {saved['everywhere']:.3f}"
+    assert f"that saved {saved['gate']:.3f}" in said and words in said
     assert len(found["fire"]) == 3 and found["judged"]["tokens"] == 4 * 24
 
 

@@ -30,7 +30,7 @@ def scores(scorer: Scorer, asked: list[Request]) -> list[tuple[float, bool, obje
     return [(found[i].logprob, found[i].greedy, found[i].phases) for i in range(len(asked))]
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=[*NAMES, "amor-mamba2-gain"])
 def model(request: pytest.FixtureRequest):
     return small(request.param).eval()
 

@@ -14,6 +14,7 @@ from amor.gates.words import chosen
 from amor.judge.gates import Watched, all_told, own_gates
 from amor.models.probe import DirectProbe
 from amor.ops import head
+from amor.ops.linear import each_alone
 from amor.train.loop import train
 from amor.train.sample import EVERY, sampled
 
@@ -217,3 +218,19 @@ def test_a_variant_trains_alike_in_one_batch_in_four_and_after_a_kill(prepared, 
     same_bits(trained(recipe(2), tmp_path / "killed"), parts)
     if changes is GAIN:
         assert whole["weights"]["blocks.0.gate.reach"] > 0 and int(whole["weights"]["blocks.0.gate.measured"]) == 4 * 8
+
+
+def test_a_prediction_of_gain_has_the_same_bits_alone_and_beside_others():
+    gate = Gain(256, GainOptions(), 0)
+    gate.weight.copy_(torch.randn(256, generator=torch.Generator().manual_seed(1)))
+    gate.reach.fill_(1.0)
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(2))
+    with each_alone():
+        together = gate(Evidence(x, torch.arange(4))).score
+        alone = torch.cat([gate(Evidence(x[row : row + 1], torch.arange(4)[row : row + 1])).score for row in range(4)])
+    assert torch.equal(together, alone)
+
+
+def test_a_seed_of_any_size_chooses_a_sample():
+    wide = sampled(2**53 - 1, 3, range(2), 4, 130)
+    assert torch.equal(wide, sampled((2**53 - 1) & 0xFFFFFFFF, 3, range(2), 4, 130)) and int(wide.max()) < 130

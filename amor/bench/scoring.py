@@ -1,7 +1,7 @@
 """Questions of an evaluation, answered by `amor eval` and by lm-evaluation-harness's own model, in turn.
 
   amor bench scoring --quick
-  amor bench scoring --questions 2000 --data SETS --tokenizer tokenizer.json
+  amor bench scoring --questions 2000 --data SETS
 
 Multiple choice, four answers a question: those of ARC-Easy from a folder (--data, as amor eval takes it), or made of words at
 random. The other side is transformers' Mamba2 of at most as many parameters in the harness's HFLM. Both sides answer through the
@@ -64,18 +64,19 @@ def questions(table: Table, rounds: int, count: int, data: str | None, words: st
     ours = {name: build(preset(name, "tiny", vocab=vocab)).eval() for name in MODELS}
     width, depth = 256, transformers.mamba2_depth(min(map(parameters, ours.values())), 256, vocab)
     theirs = transformers.mamba2(width, int(depth), vocab).eval()
-    row = table.row("questions of four answers", "scan", "conv", "head", questions=count, vocab=vocab, width=width)
+    row = table.row("questions of four answers", "scan", "conv", "head", vocab=vocab, width=width)
     row.found |= {f"parameters, {name}": parameters(model) for name, model in {**ours, MAMBA2: theirs}.items()}
     for name, model in ours.items():
         row.found |= {f"{what}, {name}": rate for what, rate in meet(model, torch.randint(0, vocab, (4, 65))).items()}
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(data) if data else invented(Path(scratch) / "data", count)
+        load_task = partial(tasks.load, "common-sense", made, tokenizer=tokenizer, names=[TASK])
+        if lacks := load_task().skipped:
+            raise AmorError(f"{TASK}: {lacks[TASK]}")
+        count = min(count, load_task().data[TASK].rows)
 
         def answered(lm: Any, most: int) -> None:
-            loaded = tasks.load("common-sense", made, tokenizer=tokenizer, names=[TASK])
-            if loaded.skipped:
-                raise AmorError(f"{TASK}: {loaded.skipped[TASK]}")
-            harness.evaluated(lm, loaded.tasks, most, 0, samples=False)
+            harness.evaluated(lm, load_task().tasks, most, 0, samples=False)
 
         makers = {name: _fresh(model, tokenizer, Path(scratch)) for name, model in ours.items()}
         makers[MAMBA2] = lambda: hflm(theirs, transformers.fast_tokenizer(tokenizer), AT_A_TIME, LONGEST)
@@ -86,6 +87,7 @@ def questions(table: Table, rounds: int, count: int, data: str | None, words: st
             for name, make in makers.items():
                 taken[name].append(clock(partial(answered, make(), count)))
     row.time({name: of_rounds(seconds) for name, seconds in taken.items()})
+    row.found["questions"] = count
     for name in ours:
         row.found[f"questions/s, {name}"] = count / row.seconds[name]
         row.ratio(f"{name} over HFLM with {MAMBA2}", row.times[MAMBA2], row.times[name])

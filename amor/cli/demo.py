@@ -201,8 +201,8 @@ def learned(found: "Findings") -> list[str]:
 def worth(attention: "Attention") -> str:
     """What attention saved, in one line."""
     gate, chance, everywhere = attention.gate, attention.chance, attention.everywhere
-    saved = f"it saved [bold]{gate.saved:.3f}[/] ± {gate.se:.3f} nats a token there"
-    return f"{saved}; on as many tokens chosen by chance it saves {chance.saved:.3f}, on all of them {everywhere.saved:.3f}"
+    saved = f"that saved [bold]{gate.saved:.3f}[/] ± {gate.se:.3f} nats a token, over all tokens"
+    return f"{saved}; run on as many tokens chosen by chance it saves {chance.saved:.3f}, run on all {everywhere.saved:.3f}"
 
 
 def nexts(folder: Path, gated: bool) -> dict[str, str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from amor.gates.base import Adaptive, Evidence, Verdict
 from amor.gates.random import spread
+from amor.ops.linear import linear
 from amor.typed import Share
 
 UNIFORM = 0.5, 12**-0.5  # mean and spread of the scores it explores with
@@ -65,7 +66,7 @@ class Gain(Adaptive):
 
     def forward(self, evidence: Evidence) -> Verdict:
         with torch.autocast(evidence.x.device.type, enabled=False):  # nats differ by less than bf16 can tell
-            predicted = evidence.x.float() @ self.weight.float() + self.bias.float()
+            predicted = linear(evidence.x.float(), self.weight.float()[None]).squeeze(-1) + self.bias.float()
         score = torch.where(self.reach > 0, predicted, spread(evidence.position, self.salt + self.lessons))
         return Verdict(score > self.threshold, score)
 

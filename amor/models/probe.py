@@ -92,6 +92,7 @@ class DirectProbe:
             reading = self.read(asked, self.model.embed.weight, entropy="entropy" in names, margin="margin" in names)
             # entropy over log(vocab), so that one threshold means the same for every vocabulary
             scale = {"entropy": math.log(self.model.config.vocab), "margin": 1.0}
+            self.known = {name: held for name, held in self.known.items() if name in names}  # of others this is not read again
             for name in names:
                 values = getattr(reading, name) / scale[name]
                 held = values.new_zeros(h.shape[:2]) if whole else self.known[name]
