@@ -11,7 +11,7 @@ FLOOR = "within two paired standard errors of the floor"
 
 
 def number(value: float, digits: int) -> str:
-    return f"{value:.1e}" if abs(value) >= 1e6 else f"{value:,.{digits}f}"
+    return f"{value:.1e}" if abs(value) >= 1e5 else f"{value:,.{digits}f}"
 
 
 def plain(text: str) -> str:
