@@ -13,6 +13,7 @@ import torch
 from laws import small, tokens
 from msgspec.structs import replace
 from studying import finished, killed
+from training import trained
 
 from amor import typed
 from amor.cli import main
@@ -45,6 +46,20 @@ def smoke(prepared, tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke") / "study"
     finished("smoke", "--data", prepared, "--out", folder, "--jobs", 2, log=folder.with_suffix(".log"))
     return folder
+
+
+@pytest.fixture(scope="module")
+def begun(prepared, tmp_path_factory):
+    """A study of one run, trained and not judged."""
+    folder = tmp_path_factory.mktemp("begun")
+    line = "steps = 1, context = 8, batch = 2, micro_batch = 1, eval = {windows = 2}, model.name = 'mamba2'"
+    small = "vocab = 512, width = 32, d_ff = 48, pattern = 'mamba2', 'mixers.mamba2.head_size' = 16"
+    text = f"title = 't'\nset = {{{line}, model.changes = {{{small}}}}}\n[[runs]]\nname = 'a'\n"
+    (folder / "one.toml").write_text(text)
+    plan = plans.plan(plans.read(folder / "one.toml"), "one", str(prepared), folder / "study")
+    plans.begin(plan)
+    trained(plan.recipe(plan.runs[0]), plan.run(plan.runs[0]).folder)
+    return folder / "study"
 
 
 def judged(folder, row, seed, kind):
@@ -176,6 +191,28 @@ def test_a_folder_of_other_runs_is_refused(smoke, prepared, capsys):
     assert "was trained with steps = 12, not 14" in capsys.readouterr().err
     assert main(["study", "smoke", "--data", str(prepared), "--out", str(smoke), "--set", "context=16"]) == 2
     assert "context" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["precision='bf16-cpu'", "micro_batch=2", "eval.windows=3"])
+def test_runs_of_one_study_are_computed_and_judged_alike(change, begun, prepared, capsys):
+    assert (
+        main(["study", str(begun.parent / "one.toml"), "--data", str(prepared), "--out", str(begun), "--set", change, "--plan"])
+        == 2
+    )
+    assert f"was trained with {change.partition('=')[0]} = " in capsys.readouterr().err
+
+
+def test_runs_of_another_text_are_refused_and_a_text_that_was_moved_is_not(begun, prepared, tmp_path, capsys):
+    words = ["study", str(begun.parent / "one.toml"), "--out", str(begun), "--plan", "--data"]
+    for here, there in (("train", "valid"), ("valid", "train")):
+        shutil.copytree(prepared / here, tmp_path / "other" / there)
+    assert main([*words, str(tmp_path / "other")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"was trained on other data than {tmp_path / 'other'}" in said
+    moved = shutil.copytree(prepared, tmp_path / "moved")
+    assert main([*words, str(moved)]) == 0
+    subject = Subject(Run(begun / "runs/a/seed-1"), data=str(moved))
+    assert subject.held_out.folder == moved / "valid" and subject.recipe.data == str(prepared)
 
 
 # wrong studies

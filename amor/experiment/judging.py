@@ -26,7 +26,7 @@ from amor.errors import AmorError
 from amor.experiment.subject import Subject, step_of
 from amor.files import replace_file
 from amor.records import Part
-from amor.records.study import FOUND, JUDGED, LEDGER, Judgement, Judging, Ledger, Planned, Study
+from amor.records.study import FOUND, JUDGED, LEDGER, Judgement, Judging, Ledger, Planned
 from amor.run import Run
 from amor.train.recipe import Recipe
 
@@ -47,7 +47,7 @@ def file_of(run: Run, kind: str) -> Path:
 
 def fingerprint(subject: Subject, kind: str, asked: Part) -> str:
     """Of the weights, the text, what is asked and the threads that compute it."""
-    text = "" if kind in TEXTLESS or not subject.recipe.data else subject.held_out.hash
+    text = "" if kind in TEXTLESS or not subject.prepared else subject.held_out.hash
     made_by = [kind, subject.weights, text, typed.tree(asked), subject.recipe.to_dict() | {"data": ""}, subject.threads]
     return hashlib.sha256(json.dumps(made_by, sort_keys=True).encode()).hexdigest()
 
@@ -94,15 +94,15 @@ def work(folder: Path, kinds: set[str], runs: set[str]) -> None:
     torch.set_num_threads(ledger.study.threads)
     for planned in ledger.runs:
         if planned.folder in runs:
-            _judge_run(Run(folder / planned.folder), planned, ledger.study, kinds)
+            _judge_run(Run(folder / planned.folder), planned, ledger, kinds)
 
 
-def _judge_run(run: Run, planned: Planned, study: Study, kinds: set[str]) -> None:
+def _judge_run(run: Run, planned: Planned, ledger: Ledger, kinds: set[str]) -> None:
     with alone(run):
-        subject = Subject(run, study.threads)
+        subject = Subject(run, ledger.study.threads, ledger.data)
         if step_of(run) != planned.steps:
             raise AmorError(f"{run.folder} is not trained to its end")
-        for kind, one in missing(subject, study.judge).items():
+        for kind, one in missing(subject, ledger.study.judge).items():
             if kind in kinds:
                 found = judged(subject, kind, one)
                 print(f"{planned.folder}: {kind} in {found.seconds:.1f} s", flush=True)

@@ -37,7 +37,7 @@ def standing(plan: Plan, planned: Planned) -> Standing:
     step = step_of(run)
     if step != planned.steps:
         return Standing(planned, step, ())
-    return Standing(planned, step, tuple(missing(Subject(run, plan.study.threads), plan.study.judge)))
+    return Standing(planned, step, tuple(missing(Subject(run, plan.study.threads, plan.ledger.data), plan.study.judge)))
 
 
 @dataclass(frozen=True)
