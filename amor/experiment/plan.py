@@ -99,6 +99,8 @@ def plan(study: Study, name: str, data: str | None, folder: str | Path) -> Plan:
         recipe.config()
         if not recipe.data and not getattr(recipe, "task", ""):
             raise AmorError(f"{name}: {run.row} reads text; give --data FOLDER, written by `amor prepare`")
+        if study.lr and not recipe.eval.every:
+            raise AmorError(f"{name}: {run.row}: lr is chosen by the validation loss, and eval.every is 0; make it 1 or more")
         checked.append(replace(run, steps=recipe.total_steps))
     return Plan(Ledger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder))
 
