@@ -13,27 +13,31 @@ import torch
 from laws import small, tokens
 from msgspec.structs import replace
 from studying import finished, killed
+from training import trained
 
 from amor import typed
 from amor.cli import main
 from amor.data.loader import cut
 from amor.errors import AmorError
-from amor.experiment import jobs
+from amor.experiment import jobs, judging
 from amor.experiment import plan as plans
 from amor.experiment.judging import missing
+from amor.experiment.kinds import loss, size
 from amor.experiment.kinds.rates import highest
 from amor.experiment.kinds.speed import met
+from amor.experiment.standing import Clock, Standing
 from amor.experiment.subject import Subject, step_of
 from amor.gates.words import aimed
 from amor.judge.gates import own_gates
 from amor.judge.loop import gathered, read
 from amor.judge.policies import Reader
 from amor.records.run import EvalTiming, Evaluated, Valid
-from amor.records.study import Planned, Study
+from amor.records.study import AllRates, Judgement, Losses, Planned, Policy, Size, Study
+from amor.records.value import Text
 from amor.run import Run
 from amor.study import results
 from amor.study.paired import Grid
-from amor.study.result_tables import tables
+from amor.study.result_tables import points, tables
 from amor.study.results import One, chosen
 
 SMOKE = plans.HOME / "smoke.toml"
@@ -45,6 +49,20 @@ def smoke(prepared, tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoke") / "study"
     finished("smoke", "--data", prepared, "--out", folder, "--jobs", 2, log=folder.with_suffix(".log"))
     return folder
+
+
+@pytest.fixture(scope="module")
+def begun(prepared, tmp_path_factory):
+    """A study of one run, trained and not judged."""
+    folder = tmp_path_factory.mktemp("begun")
+    line = "steps = 1, context = 8, batch = 2, micro_batch = 1, eval = {windows = 2}, model.name = 'mamba2'"
+    small = "vocab = 512, width = 32, d_ff = 48, pattern = 'mamba2', 'mixers.mamba2.head_size' = 16"
+    text = f"title = 't'\nset = {{{line}, model.changes = {{{small}}}}}\n[[runs]]\nname = 'a'\n"
+    (folder / "one.toml").write_text(text)
+    plan = plans.plan(plans.read(folder / "one.toml"), "one", str(prepared), folder / "study")
+    plans.begin(plan)
+    trained(plan.recipe(plan.runs[0]), plan.run(plan.runs[0]).folder)
+    return folder / "study"
 
 
 def judged(folder, row, seed, kind):
@@ -162,9 +180,10 @@ def test_a_study_may_be_shown_in_part(smoke, tmp_path):
     shutil.copytree(smoke, tmp_path / "part", symlinks=True)
     shutil.rmtree(tmp_path / "part/runs/mamba2/seed-2/judged")
     shutil.rmtree(tmp_path / "part/runs/amor-mamba2/seed-1/judged")
+    (tmp_path / "part/runs/amor-mamba2/seed-2/judged/rates.json").unlink()
     held = results.read(tmp_path / "part")
     first = tables(held)[0]
-    assert {"missing: mamba2: seed 2", "missing: amor-mamba2: seed 1"} <= set(first.notes)
+    assert {"missing: mamba2: seed 2", "missing: amor-mamba2: seed 1, seed 2 (rates)"} <= set(first.notes)
     cells = dict(zip(first.columns, first.lines[1].cells))
     alone = judged(smoke, "amor-mamba2", 2, "loss")
     assert cells["loss"].value == pytest.approx(alone["nll"]) and cells["loss"].error == pytest.approx(alone["se"])
@@ -176,6 +195,45 @@ def test_a_folder_of_other_runs_is_refused(smoke, prepared, capsys):
     assert "was trained with steps = 12, not 14" in capsys.readouterr().err
     assert main(["study", "smoke", "--data", str(prepared), "--out", str(smoke), "--set", "context=16"]) == 2
     assert "context" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["precision='bf16-cpu'", "micro_batch=2", "eval.windows=3"])
+def test_runs_of_one_study_are_computed_and_judged_alike(change, begun, prepared, capsys):
+    assert (
+        main(["study", str(begun.parent / "one.toml"), "--data", str(prepared), "--out", str(begun), "--set", change, "--plan"])
+        == 2
+    )
+    assert f"was trained with {change.partition('=')[0]} = " in capsys.readouterr().err
+
+
+def test_runs_of_another_text_are_refused_and_a_text_that_was_moved_is_not(begun, prepared, tmp_path, capsys):
+    words = ["study", str(begun.parent / "one.toml"), "--out", str(begun), "--plan", "--data"]
+    for here, there in (("train", "valid"), ("valid", "train")):
+        shutil.copytree(prepared / here, tmp_path / "other" / there)
+    assert main([*words, str(tmp_path / "other")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"was trained on other data than {tmp_path / 'other'}" in said
+    moved = shutil.copytree(prepared, tmp_path / "moved")
+    assert main([*words, str(moved)]) == 0
+    subject = Subject(Run(begun / "runs/a/seed-1"), data=str(moved))
+    assert subject.held_out.folder == moved / "valid" and subject.recipe.data == str(prepared)
+
+
+def test_a_judgement_that_fails_stops_no_other(begun, monkeypatch, capsys):
+    def fails(subject, asked):
+        raise AmorError("not today")
+
+    monkeypatch.setattr(size, "judge", fails)
+    words = [str(begun), "size,loss", "runs/a/seed-1"]
+    assert judging.main(words) == 2
+    said = capsys.readouterr()
+    assert "runs/a/seed-1: loss in" in said.out and said.err.splitlines()[-1] == "runs/a/seed-1: size: not today"
+    assert {path.name for path in begun.glob("runs/a/seed-1/judged/*")} == {"loss.json"}
+    monkeypatch.undo()
+    assert judging.main(words) == 0 and capsys.readouterr().out.startswith("runs/a/seed-1: size in")
+    monkeypatch.setattr(loss, "VERSION", 2)
+    ledger = results.read(begun).ledger
+    assert set(missing(Subject(Run(begun / "runs/a/seed-1"), data=ledger.data), ledger.study.judge)) == {"loss"}
 
 
 # wrong studies
@@ -201,6 +259,7 @@ WRONG = [
     ("judge = {loss = {windows = 1}}", "judge.loss.windows: expected int >= 2, not 1"),
     ("judge = {loss = {windows = 4}, rates = {windows = 2}}\ntables = ['frontier']", "side by side"),
     ("judge = {rates = {rates = [1.5]}}\ntables = ['rates']", "rates[0]"),
+    ("lr = [1e-3]\nset = {eval.every = 0}", "lr is chosen by the validation loss, and eval.every is 0"),
     ("title = ", "not TOML"),
 ]
 
@@ -304,6 +363,84 @@ def test_the_learning_rate_that_is_shown_is_the_best_that_most_seeds_have(tmp_pa
         runs.append(One(planned, run))
     assert chosen(runs) == {"a": 0.2}
     assert chosen(runs[:2]) == {"a": 0.1} and chosen(runs[-1:]) == {"a": 0.4} and chosen([]) == {}
+
+
+# tables of what was found
+
+
+def invented(folder, data, found, **keys):
+    """A study of invented findings: (row, seed, kind) -> what was found."""
+    tree = {"title": "t", "runs": [{"name": "a", "model": "mamba2"}, {"name": "b"}], "seeds": [1, 2], "set": {"steps": 1}}
+    plan = plans.plan(typed.convert(Study, tree | keys, "here"), "invented", str(data), folder)
+    plans.begin(plan)
+    for planned in plan.runs:
+        for kind in plan.study.judge.asked():
+            if (one := found.get((planned.row, planned.seed, kind))) is not None:
+                path = judging.file_of(plan.run(planned), kind)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(typed.text(Judgement(kind=kind, fingerprint="f", seconds=3.0, found=typed.tree(one))))
+    return plan
+
+
+def losses(*windows, context=8):
+    data = Text(source="somewhere", windows=len(windows), context=context, tokens=len(windows) * context, documents="joined")
+    return Losses(nll=statistics.mean(windows), se=0.0, windows=windows, fire=(), data=data)
+
+
+def cells_of(folder):
+    table = tables(results.read(folder))[0]
+    return {line.name: dict(zip(table.columns, line.cells)) for line in table.lines}, table.notes
+
+
+def test_a_table_names_what_it_lacks_and_no_seed_that_it_has_not(prepared, tmp_path):
+    whole = {("a", 1, "loss"): losses(1.0, 2.0), ("b", 1, "loss"): losses(1.0, 2.0)}
+    sizes = {(row, seed, "size"): Size(parameters=1, flops=1.0, state_bytes=1.0) for row in "ab" for seed in (1, 2)}
+    invented(tmp_path, prepared, whole | sizes, lr=[1e-3])
+    notes = cells_of(tmp_path)[1]
+    assert {"missing: a: seed 2 (loss)", "missing: b: seed 2 (loss)"} <= set(notes)
+    assert "1 steps; seeds 1; 1 thread a run" in notes and "errors: of windows alone, for there is one seed" in notes
+    assert any("chosen on windows of the same held-out split" in note for note in notes)
+
+
+def test_rows_are_compared_with_those_of_the_same_axes_and_the_same_text(prepared, tmp_path):
+    level = {("a", 8): 5.0, ("a", 16): 4.0, ("b", 8): 4.5, ("b", 16): 1.0}
+    found = {
+        (f"{name}, context = {context}", seed, "loss"): losses(mean, mean + 1, context=context)
+        for (name, context), mean in level.items()
+        for seed in (1, 2)
+    }
+    invented(tmp_path, prepared, found, axes={"context": [8, 16]}, baseline="a")
+    cells, _ = cells_of(tmp_path)
+    over = {row: each["loss - a's"] and each["loss - a's"].value for row, each in cells.items()}
+    assert list(over.values()) == [None, None, -0.5, -3.0]
+    assert not any(each["loss"].best for each in cells.values()), "windows of other contexts are no match"
+    assert Grid((1,), np.zeros((1, 3)), "x").ahead(Grid((1,), np.ones((1, 3)), "y")) is None
+
+
+def test_a_gate_that_aims_at_no_rate_is_a_point_of_the_frontier(prepared, tmp_path):
+    def rates(*policies):
+        told = tuple(Policy(name=n, rate=r, fire=(1.0,), nll=v, windows=(v, v)) for n, r, v in policies)
+        return AllRates(gate="g", data=losses(1.0, 1.0).data, policies=told, notes=())
+
+    always = rates(("never", None, 3.0), ("as it is", None, 2.0), ("random", 0.1, 2.5))
+    aims = rates(("never", None, 3.0), ("as it is", None, 2.0), ("gate", 0.1, 2.25))
+    judge = {"rates": {"rates": [0.1]}}
+    invented(tmp_path, prepared, {("a", 1, "rates"): always, ("b", 1, "rates"): aims}, judge=judge, tables=["frontier"])
+    assert [(name, rate, grid.mean) for name, _, rate, grid in points(results.read(tmp_path))] == [
+        ("a", None, 2.0),
+        ("b at 10 %", 0.1, 2.25),
+    ]
+
+
+def test_the_time_to_go_counts_judgements_of_one_learning_rate(prepared, tmp_path):
+    plan = invented(tmp_path, prepared, {}, lr=[1e-3, 2e-3, 4e-3], judge={"loss": {}})
+    runs = [Standing(planned, planned.steps, ("loss",)) for planned in plan.runs]
+    done = runs.pop(0)
+    path = judging.file_of(plan.run(done.planned), "loss")
+    path.parent.mkdir(parents=True)
+    path.write_text(typed.text(Judgement(kind="loss", fingerprint="f", seconds=3.0, found={})))
+    left = Clock(plan, lambda: 1.0).left([Standing(done.planned, done.step, ()), *runs], at_once=1)
+    assert left.judge == 3 * 3.0, "two rows of two seeds, of which one is judged"
 
 
 def test_gates_fire_on_exactly_the_share_asked_for():

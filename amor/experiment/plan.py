@@ -23,10 +23,14 @@ from amor.files import folder_to_write, replace_file
 from amor.records.study import LEDGER, MOST_RUNS, Compared, Ledger, Planned, Study
 from amor.run import Run
 from amor.train import recipe as recipes
+from amor.train.checkpoint import read_training
+from amor.train.data import fingerprint
 from amor.train.recipe import Recipe
-from amor.train.resume import differences, recipe_of
+from amor.train.resume import FREE, differences, recipe_of
 
 HOME = recipes.HOME / "studies"
+# a run may go on with others of these, but its numbers would be no match for those of its study
+MATTERS = frozenset({"precision", "micro_batch", "eval"})
 
 
 @dataclass(frozen=True)
@@ -95,19 +99,24 @@ def plan(study: Study, name: str, data: str | None, folder: str | Path) -> Plan:
         recipe.config()
         if not recipe.data and not getattr(recipe, "task", ""):
             raise AmorError(f"{name}: {run.row} reads text; give --data FOLDER, written by `amor prepare`")
+        if study.lr and not recipe.eval.every:
+            raise AmorError(f"{name}: {run.row}: lr is chosen by the validation loss, and eval.every is 0; make it 1 or more")
         checked.append(replace(run, steps=recipe.total_steps))
     return Plan(Ledger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder))
 
 
 def check_folder(plan: Plan) -> None:
-    """A folder that holds runs of other recipes is refused."""
+    """A folder that holds runs of other recipes or of another text is refused."""
     for planned in plan.runs:
         run = plan.run(planned)
         if not run.used:
             continue
-        changed = differences(recipe_of(run), plan.recipe(planned))
-        for key, (was, now) in changed.items():
-            raise AmorError(f"{run.folder} was trained with {key} = {was!r}, not {now!r}; give another --out, or delete that run")
+        recipe, instead = plan.recipe(planned), "give another --out, or delete that run"
+        for key, (was, now) in differences(recipe_of(run), recipe, set(FREE) - MATTERS).items():
+            raise AmorError(f"{run.folder} was trained with {key} = {was!r}, not {now!r}; {instead}")
+        newest = run.folder / "latest"
+        if newest.exists() and read_training(newest).data != fingerprint(recipe):
+            raise AmorError(f"{run.folder} was trained on other data than {recipe.data or 'its task makes now'}; {instead}")
 
 
 def begin(plan: Plan) -> None:

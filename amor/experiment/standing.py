@@ -16,6 +16,7 @@ from amor.experiment.subject import Subject, step_of
 from amor.models.build import build
 from amor.records.run import Step
 from amor.records.study import Judgement, Planned
+from amor.study.results import Results, chosen
 from amor.train.predict import REACHED, train_flops
 
 
@@ -37,7 +38,7 @@ def standing(plan: Plan, planned: Planned) -> Standing:
     step = step_of(run)
     if step != planned.steps:
         return Standing(planned, step, ())
-    return Standing(planned, step, tuple(missing(Subject(run, plan.study.threads), plan.study.judge)))
+    return Standing(planned, step, tuple(missing(Subject(run, plan.study.threads, plan.ledger.data), plan.study.judge)))
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,16 @@ class Clock:
             self.works[planned.row] = train_flops(build(recipe.config(), device="meta"), recipe.context) * recipe.step_tokens
         return self.works[planned.row]
 
+    def _shown(self) -> dict[str, float | None]:
+        """Row -> the learning rate that is judged: the best one so far, or before there is one any."""
+        if not self.plan.study.lr:
+            return {}
+        best = chosen(Results(self.plan.ledger, self.plan.folder).runs)
+        return {row: best.get(row, self.plan.study.lr[0]) for row in self.plan.ledger.rows}
+
     def _judging(self, runs: list[Standing], at_once: int) -> float | None:
-        """From judgements that were made: the mean of each kind, of runs that are to come too."""
+        """From judgements that were made: the mean of each kind, of runs that are to come too; of each row one learning rate."""
+        shown = self._shown()
         known: dict[str, list[float]] = {}
         lacking: list[str] = []
         for one in runs:
@@ -117,7 +126,7 @@ class Clock:
                 path = file_of(self.plan.run(one.planned), kind)
                 if one.trained and kind not in one.unjudged:
                     known.setdefault(kind, []).extend([typed.read(Judgement, path).seconds] if path.is_file() else [])
-                else:
+                elif one.planned.lr == shown.get(one.planned.row):
                     lacking.append(kind)
         if not lacking:
             return 0.0

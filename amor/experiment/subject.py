@@ -29,6 +29,7 @@ class Subject:
 
     run: Run
     threads: int = 1
+    data: str = ""  # prepared data of the same content as it learned from; "": where it was when it learned
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -50,9 +51,14 @@ class Subject:
     def steps(self) -> list[Step]:
         return [line for line in self.run.lines() if isinstance(line, Step)]
 
+    @property
+    def prepared(self) -> str:
+        """The folder of its data; "": it learned a task."""
+        return self.data or self.recipe.data
+
     @cached_property
     def held_out(self) -> Shards:
-        valid = splits(self.recipe.data)[1] if self.recipe.data else None
+        valid = splits(self.prepared)[1] if self.prepared else None
         if valid is None:
             raise AmorError(f"{self.run.folder}: there is no held-out text; give --data FOLDER, prepared with --valid")
         return valid

@@ -16,6 +16,7 @@ from amor.records.recall import Recall
 from amor.records.value import Text, Value
 
 LEDGER, JUDGED = "study.json", "judged"  # a file of a study, and a folder of a run
+GATED = frozenset({"gate", "value", "rates"})  # asked of models with gates only
 MOST_RUNS = 4096  # of one study, seeds and learning rates included
 Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]  # in one line
 Peak = Annotated[float, Meta(gt=0, le=1e3)]
@@ -78,10 +79,10 @@ class Judging(Part, frozen=True):
     recall: OnTask | None = None
     speed: OnClock | None = None
 
-    def asked(self) -> dict[str, Part]:
-        """What is judged, in this order."""
+    def asked(self, gated: bool = True) -> dict[str, Part]:
+        """What is judged of a model with gates or without, in this order."""
         held = {kind: getattr(self, kind) for kind in self.__struct_fields__}
-        return {kind: asked for kind, asked in held.items() if asked is not None}
+        return {kind: asked for kind, asked in held.items() if asked is not None and (gated or kind not in GATED)}
 
 
 class Compared(Part, frozen=True):

@@ -6,6 +6,7 @@ which is mostly far smaller than the two errors of the two scores would suggest,
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,10 +88,15 @@ class Grid:
 
     seeds: tuple[int, ...]
     values: Numbers  # [seeds, windows]
+    text: Hashable = None  # what the windows are of: those of another text are no match
 
     @property
     def mean(self) -> float:
         return float(self.values.mean())
+
+    @property
+    def windows(self) -> int:
+        return self.values.shape[1]
 
     @property
     def error(self) -> float:
@@ -100,11 +106,11 @@ class Grid:
         """The difference, seed by seed and window by window; seeds that only one has are left out."""
         shared = tuple(seed for seed in self.seeds if seed in other.seeds)
         mine, theirs = (g.values[[g.seeds.index(seed) for seed in shared]] for g in (self, other))
-        return Grid(shared, mine - theirs)
+        return Grid(shared, mine - theirs, self.text)
 
     def ahead(self, other: Grid) -> Gap | None:
         """By how much lower, which of losses is better; None where nothing can be paired."""
-        if not set(self.seeds) & set(other.seeds) or self.values.shape[1] != other.values.shape[1]:
+        if not set(self.seeds) & set(other.seeds) or (self.text, self.windows) != (other.text, other.windows):
             return None
         difference = other.less(self)
         return Gap(difference.mean, difference.error)

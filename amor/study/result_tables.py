@@ -58,16 +58,18 @@ def _lowest(row: str, all_rows: dict[str, Grid | None], sign: int = 1, digits: i
 
 def _over(held: Results, row: str) -> Cell | None:
     """Seed by seed and window by window."""
-    assert held.study.baseline is not None
-    mine, theirs = held.losses(row), held.losses(_baseline(held))
-    ahead = theirs.ahead(mine) if mine is not None and theirs is not None and row != _baseline(held) else None
+    baseline = _baseline(held, row)
+    mine, theirs = held.losses(row), held.losses(baseline)
+    ahead = theirs.ahead(mine) if mine is not None and theirs is not None and row != baseline else None
     return None if ahead is None else Cell(ahead.size, ahead.error, 4)
 
 
-def _baseline(held: Results) -> str:
-    """The first row of the run it names: axes make several of it."""
-    name = held.study.baseline
-    return next(row for row in held.ledger.rows if row == name or row.startswith(f"{name}, "))
+def _baseline(held: Results, row: str) -> str:
+    """The row of the run it names that has the same values of the axes; every run has a row of each, in one order."""
+    rows, names = held.ledger.rows, [run.name for run in held.study.runs]
+    each = len(rows) // len(names)
+    assert held.study.baseline is not None
+    return rows[names.index(held.study.baseline) * each + rows.index(row) % each]
 
 
 def _fires(held: Results, row: str) -> Cell | None:
@@ -166,7 +168,7 @@ def _own_rate(held: Results, row: str) -> Cell | None:
 
 
 def frontier(held: Results) -> Table:
-    """Loss against cost: every gate at every rate, and models without gates as they are."""
+    """Loss against cost: every gate at every rate, and as they are models without gates and gates that aim at none."""
     columns = ("loss", "fires in decode, %", "µs a token", "KB a token", "passes over the head")
     lines = [
         Line(name, "ours", (_plain(loss), *_cost(held, row, rate))) for name, row, rate, loss in points(held) if loss is not None
@@ -181,6 +183,9 @@ def points(held: Results) -> Iterator[tuple[str, str, float | None, Grid | None]
     for row in held.ledger.rows:
         if not held.of(row, "rates"):
             yield row, row, None, held.losses(row)
+            continue
+        if all(held.policy(row, "gate", rate) is None for rate in held.rates):
+            yield row, row, None, held.policy(row, "as it is")  # a gate that aims at no rate, such as always
             continue
         timed = {one.rate for found in held.of(row, "speed").values() for one in found.decode}
         for rate in sorted({*held.rates, *(end for end in ends if end in timed)}):
@@ -216,7 +221,8 @@ def recall(held: Results) -> Table:
         )
         lines.append(Line(row, "ours", cells))
     columns = ("right, %", "by chance", "fires on questions, %", "elsewhere, %", "state", "state a token")
-    remarks = ("right: the best token at every token of an answer; state: numbers held by a row", *lacking(held))
+    said = "right: the best token at every token of an answer; state: numbers held by a row"
+    remarks = (said, *chosen_on(held, "the task's valid stream, reported on its test stream"), *lacking(held))
     return Table(f"{held.study.title}: what is remembered", "model", columns, tuple(lines), notes=remarks)
 
 
@@ -236,15 +242,25 @@ def sweep(held: Results) -> Table:
 
 def notes(held: Results, kind: str) -> Iterator[str]:
     """How the numbers of a kind came about, and what is not there."""
-    steps, seeds = sorted({run.steps for run in held.ledger.runs}), held.study.seeds
+    steps = sorted({run.steps for run in held.ledger.runs})
+    by_row = [held.of(row, kind) for row in held.ledger.rows]
+    seeds = [seed for seed in held.study.seeds if any(seed in found for found in by_row)]
     threads = "1 thread" if held.study.threads == 1 else f"{held.study.threads} threads"
-    yield f"{'/'.join(f'{n:,}' for n in steps)} steps; seeds {', '.join(map(str, seeds))}; {threads} a run"
-    found = [one for row in held.ledger.rows for one in held.of(row, kind).values()]
+    yield f"{'/'.join(f'{n:,}' for n in steps)} steps; seeds {', '.join(map(str, seeds)) or 'none yet'}; {threads} a run"
+    found = [one for ones in by_row for one in ones.values()]
     if found:
         read = found[0].data
         yield f"losses: {read.windows} windows of {read.context:,} tokens of {read.source}, nats a token"
-    yield "errors: of windows and of seeds together" if len(seeds) > 1 else "errors: of windows alone, for there is one seed"
+    several = max(map(len, by_row)) > 1
+    yield from chosen_on(held, "windows of the same held-out split")
+    yield "errors: of windows and of seeds together" if several else "errors: of windows alone, for there is one seed"
     yield from lacking(held)
+
+
+def chosen_on(held: Results, text: str) -> Iterator[str]:
+    """Where several learning rates were tried: the choice has seen what the numbers are of, or something beside it."""
+    if held.study.lr:
+        yield f"of each row the learning rate of the lowest validation loss, chosen on {text}"
 
 
 def lacking(held: Results) -> Iterator[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from amor import typed
 from amor.errors import AmorError
-from amor.records.run import Evaluated
+from amor.records.run import Evaluated, Step
 from amor.records.study import FOUND, JUDGED, LEDGER, AllRates, Decoded, Judgement, Ledger, Planned, Policy, Study
 from amor.run import Run
 from amor.study.paired import Grid
@@ -31,6 +32,11 @@ class One:
         """The held-out loss at the end, as training measured it; None: it is not at its end, or not finite."""
         ends = [line for line in self.run.lines() if isinstance(line, Evaluated) and line.step == self.planned.steps]
         return ends[-1].valid.nll if ends else None
+
+    @cached_property
+    def gated(self) -> bool:
+        """Whether its model has gates, as its first step tells."""
+        return any(line.blocks for line in islice((line for line in self.run.lines() if isinstance(line, Step)), 1))
 
     @cached_property
     def found(self) -> dict[str, Any]:
@@ -75,12 +81,17 @@ class Results:
         return {one.planned.seed: one.found[kind] for one in self.shown[row] if kind in one.found}
 
     def losses(self, row: str) -> Grid | None:
-        return grid({seed: found.windows for seed, found in self.of(row, "loss").items()})
+        return grid({seed: found.windows for seed, found in self.of(row, "loss").items()}, self.text(row, "loss"))
 
     def policy(self, row: str, name: str, rate: float | None = None) -> Grid | None:
         """The losses of a choice of tokens."""
         found = {seed: _policy(all_rates, name, rate) for seed, all_rates in self.of(row, "rates").items()}
-        return grid({seed: one.windows for seed, one in found.items() if one is not None})
+        return grid({seed: one.windows for seed, one in found.items() if one is not None}, self.text(row, "rates"))
+
+    def text(self, row: str, kind: str) -> frozenset[tuple[str, int, int, str]]:
+        """What a row was judged on. The data of a study is one text, wherever it lay when it was read."""
+        read = [found.data for found in self.of(row, kind).values()]
+        return frozenset((self.ledger.data or one.source, one.context, one.windows, one.documents) for one in read)
 
     def saved(self, row: str, name: str, rate: float | None = None) -> Grid | None:
         """What a choice of tokens saves over never firing."""
@@ -99,12 +110,15 @@ class Results:
 
     def missing(self) -> list[str]:
         """In words, what a table has no numbers of."""
-        asked, words = self.study.judge.asked(), []
-        for row, ones in self.shown.items():
-            lacking = dict.fromkeys(f"seed {one.planned.seed}" for one in ones if not one.found.keys() & asked.keys())
-            if lacking:
-                words.append(f"{row}: {', '.join(lacking)}")
-        return words
+        lacking = {row: dict.fromkeys(self._lacking(one) for one in ones) for row, ones in self.shown.items()}
+        return [f"{row}: {', '.join(filter(None, each))}" for row, each in lacking.items() if any(each)]
+
+    def _lacking(self, one: One) -> str:
+        """A seed, and the kinds it lacks where it has others."""
+        asked = self.study.judge.asked(one.gated)
+        kinds = [kind for kind in asked if kind not in one.found]
+        which = f" ({', '.join(kinds)})" if len(kinds) < len(asked) else ""
+        return f"seed {one.planned.seed}{which}" if kinds else ""
 
 
 def _policy(found: AllRates, name: str, rate: float | None) -> Policy | None:
@@ -131,10 +145,10 @@ def _best(rates: dict[float | None, list[float]]) -> float | None:
     return min(full, key=lambda lr: full[lr])
 
 
-def grid(windows: dict[int, tuple[float, ...]]) -> Grid | None:
+def grid(windows: dict[int, tuple[float, ...]], text: Hashable = None) -> Grid | None:
     """One number a seed and window; windows of different texts do not fit together."""
     if not windows:
         return None
     if len({len(each) for each in windows.values()}) > 1:
         raise AmorError("runs of one row were judged on different numbers of windows; run the study again, it judges anew")
-    return Grid(tuple(windows), np.array(list(windows.values()), dtype=np.float64))
+    return Grid(tuple(windows), np.array(list(windows.values()), dtype=np.float64), text)

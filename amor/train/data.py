@@ -52,6 +52,13 @@ class Data:
         return cls(Generated(task, recipe.batch, recipe.seed), valid, None, None)
 
 
+def fingerprint(recipe: Recipe) -> str:
+    """Of what a recipe would learn from, step by step; no token is read."""
+    if recipe.task:
+        return Generated(read_task(recipe.task), recipe.batch, recipe.seed).fingerprint
+    return Batches(splits(recipe.data)[0], recipe.context, recipe.batch, recipe.seed).fingerprint
+
+
 def _windows(judged: Shards, recipe: Recipe, team: Team) -> Batches:
     """What a run is judged by: as many windows as asked for, or as there are, the same number for every rank."""
     windows = min(recipe.eval.windows, (judged.tokens - 1) // recipe.context) // team.world * team.world

@@ -1,5 +1,6 @@
 """Whether a run may go on under a recipe, and what of the recipe has changed since."""
 
+from collections.abc import Collection
 from typing import Any
 
 from amor.config import flat
@@ -35,11 +36,11 @@ def recipe_of(run: Run) -> Recipe:
         raise AmorError(f"{run.config}: {error}") from None
 
 
-def differences(before: Recipe, recipe: Recipe) -> dict[str, tuple[Any, Any]]:
+def differences(before: Recipe, recipe: Recipe, free: Collection[str] = FREE) -> dict[str, tuple[Any, Any]]:
     """Keys that matter and their two values; a key that would make it another run is an error."""
     old, new = flat(before.to_dict()), flat(recipe.to_dict())
     changed = {key: (old.get(key), new.get(key)) for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
     for key, (was, now) in sorted(changed.items()):
         if key.split(".")[0] in FIXED:
             raise AmorError(f"this run was made with {key} = {was!r}, not {now!r}; give back {was!r} or another --out")
-    return {key: pair for key, pair in sorted(changed.items()) if key.split(".")[0] not in FREE}
+    return {key: pair for key, pair in sorted(changed.items()) if key.split(".")[0] not in free}

@@ -21,6 +21,8 @@ from amor.judge.value import all_aimed, by_count, random, same_count
 from amor.judge.windows import about
 from amor.records.study import AllRates, AtRates, Policy
 
+VERSION = 1  # raised where it finds other numbers of the same run, which makes those that stand void
+
 
 def judge(subject: Subject, asked: AtRates) -> AllRates:
     windows = subject.windows(asked)

@@ -23,6 +23,8 @@ from amor.judge.windows import of_text
 from amor.models.amor import Amor
 from amor.records.study import Decoded, OnClock, Speed
 
+VERSION = 1  # raised where it finds other numbers of the same run, which makes those that stand void
+
 
 def judge(subject: Subject, asked: OnClock) -> Speed:
     model, context = subject.model, asked.context or subject.recipe.context
