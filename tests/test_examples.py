@@ -76,7 +76,7 @@ SHRUNK = [
     (r"(bench batch(?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
     (r"(bench batch.*)", r"\1 --prefill 8", "a short prompt"),
     (r"(amor study (?!.*--plan).*)", r"\1 --plan", "tests/test_study.py runs one; here it is only planned"),
-    (r"--limit \d+", "", "added below"),
+    (r"--limit 200", "", "added below"),
     (r"(amor eval .*)", r"\1 --limit 1 --samples 1 --lengths 900 --segments 1", "one document a task shows that it runs"),
     (
         r"--suite niah,length-extrapolation",
