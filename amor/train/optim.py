@@ -1,7 +1,7 @@
 """Which parameter is trained how: AdamW with decay on matrices only, and alpha in a group of its own.
 
 No decay on norms, biases, A_log, D, dt_bias, alpha and the scales of fused branches: all of them are vectors, and all
-other parameters (projections, convolutions, the tied embedding) are not. So the number of dimensions decides.
+other parameters (projections, convolutions, the embedding and an untied head) are not. So the number of dimensions decides.
 """
 
 from dataclasses import dataclass

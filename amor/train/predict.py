@@ -80,7 +80,7 @@ def train_flops(model: Amor, context: int) -> float:
     sample of every gate that learns from gains."""
     forward = model.cost(context // 2, fire_rate=1.0, heads=1).flops  # attention sees half the context on average
     passes = sum(bool(block.gate.needs) + block.gate.measures * 2 / EVERY for block in model.each_block())
-    return 3 * forward + passes * 2 * model.embed.weight.numel()
+    return 3 * forward + passes * 2 * model.head_weight.numel()
 
 
 def memory(model: Amor, parameters: int, recipe: Recipe) -> Memory:
