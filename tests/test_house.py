@@ -36,7 +36,18 @@ FLOOR = {
         0,
     ),
     **{"ops": 1, "parts": 2, "program": 2, "mixers": 3, "gates": 3, "models": 4, "data": 4, "decode": 5, "judge": 6, "train": 7},
-    **{"bench": 8, "eval": 8, "serve": 8, "hf": 8, "study": 9, "experiment": 9, "report": 9, "cli": 10, "__main__": 11},
+    **{
+        "bench": 8,
+        "eval": 8,
+        "serve": 8,
+        "hf": 8,
+        "study": 9,
+        "experiment": 9,
+        "convert": 9,
+        "report": 9,
+        "cli": 10,
+        "__main__": 11,
+    },
 }
 # rooms on a lower floor that a room does not know all the same: models and data of each other, training of decode (judging
 # lies between), and study of everything that opens a model

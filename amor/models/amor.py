@@ -71,7 +71,7 @@ class Amor(nn.Module):
         self._form: tuple[tuple[object, ...], Form] | None = None  # of its States, and what it was then
 
     @property
-    def head_weight(self) -> nn.Parameter:
+    def head_weight(self) -> Tensor:
         """[V, D] what the head holds."""
         if self.head is None:
             return self.embed.weight
