@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +80,8 @@ def open_model(folder: str | Path, vocab: int | None = None) -> Opened:
     model = model.float()
     if vocab is not None:
         model = cut(model, vocab)
-    found = Opened(model, None if layout is None else source, layout, folder, notes)
-    return Opened(model, found.source, layout, folder, (*notes, *about_vocabulary(found)))
+    found = Opened(model, None if layout is None else source, layout, folder)
+    return replace(found, notes=(*notes, *about_vocabulary(found)))
 
 
 def recognised(source: Source) -> type[Layout] | None:

@@ -23,10 +23,11 @@ class Group:
 
 
 def groups(model: nn.Module, optimiser: Optimiser, rates: Rates) -> list[Group]:
-    """Every parameter in exactly one group; a group without parameters is left out."""
+    """Every parameter that is trained in exactly one group; a group without parameters is left out."""
     sorted_out: dict[str, Named] = {"matrices": [], "vectors": [], "alpha": []}
     for name, parameter in model.named_parameters():
-        sorted_out[kind(name, parameter)].append((name, parameter))
+        if parameter.requires_grad:
+            sorted_out[kind(name, parameter)].append((name, parameter))
     found = [
         Group("matrices", rates.peak, optimiser.weight_decay, sorted_out["matrices"]),
         Group("vectors", rates.peak, 0.0, sorted_out["vectors"]),
