@@ -9,7 +9,7 @@ from laws import small
 from training import KilledError, Killer, corpus, left_by, same, small_recipe, trained
 
 import amor
-from amor.attach import Asked, attached
+from amor.attach.blocks import Asked, attached
 from amor.cli import main
 from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
@@ -140,8 +140,6 @@ def test_a_run_with_a_frozen_backbone_resumes_to_the_bit(learned, data, tmp_path
 
 def test_the_same_command_goes_on_and_another_is_refused(learned, backbone, data, tmp_path, capsys):
     (_, first), out = learned
-    again = shutil.copytree(out, tmp_path / "run", symlinks=True)
-    shutil.rmtree(again)
     assert run_verb(backbone, out, "--data", str(data), "--train-steps", "6")[1]["after"] == first["after"]
     assert (
         main(

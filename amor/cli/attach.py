@@ -12,7 +12,6 @@ block has learned something the result says what the backbone says, to the bit. 
 from __future__ import annotations
 
 import argparse
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from amor.errors import AmorError
 
 if TYPE_CHECKING:
     from amor.convert.opened import Opened
-    from amor.data.loader import Windows
     from amor.models.amor import Amor
 
 RECIPE = "attach/blocks"
@@ -56,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.attach import Asked, attached
+    from amor.attach.blocks import Asked, attached
     from amor.convert.opened import open_model
 
     recipe = recipe_of(args)
@@ -111,9 +109,11 @@ def converted(opened: Opened) -> dict[str, Any]:
 
 def prepared(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) -> dict[str, Any]:
     """Calibrate the model, and say what it is made of."""
-    from amor.attach import adapts, calibrate, same_said, table
+    from amor.attach.blocks import table
+    from amor.attach.proof import same_said
+    from amor.attach.text import adapts, calibrate, calibration
 
-    windows = calibration(args, recipe, opened)
+    windows = calibration(opened, args.data, args.text, recipe.context, recipe.eval.windows)
     blocks = model.config.blocks
     print(f"{blocks.count} gated blocks behind it (gate {blocks.gate}, heads of {blocks.head_size}), and no final norm")
     print("\n".join(table(model, str(opened.folder), args.freeze)))
@@ -128,119 +128,60 @@ def prepared(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor)
     return found
 
 
-def calibration(args: argparse.Namespace, recipe: Any, opened: Opened) -> Windows:
-    """Windows of the text that thresholds are set by."""
-    from amor.judge.windows import encode, of_ids, of_shards
-    from amor.typed import read_text
-
-    tokenizer, count = opened.tokenizer(), recipe.eval.windows
-    if args.data:
-        fits(args, opened)
-    if not args.text:
-        return of_shards(Path(args.data) / "train", recipe.context, count, None, opened.model.config.vocab, False)
-    if tokenizer is None:
-        raise AmorError(
-            f"{opened.folder} holds no tokenizer.json to read {args.text} with; give prepared --data instead of --text"
-        )
-    ids = encode(tokenizer, read_text(Path(args.text)))
-    if len(ids) and int(ids.max()) >= opened.model.config.vocab:
-        raise AmorError(
-            f"{args.text}: the tokenizer knows tokens that the model does not, up to {int(ids.max())}; they cannot be read"
-        )
-    return of_ids(ids, recipe.context, count, args.text)
-
-
-def fits(args: argparse.Namespace, opened: Opened) -> None:
-    """Data made with another tokenizer means other words by the same ids."""
-    from amor.attach import same_words
-    from amor.convert.compare import TEXT
-    from amor.data.shards import splits
-
-    shards, _ = splits(args.data)
-    shards.check(opened.model.config.vocab)
-    own, theirs = opened.tokenizer(), shards.tokenizer()
-    if own is None:
-        print("note: the backbone has no tokenizer.json, so that the data was made with its tokens is taken on trust")
-    elif not same_words(own, theirs, TEXT):
-        raise AmorError(
-            f"{args.data} was prepared with another tokenizer than {opened.folder} has; "
-            f"prepare it with --tokenizer {opened.folder / 'tokenizer.json'}"
-        )
-
-
 def untrained(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) -> dict[str, Any]:
+    from amor.attach.folder import write
+
     found = prepared(args, recipe, opened, model)
-    write(opened, model, Path(args.out))
-    print(f"written: {args.out}")
+    if found["ok"]:
+        write(opened, model, Path(args.out))
+        print(f"written: {args.out}")
     return found | {"out": args.out}
-
-
-def write(opened: Opened, model: Amor, folder: Path) -> None:
-    from amor.files import whole_folder
-    from amor.models.folder import save
-
-    with whole_folder(folder) as beside:
-        save(model, beside)
-        for path in opened.tokenizer_files:
-            shutil.copyfile(path, beside / path.name)
 
 
 def trained(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) -> dict[str, Any]:
     """Train by the one trainer there is, and compare what it leaves with what was there."""
-    from amor.attach import same_said, unchanged
+    from amor.attach.folder import begun
+    from amor.attach.proof import judged
     from amor.models.folder import load_model
+    from amor.train.watch import number
 
     found = prepared(args, recipe, opened, model)
+    if not found["ok"]:
+        return found
     start = Path(args.out) / START
     begun(opened, model, start)
     recipe = replace(
         recipe, name=Path(args.out).name, model=replace(recipe.model, name=model.config.name, scale="", start=str(start))
     )
     before = judged(opened.model, recipe)
-    print(f"held-out perplexity before: {before['perplexity']:.3f} on {before['tokens']:,} tokens")
+    print(f"held-out perplexity before: {number(before['perplexity'])} on {before['tokens']:,} tokens")
     ended, gradients = learned(recipe, args.out)
     if not ended["done"]:
         return found | ended
     after_model = load_model(args.out).eval()
     after = judged(after_model, recipe)
     fires = ", ".join(f"{fire:.0%}" for fire in after["fire"])
-    print(f"held-out perplexity after:  {after['perplexity']:.3f}, attention on {fires} of the tokens")
+    print(f"held-out perplexity after:  {number(after['perplexity'])}, attention on {fires} of the tokens")
     found |= {"before": before, "after": after, "out": args.out, "steps": ended["step"], "gradients": gradients}
-    ok = found["ok"] and not gradients.get("silent") and not gradients.get("missing")
-    if args.freeze:
-        moved = unchanged(opened.model.state_dict(), after_model)
-        shut = same_said(opened.model, after_model, calibration(args, recipe, opened), closed=True)
-        print(f"the backbone's {len(opened.model.state_dict())} tensors are what they were, to the bit: {yes(not moved)}")
-        print(f"with every gate shut it is the original model, to the bit: {yes(shut)}")
-        found |= {"moved": moved, "shut_is_backbone": shut}
-        ok = ok and shut and not moved
-    return found | {"ok": ok}
+    ok = not gradients.get("silent") and not gradients.get("missing")
+    if not args.freeze:
+        return found | {"ok": ok}
+    shown = untouched(opened, after_model, recipe)
+    return found | shown | {"ok": ok and shown["shut_is_backbone"] and not shown["moved"]}
 
 
-def begun(opened: Opened, model: Amor, start: Path) -> None:
-    """The model before its first step, written, or there from an earlier call of the same command."""
-    from amor.models.folder import load_config
+def untouched(opened: Opened, model: Amor, recipe: Any) -> dict[str, Any]:
+    """That the backbone is what it was: its tensors, and what it says with every gate shut."""
+    from amor.attach.proof import moved, same_said
+    from amor.attach.text import calibration
 
-    if not (start / "config.json").is_file():
-        write(opened, model, start)
-    elif load_config(start) != model.config:
-        raise AmorError(f"{start.parent} holds blocks of another kind or backbone; give another --out")
-
-
-def judged(model: Amor, recipe: Any) -> dict[str, Any]:
-    """On the windows that a run of the recipe is judged by."""
-    from amor import typed
-    from amor.judge.evaluate import evaluate
-    from amor.judge.windows import Drawn
-    from amor.train.data import Data
-    from amor.train.distributed import Team, pick_device
-    from amor.train.step import boundary
-
-    held = Data.open(replace(recipe, verify=False), Team(pick_device("cpu")))
-    if held.valid is None:
-        raise AmorError(f"{recipe.data} holds no valid/ split to judge by; prepare it with --valid, e.g. --valid 0.05")
-    text = Drawn(held.valid, 0, held.valid.batch, boundary(recipe.documents, held.end_of_text))
-    return dict(typed.tree(evaluate(model.eval(), text, recipe.micro_batch)))
+    before = opened.model.state_dict()
+    changed = moved(before, model)
+    windows = calibration(opened, recipe.data, None, recipe.context, recipe.eval.windows)
+    shut = same_said(opened.model, model, windows, closed=True)
+    print(f"the backbone's {len(before)} tensors are what they were, to the bit: {yes(not changed)}")
+    print(f"with every gate shut it is the original model, to the bit: {yes(shut)}")
+    return {"moved": changed, "shut_is_backbone": shut}
 
 
 def learned(recipe: Any, out: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Gated blocks behind a model that was trained without them: built, calibrated on a text, and held to what it was.
+"""The blocks that are attached: what is asked for, what they begin as, and which part of the whole is trained.
 
 The backbone's tensors are taken as they are; blocks start closed (W_O = 0) and no final norm stands behind them, so the attached
 model says what the backbone says to the bit, whether its gates fire or not, until a block has learned something.
@@ -6,25 +6,13 @@ model says what the backbone says to the bit, whether its gates fire or not, unt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from amor import registry
-from amor.data.loader import Windows
 from amor.errors import AmorError
-from amor.gates.base import Adaptive
-from amor.judge.gates import all_told, own_gates
-from amor.judge.loop import gathered, read
 from amor.models.amor import Amor
 from amor.models.build import build
-from amor.numbers import finite
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -73,50 +61,6 @@ def attached(backbone: Amor, asked: Asked, seed: int = 42) -> Amor:
     missing, unexpected = model.load_state_dict(backbone.state_dict(), strict=False)
     assert not unexpected and all(name.startswith("blocks.") for name in missing)
     return model.eval()
-
-
-@torch.no_grad()
-def calibrate(model: Amor, windows: Windows) -> list[dict[str, float | None]]:
-    """Set thresholds from the scores of a text, all at once; of each block: threshold, and how often it fires there.
-
-    Blocks start as no-ops, so the score of every token is what it would be whatever the others decide.
-    """
-    scores = gathered(read(model, windows)).score
-    model.observe([block.flatten() for block in scores])
-    found = []
-    for gate, seen in zip(own_gates(model), scores, strict=True):
-        decider = gate.decider
-        tau = finite(float(decider.threshold))
-        fire = float((seen > decider.threshold).float().mean()) if isinstance(decider, Adaptive) else None
-        found.append({"threshold": tau, "fire": fire})
-    return found
-
-
-def adapts(model: Amor) -> bool:
-    """Whether a gate has a threshold to be set."""
-    return any(isinstance(gate.decider, Adaptive) for gate in own_gates(model))
-
-
-@torch.no_grad()
-def same_said(backbone: Amor, model: Amor, windows: Windows, closed: bool) -> bool:
-    """Whether two models say the same of a text to the bit; closed: the second with every gate shut."""
-    rows = windows[:4]
-    gates = all_told(model, False) if closed else None
-    a, b = backbone(rows.tokens), model(rows.tokens, gates=gates)
-    return torch.equal(a.hidden, b.hidden) and torch.equal(backbone.head_weight, model.head_weight)
-
-
-def unchanged(before: Mapping[str, Tensor], model: Amor) -> list[str]:
-    """The backbone's tensors that are not what they were, to the bit."""
-    now = model.state_dict()
-    return [name for name, t in before.items() if not torch.equal(now[name], t)]
-
-
-def same_words(a: Tokenizer, b: Tokenizer, text: str) -> bool:
-    """Whether two tokenizers are one: the same tokens, and the same ids for a text."""
-    words = [t.get_vocab(with_added_tokens=True) for t in (a, b)]
-    ids = [t.encode(text, add_special_tokens=False).ids for t in (a, b)]
-    return words[0] == words[1] and ids[0] == ids[1]
 
 
 def table(model: Amor, backbone: str, frozen: bool) -> list[str]:
