@@ -1,5 +1,12 @@
 """The face to transformers: importing it registers our models with the Auto classes."""
 
+import importlib.util
+
+from amor.errors import AmorError
+
+if importlib.util.find_spec("transformers") is None:
+    raise AmorError('amor.hf needs transformers, which is not installed: pip install "amor[hf]"')
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from amor.hf.cache import AmorCache

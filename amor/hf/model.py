@@ -209,13 +209,12 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
         return self._answer(return_dict, out, cache, loss=out.loss, logits=logits)
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any) -> None:
-        if generation_mode not in WAYS:
-            way = str(getattr(generation_mode, "value", generation_mode)).replace("_", " ")
-            raise AmorError(
-                f"generate: {way} has to take tokens back, and a recurrent state cannot run backwards; "
-                "use greedy, sampling or beam search"
-            )
+        only_forwards(generation_mode)
         super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
+
+    def _get_deprecated_gen_repo(self, generation_mode: Any, *given: Any, **more: Any) -> str | None:
+        only_forwards(generation_mode)  # before transformers offers to load code for it from elsewhere
+        return super()._get_deprecated_gen_repo(generation_mode, *given, **more)
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int, max_cache_length: int
@@ -230,6 +229,14 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
 
     def generate_batch(self, *given: Any, **more: Any) -> Any:
         raise AmorError("continuous batching of transformers knows attention only; amor.generate_batch writes many texts at once")
+
+
+def only_forwards(mode: GenerationMode) -> None:
+    if mode not in WAYS:
+        raise AmorError(
+            f"generate: {mode.value.replace('_', ' ')} is not for these models: a recurrent state cannot run backwards, "
+            "and nobody has tried the rest; use greedy, sampling or beam search"
+        )
 
 
 def kept(hidden: Tensor, which: int | Tensor) -> Tensor:
