@@ -253,6 +253,9 @@ def test_a_tokenizer_is_what_it_was_and_knows_its_end(sound):
     for text in ("Ein wörd  \n and more", " <|end_of_text|> x", ""):
         assert theirs(text)["input_ids"] == ours.encode(text).ids and theirs.decode(theirs(text)["input_ids"]) == text
     assert (len(theirs), theirs.eos_token_id, theirs.pad_token_id, theirs.padding_side) == (257, 256, 256, "left")
+    with pytest.raises(AmorError, match=r"does not have a token '</end>'"):
+        amor.hf.export(sound, sound / "again", end="</end>")
+    assert not (sound / "again").exists()
     model = AutoModelForCausalLM.from_pretrained(sound)
     assert model.generation_config.eos_token_id == model.config.eos_token_id == 256
 
