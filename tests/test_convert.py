@@ -205,6 +205,25 @@ def test_ours_becomes_theirs_and_comes_back_to_the_bit(tmp_path, name, to):
     assert (tmp_path / "theirs/tokenizer.json").is_file()
 
 
+@pytest.mark.parametrize("source", ["ours", "mamba2-ssm"])
+def test_a_folder_for_transformers_is_compared_as_transformers_runs_it(sources, tmp_path, capsys, source):
+    if source == "ours":
+        save(small("amor-mamba2 untied bare", vocab=257, pattern="mamba2, attention"), tmp_path / "ours", bytes_tokenizer())
+    folder = tmp_path / "ours" if source == "ours" else sources / source
+    if source != "ours":  # a tokenizer of 257 tokens does not fit its 205
+        folder = copied(folder, tmp_path / "source")
+        (folder / "tokenizer.json").unlink()
+    assert main(["convert", str(folder), "--out", str(tmp_path / "hf"), "--to", "hf", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (
+        "the result by transformers" in found["compared"]["by"]
+        and json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "amor"
+    )
+    assert main(["convert", str(tmp_path / "hf"), "--out", str(tmp_path / "again")]) == 0
+    again, wanted = amor.load(tmp_path / "again")[0], open_model(folder).model
+    assert all(torch.equal(t, wanted.state_dict()[n]) for n, t in again.state_dict().items())
+
+
 CANNOT = [
     ("mamba2", "mamba2-hf", "has no MLPs"),
     ("amor-mamba2", "mamba2-hf", "no gated blocks"),

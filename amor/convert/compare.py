@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amor.convert.opened import Opened
+from amor.convert.opened import OWN, Opened
 from amor.judge.check import TOLERANCE
 from amor.judge.windows import encode
 
@@ -55,7 +55,7 @@ def compare(a: Opened, b: Opened) -> Compared:
         x, y = x[..., :vocab].double(), y[..., :vocab].double()
         apart, largest = max(apart, float((x - y).abs().max())), max(largest, float(x.abs().max()))
         same, count = same + int((x.argmax(-1) == y.argmax(-1)).sum()), count + tokens.numel()
-        by = by_a if a.layout is not None else f"{by_a}, the result by {by_b}"
+        by = by_a if by_b == OWN else f"{by_a}, the result by {by_b}"
     difference = apart if apart == apart else float("inf")
     return Compared(by, count, difference, largest, TOLERANCE[torch.float32] * max(1.0, largest), same)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from amor import registry
 from amor.config import Config
 from amor.convert.base import Layout
+from amor.convert.peer import by_transformers
 from amor.convert.source import CONFIG, TOKENIZER_FILES, Source
 from amor.errors import AmorError, nearest
 from amor.models.amor import Amor
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 OURS = "amor"
+OWN = "our own forward"
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Opened:
     source: Source | None  # None: it is ours as it lies there
     layout: type[Layout] | None
     folder: Path
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    face: bool = False  # ours as transformers keeps it
 
     @property
     def title(self) -> str:
@@ -50,9 +53,13 @@ class Opened:
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> tuple[Tensor, str]:
         """[B, T, V] of the folder as it was found, by its own library where it is not ours."""
-        if self.layout is None or self.source is None:
-            return self.model.logits(self.model(tokens).hidden), "our own forward"
-        return self.layout.reference(self.source, tokens)
+        if self.layout is not None and self.source is not None:
+            return self.layout.reference(self.source, tokens)
+        if self.face:
+            import amor.hf  # noqa: F401 (registers our models with transformers)
+
+            return by_transformers(self.folder, "AutoModelForCausalLM", tokens)
+        return self.model.logits(self.model(tokens).hidden), OWN
 
 
 def kinds() -> tuple[str, ...]:
@@ -80,7 +87,8 @@ def open_model(folder: str | Path, vocab: int | None = None) -> Opened:
     model = model.float()
     if vocab is not None:
         model = cut(model, vocab)
-    found = Opened(model, None if layout is None else source, layout, folder)
+    face = layout is None and source.tree.get("model_type") == OURS
+    found = Opened(model, None if layout is None else source, layout, folder, face=face and vocab is None)
     return replace(found, notes=(*notes, *about_vocabulary(found)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,11 +12,17 @@ from amor.bench.transformers import library
 from amor.errors import AmorError
 
 
+def quiet() -> Any:
+    """transformers without its bars of progress."""
+    transformers = library()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
 @torch.no_grad()
 def by_transformers(folder: Path, name: str, tokens: Tensor) -> tuple[Tensor, str]:
     """Logits [B, T, V] of the class `name`, and what ran it."""
-    transformers = library()
-    transformers.utils.logging.disable_progress_bar()
+    transformers = quiet()
     try:
         model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     except (ValueError, OSError, RuntimeError) as error:

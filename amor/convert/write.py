@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from amor.convert.opened import Opened, layout_of
+from amor.convert.peer import quiet
 from amor.models.folder import save
 
 
@@ -40,6 +41,7 @@ def export(opened: Opened, folder: Path) -> None:
     """By transformers' own `save_pretrained`, from a folder of ours."""
     from amor.hf import export as to_hf
 
+    quiet()
     with TemporaryDirectory(dir=folder.parent) as ours:
         save(opened.model, ours, opened.tokenizer())
         to_hf(ours, folder)
