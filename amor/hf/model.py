@@ -98,10 +98,6 @@ class AmorPreTrainedModel(PreTrainedModel):
         """As transformers', with a model card and what `trust_remote_code` needs."""
         on_disk.saved(self, super().save_pretrained, save_directory, *args, **more)
 
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Nothing: transformers calls it where a folder's stub was loaded, and would then copy this file into folders."""
-
     def get_input_embeddings(self) -> nn.Module:
         return self.embed
 
