@@ -492,6 +492,13 @@ def test_an_adapter_learns_on_every_projection_and_is_heard(name, tmp_path):
         close(mine.logits(mine(ids).hidden), after)
 
 
+def test_an_adapter_that_the_head_would_not_hear_is_refused():
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(face("mamba2", pattern="mamba2"), peft.LoraConfig(target_modules=["embed"], r=2))
+    with pytest.raises(AmorError, match="leave `embed` out of an adapter's targets"):
+        adapted(input_ids=tokens(1, 3))
+
+
 def test_a_copy_is_a_model_of_its_own_and_shares_nothing():
     model = face("amor-mamba2")
     other = copy.deepcopy(model)
