@@ -62,8 +62,7 @@ class Amor(nn.Module):
         self.norm_f = RMSNorm(config.width, config.norm_eps)
         self.blocks = nn.ModuleList()
         for k in range(config.blocks.count):
-            led = k > 0 and config.blocks.decide == "once"
-            self.blocks.append(Block(config, k, self.each_block()[0].gate if led else None))
+            self.blocks.append(Block(config, k, self.each_block()[0].gate if k else None))
         self.final_norm = RMSNorm(config.width, config.norm_eps) if config.blocks.count else None
         self._form: tuple[tuple[object, ...], Form] | None = None  # of its States, and what it was then
 
