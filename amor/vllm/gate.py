@@ -93,7 +93,7 @@ def _fire(asked: Tensor, x: Tensor, positions: Tensor, before: Tensor | None, na
 
 
 def _fire_of_no_values(asked: Tensor, x: Tensor, positions: Tensor, before: Tensor | None, name: str) -> Tensor:
-    return torch.empty(len(x), dtype=torch.bool, device=x.device)
+    return x.new_empty(x.shape[:1], dtype=torch.bool)
 
 
 direct_register_custom_op("amor_fire", _fire, fake_impl=_fire_of_no_values)

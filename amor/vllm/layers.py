@@ -15,6 +15,7 @@ from vllm.model_executor.layers.rotary_embedding import get_rope
 from amor.config import Config
 from amor.mixers.attention import AttentionOptions
 from amor.mixers.mamba2 import Mamba2Options
+from amor.vllm.own import Own
 
 
 class SwiGLU(nn.Module):
@@ -100,7 +101,9 @@ def mixer_of(config: Config, kind: str, vllm: VllmConfig, prefix: str) -> nn.Mod
         return Fused(config, vllm, prefix)
     if kind == "attention":
         return Attention(config.width, config.mixer_options(kind), vllm, prefix)
-    return Mamba2(config.width, config.mixer_options(kind), config.norm_eps, vllm, prefix)
+    if kind == "mamba2":
+        return Mamba2(config.width, config.mixer_options(kind), config.norm_eps, vllm, prefix)
+    return Own(config, kind, vllm, prefix)
 
 
 class Layer(nn.Module):
@@ -115,5 +118,5 @@ class Layer(nn.Module):
 
     def forward(self, h: Tensor, positions: Tensor) -> Tensor:
         x = self.mixer_norm(h)
-        h = h + (self.mixer(x) if isinstance(self.mixer, Mamba2) else self.mixer(x, positions))
+        h = h + (self.mixer(x) if isinstance(self.mixer, Mamba2 | Own) else self.mixer(x, positions))
         return h if self.mlp is None or self.mlp_norm is None else h + self.mlp(self.mlp_norm(h))

@@ -27,7 +27,8 @@ from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, Suppo
 from amor.config import Config
 from amor.vllm.block import Block
 from amor.vllm.layers import Layer
-from amor.vllm.served import scans
+from amor.vllm.own import fresh_state
+from amor.vllm.served import own_kind, scans
 from amor.vllm.stats import Ledger
 from amor.vllm.weights import load
 
@@ -106,6 +107,8 @@ class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCac
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype, ...]:
         cache = vllm_config.cache_config
+        if scans(vllm_config.model_config.hf_config.built) is None:
+            return tuple(held.dtype for held in cls._own_state(vllm_config))
         return MambaStateDtypeCalculator.mamba2_state_dtype(
             vllm_config.model_config.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
         )
@@ -114,7 +117,8 @@ class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCac
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
         config: Config = vllm_config.model_config.hf_config.built
         scan = scans(config)
-        assert scan is not None, "asked only of models with recurrent layers"
+        if scan is None:
+            return tuple(tuple(held.shape[1:]) for held in cls._own_state(vllm_config))
         inner = scan.expand * config.width
         return MambaStateShapeCalculator.mamba2_state_shape(
             tp_world_size=vllm_config.parallel_config.tensor_parallel_size,
@@ -126,6 +130,13 @@ class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCac
             conv_kernel=scan.conv,
             num_spec=vllm_config.num_speculative_tokens,
         )
+
+    @classmethod
+    def _own_state(cls, vllm_config: VllmConfig) -> tuple[Tensor, ...]:
+        config: Config = vllm_config.model_config.hf_config.built
+        kind = own_kind(config)
+        assert kind is not None, "asked only of models with recurrent layers"
+        return tuple(fresh_state(config, kind, vllm_config.model_config.dtype).values())  # type: ignore[arg-type]
 
     @classmethod
     def get_mamba_state_copy_func(cls) -> tuple[MambaStateCopyFunc, ...]:

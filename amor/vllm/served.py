@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vllm.config import CompilationMode, CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import VerifyAndUpdateConfig
 from vllm.platforms import current_platform
 
 from amor.config import Config
 from amor.errors import AmorError
+from amor.mixers.attention import AttentionOptions
 from amor.mixers.mamba2 import Mamba2Options
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 log = init_logger("vllm.amor")
 
-MIXERS = ("mamba2", "fused", "attention")
+ITS_OWN = ("attention", "mamba2", "fused")  # mixers made of vLLM's layers; any other runs by our operators
 TAPS = (2, 3, 4)  # of a short convolution in vLLM's kernels
 
 
@@ -28,31 +30,53 @@ class Served(VerifyAndUpdateConfig):
     def verify_and_update_config(cls, vllm_config: VllmConfig) -> None:
         config = vllm_config.model_config.hf_config.built
         refuse(config, vllm_config.parallel_config.tensor_parallel_size)
-        cache = vllm_config.cache_config
-        if scans(config) is None:
+        if set(config.pattern) == {"attention"}:
             return
+        cache, ours = vllm_config.cache_config, own_kind(config)
         if cache.mamba_ssm_cache_dtype == "auto":
             cache.mamba_ssm_cache_dtype = "float32"  # as our own states: rounded ones drift over a long text
-        if cache.enable_prefix_caching and current_platform.is_cpu():
+        if cache.enable_prefix_caching and (ours or current_platform.is_cpu()):
             cache.enable_prefix_caching = False
-            log.warning(
-                "Prefix caching is off: vLLM's own Mamba2 on a CPU keeps no states between chunks and fails with it "
-                "(GPUs are not concerned). Say --no-enable-prefix-caching to silence this."
-            )
+            why = f"states of {ours} are not copied" if ours else "vLLM's Mamba2 on a CPU fails with it"
+            log.warning("Prefix caching is off: %s. Say --no-enable-prefix-caching to silence this.", why)
+        if ours:
+            log.info("%s runs by amor's own operators, without torch.compile and CUDA graphs", ours)
+            vllm_config.model_config.enforce_eager = True
+            vllm_config.compilation_config.mode = CompilationMode.NONE
+            vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
 
 
 def refuse(config: Config, ranks: int) -> None:
     """Raise for a model that this plug-in cannot serve, with the reason."""
-    for kind in sorted(set(config.pattern) - set(MIXERS)):
-        raise AmorError(f"vLLM cannot serve the mixer {kind!r}; the plug-in has {', '.join(MIXERS)}; amor.Engine runs every mixer")
     if config.blocks.count and config.blocks.gate == "oracle":
         raise AmorError("the gate 'oracle' must be told the next token, which nobody knows while serving")
     scan = scans(config)
+    if scan is not None and own_kind(config):
+        raise AmorError(f"the pattern mixes mamba2 and {own_kind(config)}; vLLM keeps recurrent states of one shape")
     if scan is not None and scan.conv not in TAPS:
         raise AmorError(f"mamba2.conv is {scan.conv}; vLLM's convolutions take {TAPS[0]} to {TAPS[-1]} tokens")
     for what, count in shared_out(config).items():
         if count % ranks:
             raise AmorError(f"tensor_parallel_size {ranks} does not divide the model's {count} {what}")
+    if current_platform.is_cpu():
+        _fit_cpu(config)
+
+
+def _fit_cpu(config: Config) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    for kind, options in attentions(config).items():
+        if options.head_size not in sizes:
+            raise AmorError(f"heads of {options.head_size} in {kind}; vLLM's attention on a CPU has {', '.join(map(str, sizes))}")
+
+
+def own_kind(config: Config) -> str | None:
+    """The mixer of the model that runs by our operators, None where vLLM has all of them."""
+    found = sorted(set(config.pattern) - set(ITS_OWN))
+    if len(found) > 1:
+        raise AmorError(f"the pattern mixes {' and '.join(found)}; vLLM keeps recurrent states of one shape")
+    return found[0] if found else None
 
 
 def scans(config: Config) -> Mamba2Options | None:
@@ -77,10 +101,8 @@ def shared_out(config: Config) -> dict[str, int]:
     return counts
 
 
-def attentions(config: Config) -> dict[str, Any]:
+def attentions(config: Config) -> dict[str, AttentionOptions]:
     """The options of every kind of attention the model has."""
-    from amor.mixers.attention import AttentionOptions
-
     found = {}
     if "attention" in config.pattern:
         found["attention layers"] = config.mixer_options("attention")

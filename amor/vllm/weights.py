@@ -35,6 +35,8 @@ def load(model: nn.Module, config: Config, weights: Iterable[tuple[str, Tensor]]
         if tensor.shape != wanted.pop(name):
             raise AmorError(f"the weights do not fit their config: {name} has shape {list(tensor.shape)}")
         place, part = placed(name)
+        if place not in held:  # a mixer of our own, inside the layer that keeps its states
+            place, part = name.removeprefix("backbone.").replace(".mixer.", ".mixer.inner.", 1), None
         target = held[place]
         loader = getattr(target, "weight_loader", default_weight_loader)
         loader(target, tensor) if part is None else loader(target, tensor, part)
