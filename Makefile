@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test check clean
+# the oldest transformers that amor/hf is for; the newest it was tried with is in constraints.txt
+HF := .venv-hf
+HF_OLDEST := 5.19.0
+
+.PHONY: setup demo test test-hf check clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/ready
@@ -12,6 +16,8 @@ demo: $(VENV)/ready-demo
 	$(BIN)/amor demo
 test: $(VENV)/ready-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+test-hf: $(HF)/ready
+	$(HF)/bin/python -m pytest tests/test_hf.py
 check: $(VENV)/ready-test $(VENV)/ready-check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -28,5 +34,13 @@ $(VENV)/ready-%: $(VENV)/ready
 	$(PIP) -e ".[$*]"
 	touch $@
 
+$(HF)/ready: pyproject.toml constraints.txt
+	test -d $(HF) || $(PYTHON) -m venv $(HF)
+	@echo "installing into $(HF), with transformers $(HF_OLDEST)"
+	sed "s/^transformers==.*/transformers==$(HF_OLDEST)/" constraints.txt > $(HF)/constraints.txt
+	$(HF)/bin/python -m pip install --quiet --disable-pip-version-check -c $(HF)/constraints.txt torch==2.13.0
+	$(HF)/bin/python -m pip install --quiet --disable-pip-version-check -c $(HF)/constraints.txt -e ".[test]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(HF) .pytest_cache .ruff_cache .mypy_cache

@@ -1,9 +1,22 @@
 """The face to transformers: importing it registers our models with the Auto classes."""
 
-from transformers import AutoConfig
+import importlib.util
 
+from amor.errors import AmorError
+
+if importlib.util.find_spec("transformers") is None:
+    raise AmorError('amor.hf needs transformers, which is not installed: pip install "amor[hf]"')
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from amor.hf.cache import AmorCache
 from amor.hf.config import AmorConfig
+from amor.hf.folder import export
+from amor.hf.model import AmorForCausalLM, AmorModel, AmorOutput
+from amor.hf.training import GateStatistics
 
 AutoConfig.register("amor", AmorConfig, exist_ok=True)
+AutoModel.register(AmorConfig, AmorModel, exist_ok=True)
+AutoModelForCausalLM.register(AmorConfig, AmorForCausalLM, exist_ok=True)
 
-__all__ = ["AmorConfig"]
+__all__ = ["AmorCache", "AmorConfig", "AmorForCausalLM", "AmorModel", "AmorOutput", "GateStatistics", "export"]

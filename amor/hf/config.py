@@ -21,7 +21,7 @@ class AmorConfig(PreTrainedConfig):
 
     model_type = "amor"
     has_no_defaults_at_init: ClassVar[bool] = True  # transformers before 5.20 asks
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "gate_scores", "gate_fires"]
 
     amor: dict[str, Any] | None = None
     use_cache: bool = True
@@ -39,6 +39,16 @@ class AmorConfig(PreTrainedConfig):
     def of(cls, config: Config, **more: Any) -> AmorConfig:
         """The config of one of our models; more: keys of transformers, such as eos_token_id."""
         return cls(amor=config.to_dict(), **more)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        if {"pattern", "vocab"} <= config_dict.keys():
+            raise AmorError("this config.json is of a folder of amor's own: open that with amor.load, or amor.hf.export it first")
+        return super().from_dict(config_dict, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing: transformers calls it where a folder's stub was loaded, and would then copy this file into folders."""
 
     @property
     def built(self) -> Config:

@@ -1,12 +1,17 @@
-"""A model on disk: config.json, model.safetensors and, where there is one, tokenizer.json, in one folder."""
+"""A model on disk: config.json, model.safetensors and, where there is one, tokenizer.json, in one folder.
+
+Folders that transformers wrote (amor/hf) are read too: our config is inside theirs, and weights may be cut into shards.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from msgspec import Meta
 
 from amor import tensors as on_disk
 from amor import typed
@@ -20,6 +25,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+INDEX = "model.safetensors.index.json"  # of shards: which file holds which tensor
+MODEL_TYPE = "amor"  # in a config.json of transformers
+FLOAT32 = ("A_log", "dt_bias", "D")  # of recurrences: may stay in float32 beside weights of 16 bits
 LATEST = "latest"  # in a run directory: a link to its newest checkpoint, which is a model folder
 
 
@@ -53,23 +61,63 @@ def load_config(folder: str | Path) -> Config:
     path = folder / CONFIG
     if not path.is_file():
         raise AmorError(f"{folder} holds no {CONFIG}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
-    return Config.from_dict(typed.json_tree(typed.read_text(path), str(path)), str(path))
+    tree = typed.json_tree(typed.read_text(path), str(path))
+    if isinstance(tree, dict) and "model_type" in tree:
+        if tree["model_type"] != MODEL_TYPE:
+            raise AmorError(f"{path}: model_type is {str(tree['model_type'])[:80]!r}; a model of amor has {MODEL_TYPE!r}")
+        return Config.from_dict(tree.get("amor"), f"{path}: amor")
+    return Config.from_dict(tree, str(path))
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an index of shards says; of its metadata nothing is used."""
+
+    weight_map: Annotated[dict[str, str], Meta(min_length=1)]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The one file of a folder's weights, or its shards."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    index = folder / INDEX
+    if not index.is_file():
+        raise AmorError(f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
+    names = sorted(set(typed.from_json(Index, typed.read_text(index), str(index)).weight_map.values()))
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise AmorError(f"{index} names {name[:200]!r}, which is no file beside it")
+    return [folder / name for name in names]
+
+
+def list_weights(folder: Path, config: Config) -> dict[Path, dict[str, on_disk.Listed]]:
+    """Every file of a folder's weights with what it lists, if together they are what a model of this config holds."""
+    found: dict[Path, dict[str, on_disk.Listed]] = {}
+    together: dict[str, on_disk.Listed] = {}
+    for path in weight_files(folder):
+        with on_disk.opened(path) as file:
+            found[path] = on_disk.listed(file, path)
+        for name in sorted(found[path].keys() & together.keys()):
+            raise AmorError(f"{path}: tensor {name[:200]!r} is in another shard too")
+        together |= found[path]
+    with torch.device("meta"):
+        _fits(Amor(config), together, path if len(found) == 1 else folder)
+    return found
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Amor:
     """The model of a folder, or a run's newest; a tensor that is missing, extra, misshapen or not finite is an error."""
     folder = resolve(folder)
     config = load_config(folder)
-    path = folder / WEIGHTS
-    if not path.is_file():
-        raise AmorError(f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
     with torch.device("meta"):
         model = Amor(config)
-    with on_disk.opened(path, device) as file:
-        found = on_disk.listed(file, path)
-        _fits(model, found, path)
-        tensors = on_disk.read(file, found)
-    on_disk.check_finite(tensors, path)
+    tensors = {}
+    for path, listed in list_weights(folder, config).items():
+        with on_disk.opened(path, device) as file:
+            read = on_disk.read(file, listed)
+        on_disk.check_finite(read, path)
+        tensors |= read
     model.load_state_dict(tensors, assign=True)
     return model
 
@@ -82,13 +130,16 @@ def _fits(model: Amor, found: dict[str, on_disk.Listed], path: Path) -> None:
     for name in sorted(wanted.keys() - found.keys()):
         raise AmorError(f"{path} does not fit its config: tensor {name!r} is missing")
     kind = found["embed.weight"].dtype
-    one = kind if kind.is_floating_point else torch.float32  # weights are all in one; statistics of gates may stay in float32
+    # weights are all in one; statistics of gates, and what FLOAT32 names, may stay in float32
+    one = kind if kind.is_floating_point else torch.float32
     weights = dict(model.named_parameters())
     for name, tensor in wanted.items():
         shape, dtype = found[name].shape, found[name].dtype
         if shape != tuple(tensor.shape):
             raise AmorError(f"{path} does not fit its config: {name} has shape {list(shape)}, not {list(tensor.shape)}")
-        fitting = (one,) if name in weights else (one, torch.float32) if tensor.is_floating_point() else (tensor.dtype,)
+        fitting = (one, torch.float32) if tensor.is_floating_point() else (tensor.dtype,)
+        if name in weights and name.rpartition(".")[2] not in FLOAT32:
+            fitting = (one,)
         if dtype not in fitting:
             said = " or ".join(str(d).removeprefix("torch.") for d in fitting)
             raise AmorError(f"{path}: {name} is {str(dtype).removeprefix('torch.')}, not {said} as the model's other tensors")

@@ -1,0 +1,97 @@
+"""Our State as the cache that transformers carries from call to call.
+
+A State is a value; a cache of transformers is a box that calls write into. So the box holds the newest State. Whoever wants
+to go on twice from one place copies the box: copy.deepcopy(cache).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from amor.errors import AmorError
+from amor.state import State
+
+
+class AmorCache(Cache):
+    """What a model has read so far: `state`, and how many columns of input that was, pads included."""
+
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, state: State | None = None, room: int = 0):
+        """room: columns for which keys and values get their memory at once, as a static cache does."""
+        super().__init__(layers=[])
+        self.state, self.room = state, room
+        self.columns = 0 if state is None else state.max_position
+
+    def take(self, state: State, columns: int) -> None:
+        """The State after a call that read so many columns."""
+        self.state = state
+        self.columns += columns
+
+    def begin(self, state: State) -> State:
+        """What a first call reads on from: the State of rows that have read nothing, with room."""
+        return state.reserve(self.room) if self.room else state
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.columns
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.columns + query_length, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.columns
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1  # in transformers: no limit
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.20
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return self.state is not None
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.state is not None
+
+    @property
+    def batch_size(self) -> int:
+        return 0 if self.state is None else self.state.rows
+
+    def __repr__(self) -> str:
+        return f"AmorCache({self.batch_size} rows, {self.columns} columns read)"
+
+    def reset(self) -> None:
+        self.state, self.columns = None, 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.state is not None:
+            self.state = self.state.select(indices.to(self.state.position.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AmorCache:
+        copied = AmorCache(None if self.state is None else self.state.fork(), self.room)
+        copied.columns = self.columns
+        return copied
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise AmorError(f"crop({tokens_to_remove}): {BACKWARDS}; copy.deepcopy(cache) before what may be taken back")
+
+    def activate_past_recording(self) -> None:
+        raise AmorError(f"this way of decoding takes tokens back, and {BACKWARDS}; use greedy, sampling or beam search")
+
+    def update(self, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        raise AmorError("AmorCache holds the state of a whole model, not of a layer; it is written by the model's forward")
+
+
+BACKWARDS = "a recurrent state cannot run backwards"

@@ -1,0 +1,109 @@
+"""A folder that transformers opens, and amor.load too: how it is checked when it is read, and what is written into it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amor import tensors
+from amor.config import Config
+from amor.data.tokenizer import end_of_text
+from amor.errors import AmorError
+from amor.files import replace_file
+from amor.hf.card import MARK, card
+from amor.models.folder import CONFIG, TOKENIZER, list_weights, load, load_config
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from amor.hf.model import AmorPreTrainedModel
+
+STUB, README = "modeling_amor.py", "README.md"
+STUB_TEXT = '''"""The code of this model is the package amor: pip install "amor[hf]"."""
+
+from amor.hf import AmorConfig, AmorForCausalLM, AmorModel  # noqa: F401
+'''
+AUTO_MAP = {
+    "AutoConfig": "modeling_amor.AmorConfig",
+    "AutoModel": "modeling_amor.AmorModel",
+    "AutoModelForCausalLM": "modeling_amor.AmorForCausalLM",
+}
+
+
+def loaded(load_one: Callable[..., Any], path: Any, *args: Any, output_loading_info: bool = False, **more: Any) -> Any:
+    """What transformers loads, or one error: it fills what a file lacks with anything, and only prints that it did."""
+    if more.pop("ignore_mismatched_sizes", False):
+        raise AmorError("ignore_mismatched_sizes: a tensor of another shape would be left with random numbers; nothing is loaded")
+    local = None if path is None else Path(path) / more.get("subfolder", "")
+    whole = not {"state_dict", "variant", "gguf_file"} & {name for name, value in more.items() if value is not None}
+    if local is not None and whole and (local / CONFIG).is_file():
+        given = getattr(more.get("config"), "built", None)
+        list_weights(local, given if isinstance(given, Config) else load_config(local))
+    model, info = load_one(path, *args, output_loading_info=True, **{"use_safetensors": True} | more)
+    for what, names in info.items():
+        if names:
+            some = ", ".join(sorted(str(name) for name in names)[:3])
+            raise AmorError(f"{path} does not fit its config: {what.replace('_', ' ')}: {some}; nothing is loaded")
+    own_memory(model)
+    tensors.check_finite(dict(model.state_dict()), Path(str(path)))
+    return (model, info) if output_loading_info else model
+
+
+def own_memory(model: AmorPreTrainedModel) -> None:
+    """Tensors as amor.load makes them: in a file they lie at any address, and torch's products of few rows round by it."""
+    for held in (*model.parameters(), *model.buffers()):
+        if held.device.type == "cpu":
+            held.data = held.data.clone()
+
+
+def saved(model: AmorPreTrainedModel, save: Callable[..., None], folder: str | os.PathLike[str], *args: Any, **more: Any) -> None:
+    """What transformers writes, and beside it the stub of the code and a model card, unless someone wrote another."""
+    model.config.auto_map = dict(AUTO_MAP)
+    save(folder, *args, **{"save_original_format": False} | more)
+    adapters_only = getattr(model, "_hf_peft_config_loaded", False)
+    if adapters_only or not more.get("is_main_process", True) or not (Path(folder) / CONFIG).is_file():
+        return
+    replace_file(Path(folder) / STUB, STUB_TEXT)
+    readme = Path(folder) / README
+    if not readme.is_file() or MARK in readme.read_text(errors="replace"):
+        replace_file(readme, card(model.core, (Path(folder) / TOKENIZER).is_file()))
+
+
+def export(source: str | os.PathLike[str], out: str | os.PathLike[str], max_shard_size: int | str = "50GB") -> Path:
+    """Write the model of a folder of ours, or of a run, as a folder that transformers opens; amor.load opens it too."""
+    from amor.hf.model import AmorForCausalLM
+
+    model, tokenizer = load(os.fspath(source))
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise AmorError(f"{out} is a file; give a folder to write to")
+    out.mkdir(parents=True, exist_ok=True)
+    face = AmorForCausalLM.of(model)
+    if tokenizer is not None:
+        end = end_of_text(tokenizer)
+        write_tokenizer(tokenizer, end, out)
+        for kept in (face.config, face.generation_config):
+            kept.eos_token_id = kept.pad_token_id = end
+    face.save_pretrained(out, max_shard_size=max_shard_size)
+    return out
+
+
+def write_tokenizer(tokenizer: Tokenizer, end: int, folder: Path) -> None:
+    """tokenizer.json, and what transformers has to be told of it: a name that is not in it would silently become a new token.
+
+    No token begins a text: ours are trained on documents that stand behind the end of another.
+    """
+    word = tokenizer.id_to_token(end)
+    said = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": word,
+        "pad_token": word,  # masked wherever it pads; no other token is free
+        "padding_side": "left",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    replace_file(folder / TOKENIZER, tokenizer.to_str(pretty=True))
+    replace_file(folder / "tokenizer_config.json", json.dumps(said, indent=2, ensure_ascii=False) + "\n")
