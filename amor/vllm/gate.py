@@ -1,7 +1,7 @@
 """Where a gated block fires: our own gates, asked with what the head says of this step's tokens, the same on every rank.
 
-Tensor parallel ranks hold a part of the vocabulary each. Each reads its part in slices (amor/ops/head), and what is gathered of
-a token are the log of its sum, its entropy and its best logits: a few numbers, joined in the same order everywhere.
+Tensor parallel ranks hold a part of the vocabulary each. Each reads its part in slices (amor/ops/head), never tokens x words at
+once; what is gathered of a token are a few numbers (amor/ops/head/parts.py), joined in the same order on every rank.
 The decision is one operator for torch.compile and CUDA graphs: nothing in it looks at a number from Python.
 """
 
@@ -20,6 +20,7 @@ from vllm.utils.torch_utils import direct_register_custom_op
 
 from amor.gates.base import Evidence, Gate, Verdict
 from amor.ops import head as head_op
+from amor.ops.head import parts
 
 
 def said(x: Tensor, head: VocabParallelEmbedding, names: Set[str]) -> dict[str, Tensor]:
@@ -27,28 +28,12 @@ def said(x: Tensor, head: VocabParallelEmbedding, names: Set[str]) -> dict[str, 
     best = 2 if "margin" in names else 0
     weight = head.weight[: head.shard_indices.num_org_elements]  # without the pads that make the parts even
     if len(weight):
-        reading = head_op.read(x, weight, entropy=True, topk=best)
-        assert reading.logsumexp is not None and reading.entropy is not None
-        mine = [reading.logsumexp, reading.entropy, *(reading.topk[0].unbind(1) if reading.topk else ())]
+        mine = parts.told(head_op.read(x, weight, entropy=True, topk=best))
     else:
-        mine = [x.new_full((len(x),), -torch.inf, dtype=torch.float32)] * (2 + best)
-    parts = tensor_model_parallel_all_gather(torch.stack(mine, 1)[None], 0)  # [ranks, N, 2 + best]
-    total = parts[..., 0].logsumexp(0)
-    found = {"entropy": joined_entropy(parts[..., 0], parts[..., 1], total) / math.log(head.org_vocab_size)}
-    if best:
-        p = (parts[..., 2:].transpose(0, 1).flatten(1).topk(2, dim=1).values - total[:, None]).exp()
-        found["margin"] = p[:, 0] - p[:, 1]
-    return {name: found[name] for name in names}
-
-
-def joined_entropy(sums: Tensor, entropies: Tensor, total: Tensor) -> Tensor:
-    """[N] nats, from the log-sums and entropies of parts of the vocabulary [ranks, N] and the log-sum of all [N].
-
-    With w the share of a part: sum w (H - log w); a part with nothing in it has none.
-    """
-    log_share = sums - total
-    share = log_share.exp()
-    return torch.where(share > 0, share * (entropies - log_share), 0.0).sum(0)
+        mine = parts.nothing(len(x), best, x.device)
+    whole = parts.joined(tensor_model_parallel_all_gather(mine[None], 0))
+    found = {"entropy": whole.entropy / math.log(head.org_vocab_size), "margin": whole.margin}  # type: ignore[operator]
+    return {name: found[name] for name in names}  # type: ignore[misc]
 
 
 class Decider(nn.Module):
