@@ -89,6 +89,7 @@ SHRUNK = [
 SHRUNK_PYTHON = [
     (r"context=256, count=32", "context=24, count=2", "the text here is short"),
     (r"max_tokens=50", "max_tokens=4", "a few tokens show that it writes"),
+    (r"max_steps=200", "max_steps=2", "two steps show that it trains"),
 ]
 
 # examples that cannot run here, and why; their arguments are parsed all the same
@@ -103,6 +104,9 @@ NOT_RUN = {
     "pip install 'amor[demo]'": NETWORK,
     'pip install "amor[demo]"': NETWORK,
     'pip install "amor[peers]"': NETWORK,
+    'pip install "amor[hf]"': NETWORK,
+    "lm_eval --model hf": "names a way; tests/test_hf.py goes it",
+    "lm_eval --model hf --model_args pretrained=mine-hf,trust_remote_code=True --tasks arc_easy,lambada_openai": "tasks of a hub",
     "source .venv/bin/activate": "changes the reader's shell; make wrote it",
     'srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$head:29500" '
     '--rdzv-id "$SLURM_JOB_ID" -m amor train paper/1.5b --data DATA --out RUN': "needs Slurm",
@@ -117,7 +121,7 @@ QUOTED = {
     "Format(": "amor/ops/product/formats.py",
 }
 
-PROGRAMS = ("amor", "make", "pip", "python", "torchrun", "srun", "echo", "source")
+PROGRAMS = ("amor", "make", "pip", "python", "torchrun", "srun", "echo", "source", "lm_eval")
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)}) \S")
 
 
@@ -181,7 +185,7 @@ def in_help(text):
 
 def documents():
     """Document -> its examples."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     found = {str(page.relative_to(ROOT)): list(in_markdown(page.read_text())) for page in pages}
     helps = {f"amor/cli/{verb}.py": verb for verb in verbs()} | {f"amor/bench/{suite}.py": suite for suite in bench.suites()}
     found |= {file: list(in_help(ast.get_docstring(ast.parse((ROOT / file).read_text())))) for file in helps}

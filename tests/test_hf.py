@@ -154,7 +154,8 @@ def test_shards_are_one_model_and_its_hidden_states_can_be_had_alone(tmp_path):
     assert type(theirs) is AmorModel
     assert torch.equal(theirs(ids).last_hidden_state, mine(ids).hidden) and torch.equal(mine(ids).hidden, model.core(ids).hidden)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    index["weight_map"]["embed.weight"] = "../elsewhere.safetensors"
+    outside = shutil.copy(tmp_path / index["weight_map"]["embed.weight"], tmp_path.parent / f"{tmp_path.name}.safetensors")
+    index["weight_map"]["embed.weight"] = f"../{outside.name}"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(AmorError, match="which is no file beside it"):
         amor.load(tmp_path)
@@ -253,6 +254,9 @@ def test_a_tokenizer_is_what_it_was_and_knows_its_end(sound):
     for text in ("Ein wörd  \n and more", " <|end_of_text|> x", ""):
         assert theirs(text)["input_ids"] == ours.encode(text).ids and theirs.decode(theirs(text)["input_ids"]) == text
     assert (len(theirs), theirs.eos_token_id, theirs.pad_token_id, theirs.padding_side) == (257, 256, 256, "left")
+    with pytest.raises(AmorError, match=r"does not have a token '</end>'"):
+        amor.hf.export(sound, sound / "again", end="</end>")
+    assert not (sound / "again").exists()
     model = AutoModelForCausalLM.from_pretrained(sound)
     assert model.generation_config.eos_token_id == model.config.eos_token_id == 256
 
@@ -496,6 +500,8 @@ def test_a_copy_is_a_model_of_its_own_and_shares_nothing():
     with torch.no_grad():
         other.embed.weight.zero_()
     assert not other(tokens(1, 3)).logits.any() and model(tokens(1, 3)).logits.any()
+    model.set_input_embeddings(other.embed)
+    assert model.core.embed is other.embed and not model(tokens(1, 3)).logits.any()
 
 
 def test_fresh_weights_are_drawn_by_our_rule():

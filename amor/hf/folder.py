@@ -15,6 +15,7 @@ from amor.errors import AmorError
 from amor.files import replace_file
 from amor.hf.card import MARK, card
 from amor.models.folder import CONFIG, TOKENIZER, list_weights, load, load_config
+from amor.vocabulary import vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -72,22 +73,30 @@ def saved(model: AmorPreTrainedModel, save: Callable[..., None], folder: str | o
         replace_file(readme, card(model.core, (Path(folder) / TOKENIZER).is_file()))
 
 
-def export(source: str | os.PathLike[str], out: str | os.PathLike[str], max_shard_size: int | str = "50GB") -> Path:
-    """Write the model of a folder of ours, or of a run, as a folder that transformers opens; amor.load opens it too."""
+def export(
+    source: str | os.PathLike[str], out: str | os.PathLike[str], end: str | None = None, shard: int | str = "50GB"
+) -> Path:
+    """Write the model of a folder of ours, or of a run, as a folder that transformers opens; amor.load opens it too.
+
+    end: the token that ends a text, where its name is not a usual one; shard: bytes of one file of weights, at the most.
+    """
     from amor.hf.model import AmorForCausalLM
 
     model, tokenizer = load(os.fspath(source))
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise AmorError(f"{out} is a file; give a folder to write to")
-    out.mkdir(parents=True, exist_ok=True)
     face = AmorForCausalLM.of(model)
     if tokenizer is not None:
-        end = end_of_text(tokenizer)
-        write_tokenizer(tokenizer, end, out)
+        ending = end_of_text(tokenizer, end)
+        if vocabulary(tokenizer) > model.config.vocab:
+            known = f"its tokenizer has {vocabulary(tokenizer):,} tokens, but the model knows {model.config.vocab:,}"
+            raise AmorError(f"{source}: {known}; they do not belong together")
+        out.mkdir(parents=True, exist_ok=True)
+        write_tokenizer(tokenizer, ending, out)
         for kept in (face.config, face.generation_config):
-            kept.eos_token_id = kept.pad_token_id = end
-    face.save_pretrained(out, max_shard_size=max_shard_size)
+            kept.eos_token_id = kept.pad_token_id = ending
+    face.save_pretrained(out, max_shard_size=shard)
     return out
 
 

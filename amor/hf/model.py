@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class AmorPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = True  # Trainer: forward takes num_items_in_batch
     gates_follow: bool | None = None  # whether thresholds follow training (amor.hf.GateStatistics); None: nobody has said
     _is_stateful = True
-    _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (as transformers declares it)
 
     def __init__(self, config: AmorConfig):
         super().__init__(config)
@@ -98,10 +98,6 @@ class AmorPreTrainedModel(PreTrainedModel):
         """As transformers', with a model card and what `trust_remote_code` needs."""
         on_disk.saved(self, super().save_pretrained, save_directory, *args, **more)
 
-    @classmethod
-    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Nothing: transformers calls it where a folder's stub was loaded, and would then copy this file into folders."""
-
     def get_input_embeddings(self) -> nn.Module:
         return self.embed
 
@@ -109,11 +105,11 @@ class AmorPreTrainedModel(PreTrainedModel):
         self.embed = value
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.embed if self.config.tie_word_embeddings else self.head
+        return self.core.embed if self.config.tie_word_embeddings else self.core.get_submodule("head")
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **more: Any) -> nn.Module:
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **more: Any) -> nn.Embedding:
         if new_num_tokens in (None, self.config.vocab_size):
-            return self.embed  # type: ignore[return-value]
+            return self.core.embed
         raise AmorError(
             f"a vocabulary of {new_num_tokens} tokens: this model's has {self.config.vocab_size}, and entropies of its gates "
             "are measured against that size; train a model with the vocabulary it needs"
@@ -210,7 +206,7 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
 
     def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any) -> None:
         only_forwards(generation_mode)
-        super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
+        super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)  # type: ignore[misc]
 
     def _get_deprecated_gen_repo(self, generation_mode: Any, *given: Any, **more: Any) -> str | None:
         only_forwards(generation_mode)  # before transformers offers to load code for it from elsewhere
@@ -218,7 +214,7 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int, max_cache_length: int
-    ) -> None:
+    ) -> Any:
         given, kind = inputs.cache(model_kwargs.get("past_key_values")), generation_config.cache_implementation
         if kind not in CACHES:
             raise AmorError(

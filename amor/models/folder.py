@@ -65,7 +65,7 @@ def load_config(folder: str | Path) -> Config:
     if isinstance(tree, dict) and "model_type" in tree:
         if tree["model_type"] != MODEL_TYPE:
             raise AmorError(f"{path}: model_type is {str(tree['model_type'])[:80]!r}; a model of amor has {MODEL_TYPE!r}")
-        return Config.from_dict(tree.get("amor"), f"{path}: amor")
+        return Config.from_dict(tree.get("amor", {}), f"{path}: amor")
     return Config.from_dict(tree, str(path))
 
 
@@ -112,7 +112,7 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Amor:
     config = load_config(folder)
     with torch.device("meta"):
         model = Amor(config)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for path, listed in list_weights(folder, config).items():
         with on_disk.opened(path, device) as file:
             read = on_disk.read(file, listed)
