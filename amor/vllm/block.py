@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
@@ -11,6 +9,7 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from amor.config import Config
+from amor.gates.base import Gate
 from amor.mixers.attention import AttentionOptions
 from amor.models.block import gate_of
 from amor.vllm.gate import Decider
@@ -22,7 +21,7 @@ class Block(nn.Module):
         self,
         config: Config,
         index: int,
-        before: Sequence[Block],
+        first: Gate | None,  # of block 0; None for that block itself
         head: VocabParallelEmbedding,
         vllm: VllmConfig,
         prefix: str,
@@ -32,8 +31,7 @@ class Block(nn.Module):
         self.norm = RMSNorm(width, eps) if index else None
         self.attention = Attention(width, AttentionOptions(blocks.head_size, blocks.rope_theta), vllm, f"{prefix}.attention")
         self.alpha = nn.Parameter(torch.zeros(width))
-        gate = gate_of(config, index, before[0].decider.gate if before else None)
-        self.decider = Decider(gate, head, vllm, f"{prefix}.gate", f"{prefix}.attention.attn")
+        self.decider = Decider(gate_of(config, index, first), head, vllm, f"{prefix}.gate", f"{prefix}.attention.attn")
         self.mlp_norm = RMSNorm(width, eps) if blocks.mlp else None
         self.mlp = SwiGLU(width, config.d_ff, vllm, f"{prefix}.mlp") if blocks.mlp else None
 

@@ -1,4 +1,4 @@
-"""The layers of our models out of vLLM's parts, on the flat tokens of a step [N, D]; tensors are named as ours where they can be."""
+"""The layers of our models out of vLLM's parts, on the flat tokens of a step [N, D]; tensors are named as ours where possible."""
 
 from __future__ import annotations
 

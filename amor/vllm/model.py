@@ -47,11 +47,12 @@ class Skeleton(nn.Module):
         self.norm_f = RMSNorm(config.width, config.norm_eps)
         self.blocks = nn.ModuleList()
         for k in range(config.blocks.count):
-            self.blocks.append(Block(config, k, list(self.blocks), self.head, vllm_config, f"layers.{len(self.layers) + k}"))
+            first = self.each_block()[0].decider.gate if k else None
+            self.blocks.append(Block(config, k, first, self.head, vllm_config, f"layers.{len(self.layers) + k}"))
         ends = config.blocks.count and getattr(config.blocks, "final", "norm") == "norm"
         self.final_norm = RMSNorm(config.width, config.norm_eps) if ends else None
         self.prenorm = config.blocks.count > 0 and config.blocks.first == "prenorm"
-        self.asks_final = config.blocks.probe == "final" and self.final_norm is not None
+        self.asks_final = config.blocks.probe == "final"
 
     def forward(
         self,
@@ -66,12 +67,15 @@ class Skeleton(nn.Module):
         if not self.prenorm:
             h = self.norm_f(h)
         fire: Tensor | None = None
-        for block in self.blocks:
+        for block in self.each_block():
             norm = block.norm if block.norm is not None else self.norm_f if self.prenorm else None
             x = h if norm is None else norm(h)
-            asked = self.final_norm(h) if self.asks_final else x
+            asked = self.final_norm(h) if self.asks_final and self.final_norm is not None else x
             h, fire = block(h, x, asked, positions, fire)
         return h if self.final_norm is None else self.final_norm(h)
+
+    def each_block(self) -> list[Block]:
+        return list(self.blocks)  # type: ignore[arg-type]
 
 
 class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCaching):
@@ -82,7 +86,7 @@ class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCac
         self.config = vllm_config.model_config.hf_config
         self.model = Skeleton(vllm_config=vllm_config, prefix=prefix)
         self.logits_processor = LogitsProcessor(self.config.built.vocab)
-        self.ledger = Ledger(vllm_config, [block.decider for block in self.model.blocks])
+        self.ledger = Ledger(vllm_config, [block.decider for block in self.model.each_block()])
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         return self.model.embed(input_ids)

@@ -6,6 +6,8 @@ tensor parallel rank computes all of it. What a step holds is looked at from Pyt
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
@@ -34,7 +36,7 @@ class Own(nn.Module, MambaBase):
         self.inner: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.norm_eps)
         self.state = fresh_state(config, kind, vllm.model_config.dtype)
         self.prefix = prefix
-        self.kv_cache = ()
+        self.kv_cache: tuple[Tensor, ...] = ()
         vllm.compilation_config.static_forward_context[prefix] = self
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
@@ -73,13 +75,17 @@ class Own(nn.Module, MambaBase):
         """Requests [B, T, D] read on from the states at their places, or from nothing where they begin."""
         new = torch.tensor(begins, device=x.device)
         state: Part = {}
-        for name, held in zip(self.state, self.kv_cache, strict=True):
+        for name, held in self._held():
             kept = held[places]
             state[name] = torch.where(new.view(-1, *[1] * (kept.ndim - 1)), torch.zeros_like(kept), kept)
-        y, after = self.inner(x, state, _layout(*x.shape[:2], x))
-        for name, held in zip(self.state, self.kv_cache, strict=True):
-            held[places] = after[name].to(held.dtype)  # type: ignore[union-attr]
+        y, after = self.inner(x, state, _layout(x.shape[0], x.shape[1], x))
+        for name, held in self._held():
+            held[places] = after[name].to(held.dtype)
         return y
+
+    def _held(self) -> Iterator[tuple[str, Tensor]]:
+        """What vLLM keeps of every request, by the names of the mixer's state."""
+        return zip(self.state, self.kv_cache, strict=True)
 
 
 def _layout(rows: int, columns: int, x: Tensor) -> Layout:
