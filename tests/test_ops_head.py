@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from laws import Largest, close
 from torch import Tensor
 
 from amor.errors import AmorError
+from amor.ops import head
 from amor.ops.backends import BACKENDS, missing, module
-from amor.ops.head import IGNORE, chunked
+from amor.ops.head import IGNORE, chunked, parts
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
 
@@ -166,3 +168,16 @@ def test_the_triton_kernel_reads_what_the_reference_reads() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     said = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr[-2000:]
+
+
+@pytest.mark.parametrize("cuts", [(), (7,), (1, 2, 120), (60, 60, 211)], ids=str)
+def test_a_vocabulary_in_parts_says_what_the_whole_says(cuts):
+    """Parts of one word, of none (two cuts at one place, or one at the end) and of many."""
+    x, weight = torch.randn(9, 16), torch.randn(211, 16)
+    ends = [0, *cuts, len(weight)]
+    each = [weight[a:b] for a, b in pairwise(ends)]
+    told = [parts.told(head.read(x, w, entropy=True, topk=2)) if len(w) else parts.nothing(9, 2, x.device) for w in each]
+    found, whole = parts.joined(torch.stack(told)), head.read(x, weight, entropy=True, margin=True)
+    close(found.entropy, whole.entropy, "entropy")
+    close(found.margin, whole.margin, "margin")
+    close(found.logsumexp, whole.logsumexp, "logsumexp")

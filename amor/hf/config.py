@@ -113,7 +113,7 @@ class AmorConfig(PreTrainedConfig):
 
     @property
     def tie_word_embeddings(self) -> bool:
-        return getattr(self.built, "tied", True)
+        return self.built.tied
 
     @property
     def mamba_chunk_size(self) -> int:

@@ -63,8 +63,7 @@ class Amor(nn.Module):
         self.norm_f = RMSNorm(config.width, config.norm_eps)
         self.blocks = nn.ModuleList()
         for k in range(config.blocks.count):
-            led = k > 0 and config.blocks.decide == "once"
-            self.blocks.append(Block(config, k, self.each_block()[0].gate if led else None))
+            self.blocks.append(Block(config, k, self.each_block()[0].gate if k else None))
         normed = config.blocks.count and config.blocks.final == "norm"
         self.final_norm = RMSNorm(config.width, config.norm_eps) if normed else None
         self.head = None if config.tied else Linear(config.width, config.vocab)

@@ -54,17 +54,15 @@ class Watching(Protocol):
 
 
 class Block(nn.Module):
-    def __init__(self, config: Config, index: int, leader: Gate | None = None):
-        """leader: the gate that decides for this block; None: it has one of its own."""
+    def __init__(self, config: Config, index: int, first: Gate | None = None):
+        """first: the gate of block 0; None for that block itself."""
         super().__init__()
         blocks = config.blocks
         # block 0 takes its input as it comes: norm_f's output, or (prenorm) it is normed by norm_f itself
         self.norm = RMSNorm(config.width, config.norm_eps) if index else None
         self.attention = Attention(config.width, AttentionOptions(blocks.head_size, blocks.rope_theta), config.norm_eps)
         self.alpha = nn.Parameter(torch.zeros(config.width))
-        self.gate: Gate = (
-            Follower(leader) if leader else registry.find("gates", blocks.gate)(config.width, config.gate_options(), index)
-        )
+        self.gate = gate_of(config, index, first)
         self.mlp_norm = RMSNorm(config.width, config.norm_eps) if blocks.mlp else None
         self.mlp = SwiGLU(config.width, config.d_ff) if blocks.mlp else None
 
@@ -163,6 +161,13 @@ class Block(nn.Module):
             fired = fired + self.mlp.cost() + Cost(weights=self.mlp_norm.weight.numel())
         small = self.alpha.numel() * (2 if self.norm else 1)
         return fired * fire_rate + Cost(flops=2 * always, weights=always + small, state_held=whole.state_held)
+
+
+def gate_of(config: Config, index: int, first: Gate | None) -> Gate:
+    """The gate of block `index`; first: that of block 0, None for itself."""
+    if first is not None and config.blocks.decide == "once":
+        return Follower(first)
+    return registry.find("gates", config.blocks.gate)(config.width, config.gate_options(), index)
 
 
 def dense_pays(fire: Tensor, compute: str) -> bool:

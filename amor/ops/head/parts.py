@@ -1,0 +1,34 @@
+"""What a head says whose vocabulary lies in parts, one a rank: joined from a few numbers that each part says of a token."""
+
+import torch
+from torch import Tensor
+
+from amor.ops.head.reference import HeadStats
+
+
+def told(reading: HeadStats) -> Tensor:
+    """[N, 2 + k] what one part has to tell: log-sum, entropy and its best logits."""
+    assert reading.logsumexp is not None and reading.entropy is not None
+    best = reading.topk[0].unbind(1) if reading.topk else ()
+    return torch.stack([reading.logsumexp, reading.entropy, *best], 1)
+
+
+def nothing(tokens: int, best: int, device: torch.device) -> Tensor:
+    """What a part with no word in it tells."""
+    return torch.full((tokens, 2 + best), -torch.inf, device=device)
+
+
+def joined(parts: Tensor) -> HeadStats:
+    """From [parts, N, 2 + k]; the margin where every part told its two best.
+
+    With w the share of a part: H = sum w (H_part - log w).
+    """
+    total = parts[..., 0].logsumexp(0)
+    log_share = parts[..., 0] - total
+    share = log_share.exp()
+    entropy = torch.where(share > 0, share * (parts[..., 1] - log_share), 0.0).sum(0)
+    margin = None
+    if parts.shape[2] > 3:
+        p = (parts[..., 2:].transpose(0, 1).flatten(1).topk(2, dim=1).values - total[:, None]).exp()
+        margin = p[:, 0] - p[:, 1]
+    return HeadStats(entropy=entropy, margin=margin, logsumexp=total)

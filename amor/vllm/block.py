@@ -1,0 +1,44 @@
+"""The gated block on the flat tokens of a step: attention of all of them, kept where the gate fires."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from amor.config import Config
+from amor.gates.base import Gate
+from amor.mixers.attention import AttentionOptions
+from amor.models.block import gate_of
+from amor.vllm.gate import Decider
+from amor.vllm.layers import Attention, SwiGLU
+
+
+class Block(nn.Module):
+    def __init__(
+        self,
+        config: Config,
+        index: int,
+        first: Gate | None,  # of block 0; None for that block itself
+        head: VocabParallelEmbedding,
+        vllm: VllmConfig,
+        prefix: str,
+    ):
+        super().__init__()
+        blocks, width, eps = config.blocks, config.width, config.norm_eps
+        self.norm = RMSNorm(width, eps) if index else None
+        self.attention = Attention(width, AttentionOptions(blocks.head_size, blocks.rope_theta), vllm, f"{prefix}.attention")
+        self.alpha = nn.Parameter(torch.zeros(width))
+        self.decider = Decider(gate_of(config, index, first), head, vllm, f"{prefix}.gate", f"{prefix}.attention.attn")
+        self.mlp_norm = RMSNorm(width, eps) if blocks.mlp else None
+        self.mlp = SwiGLU(width, config.d_ff, vllm, f"{prefix}.mlp") if blocks.mlp else None
+
+    def forward(self, h: Tensor, x: Tensor, asked: Tensor, positions: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The residual after the block, and where it fired; before: where the block before did."""
+        fire = self.decider(asked, x, positions, before)
+        opened = h + self.alpha.sigmoid() * self.attention(x, positions)
+        if self.mlp is not None and self.mlp_norm is not None:
+            opened = opened + self.mlp(self.mlp_norm(opened))
+        return torch.where(fire[:, None], opened, h), fire

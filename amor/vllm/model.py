@@ -1,0 +1,150 @@
+"""Our models in vLLM's engine: embedding, layers, gated blocks and head on the flat tokens of a step, whoever they belong to.
+
+Gated blocks run for all tokens of a step and are masked: the same numbers as our engine's, and no attention is saved
+(docs/how-to/vllm.md says what that means).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.mamba.mamba_utils import (
+    MambaStateCopyFunc,
+    MambaStateCopyFuncCalculator,
+    MambaStateDtypeCalculator,
+    MambaStateShapeCalculator,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, SupportsMambaPrefixCaching
+
+from amor.config import Config
+from amor.vllm.block import Block
+from amor.vllm.layers import Layer
+from amor.vllm.own import fresh_state
+from amor.vllm.served import own_kind, scans
+from amor.vllm.stats import Ledger
+from amor.vllm.weights import load
+
+
+@support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0, "inputs_embeds": 0})
+class Skeleton(nn.Module):
+    """Everything up to the vector that the head is asked about."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
+        super().__init__()
+        config: Config = vllm_config.model_config.hf_config.built
+        self.embed = VocabParallelEmbedding(config.vocab, config.width, prefix="embed")
+        head = ParallelLMHead(config.vocab, config.width, prefix="head")
+        self.head = head.tie_weights(self.embed) if config.tied else head
+        self.layers = nn.ModuleList(Layer(config, kind, vllm_config, f"layers.{i}") for i, kind in enumerate(config.pattern))
+        self.norm_f = RMSNorm(config.width, config.norm_eps)
+        self.blocks = nn.ModuleList()
+        for k in range(config.blocks.count):
+            first = self.each_block()[0].decider.gate if k else None
+            self.blocks.append(Block(config, k, first, self.head, vllm_config, f"layers.{len(self.layers) + k}"))
+        ends = config.blocks.count and config.blocks.final == "norm"
+        self.final_norm = RMSNorm(config.width, config.norm_eps) if ends else None
+        self.prenorm = config.blocks.count > 0 and config.blocks.first == "prenorm"
+        self.asks_final = config.blocks.probe == "final"
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        h = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        for layer in self.layers:
+            h = layer(h, positions)
+        if not self.prenorm:
+            h = self.norm_f(h)
+        fire: Tensor | None = None
+        for block in self.each_block():
+            norm = block.norm if block.norm is not None else self.norm_f if self.prenorm else None
+            x = h if norm is None else norm(h)
+            h, fire = block(h, x, self.output_vector(h) if self.asks_final else x, positions, fire)
+        return self.output_vector(h)
+
+    def output_vector(self, h: Tensor) -> Tensor:
+        """What the head reads of the residual h behind the blocks."""
+        return h if self.final_norm is None else self.final_norm(h)
+
+    def each_block(self) -> list[Block]:
+        return list(self.blocks)  # type: ignore[arg-type]
+
+
+class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCaching):
+    """One class for every architecture: vLLM reads from the config's layer_types whether there are states and pages."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
+        super().__init__()
+        self.config = vllm_config.model_config.hf_config
+        self.model = Skeleton(vllm_config=vllm_config, prefix=prefix)
+        self.logits_processor = LogitsProcessor(self.config.built.vocab)
+        self.ledger = Ledger(vllm_config, [block.decider for block in self.model.each_block()])
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        return self.model.embed(input_ids)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        self.ledger.publish()  # here, because it is called every step and is never compiled nor captured
+        return self.logits_processor(self.model.head, hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        return {f"model.{name}" for name in load(self.model, self.config.built, weights)}
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype, ...]:
+        cache = vllm_config.cache_config
+        if scans(vllm_config.model_config.hf_config.built) is None:
+            return tuple(held.dtype for held in cls._own_state(vllm_config))
+        return MambaStateDtypeCalculator.mamba2_state_dtype(
+            vllm_config.model_config.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
+        )
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
+        config: Config = vllm_config.model_config.hf_config.built
+        scan = scans(config)
+        if scan is None:
+            return tuple(tuple(held.shape[1:]) for held in cls._own_state(vllm_config))
+        inner = scan.expand * config.width
+        return MambaStateShapeCalculator.mamba2_state_shape(
+            tp_world_size=vllm_config.parallel_config.tensor_parallel_size,
+            intermediate_size=inner,
+            n_groups=scan.groups,
+            num_heads=inner // scan.head_size,
+            head_dim=scan.head_size,
+            state_size=scan.state_size,
+            conv_kernel=scan.conv,
+            num_spec=vllm_config.num_speculative_tokens,
+        )
+
+    @classmethod
+    def _own_state(cls, vllm_config: VllmConfig) -> tuple[Tensor, ...]:
+        config: Config = vllm_config.model_config.hf_config.built
+        kind = own_kind(config)
+        assert kind is not None, "asked only of models with recurrent layers"
+        return tuple(fresh_state(config, kind, vllm_config.model_config.dtype).values())  # type: ignore[arg-type]
+
+    @classmethod
+    def get_mamba_state_copy_func(cls) -> tuple[MambaStateCopyFunc, ...]:
+        return MambaStateCopyFuncCalculator.mamba2_state_copy_func()
