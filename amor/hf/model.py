@@ -131,8 +131,8 @@ class AmorPreTrainedModel(PreTrainedModel):
         """One call of the model, and the cache after it."""
         if self.config.tie_word_embeddings and not isinstance(self.core.embed, nn.Embedding):
             raise AmorError(
-                f"the embedding was replaced by a {type(self.core.embed).__name__}: the tied head reads its weight alone and would "
-                "not hear it; leave `embed` out of an adapter's targets"
+                f"the embedding was replaced by a {type(self.core.embed).__name__}: the tied head reads its weight alone "
+                "and would not hear it; leave `embed` out of an adapter's targets"
             )
         read = inputs.tokens(input_ids, ways.pop("inputs_embeds"))
         cache = inputs.cache(past_key_values)
