@@ -305,9 +305,8 @@ def test_a_folder_opens_where_nobody_imported_amor_and_in_bf16(sound, tmp_path):
     # recurrences and gates stay exact; counters are whole numbers
     assert {name.rpartition(".")[2] for name in wide} == {"A_log", "D", "dt_bias", "mu", "sigma", "quantiles", "updates"}
     assert (folder / "again/modeling_amor.py").read_text() == (sound / "modeling_amor.py").read_text()
-    assert (
-        not list((folder / "again").glob("model.py")) and AmorConfig.from_pretrained(folder / "again").built == model.core.config
-    )
+    assert [path.name for path in (folder / "again").glob("*.py")] == ["modeling_amor.py"], "no code is copied into a folder"
+    assert json.loads((folder / "again/config.json").read_text()) == json.loads((sound / "config.json").read_text())
     assert {name: str(t.dtype) for name, t in amor.load(folder / "half")[0].state_dict().items() if name in wide} == wide
 
 
@@ -491,6 +490,13 @@ def test_an_adapter_learns_on_every_projection_and_is_heard(name, tmp_path):
         adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
         mine, _ = amor.load(tmp_path / "merged")
         close(mine.logits(mine(ids).hidden), after)
+
+
+def test_an_adapter_that_the_head_would_not_hear_is_refused():
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(face("mamba2", pattern="mamba2"), peft.LoraConfig(target_modules=["embed"], r=2))
+    with pytest.raises(AmorError, match="leave `embed` out of an adapter's targets"):
+        adapted(input_ids=tokens(1, 3))
 
 
 def test_a_copy_is_a_model_of_its_own_and_shares_nothing():

@@ -129,6 +129,11 @@ class AmorPreTrainedModel(PreTrainedModel):
         **ways: Any,
     ) -> tuple[Output, AmorCache | None]:
         """One call of the model, and the cache after it."""
+        if self.config.tie_word_embeddings and not isinstance(self.core.embed, nn.Embedding):
+            raise AmorError(
+                f"the embedding was replaced by a {type(self.core.embed).__name__}: the tied head reads its weight alone "
+                "and would not hear it; leave `embed` out of an adapter's targets"
+            )
         read = inputs.tokens(input_ids, ways.pop("inputs_embeds"))
         cache = inputs.cache(past_key_values)
         if use_cache is None:
