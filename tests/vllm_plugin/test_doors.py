@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from serving import CLOSE, by_ours, fired
+from vllm.distributed import cleanup_dist_env_and_memory
 
 import amor
 from amor.eval.judge import Judge
@@ -120,6 +121,20 @@ def metrics(address):
     text = urllib.request.urlopen(f"{address}/metrics").read().decode()
     found = re.findall(r'^amor:gate_(tokens|fired)_total\{block="(\d)",engine="0",model_name="tiny"\} ([\d.e+]+)$', text, re.M)
     return {(what, int(block)): float(value) for what, block, value in found}
+
+
+def test_the_python_of_the_how_to_runs(served, entropy_model, tmp_path, monkeypatch, capsys):
+    """Blocks marked `py` need vLLM; those marked `python` are run by tests/test_examples.py."""
+    _, address, _ = served
+    ask, count = re.findall(r"```py\n(.*?)```", (Path(__file__).parents[2] / "docs/how-to/vllm.md").read_text(), re.S)
+    exec(ask.replace("http://localhost:8000", address).replace("mine-hf", "tiny"), {})
+    assert len(capsys.readouterr().out) > 10
+    (tmp_path / "mine-hf").symlink_to(entropy_model[1])
+    monkeypatch.chdir(tmp_path)
+    small = 'dtype="float32", enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=1 << 27'
+    exec(count.replace('dtype="float32"', small), {})
+    assert "Counted(tokens=" in capsys.readouterr().out
+    cleanup_dist_env_and_memory()
 
 
 def test_lm_eval_gives_the_scores_of_our_adapter(entropy_model, tmp_path):
