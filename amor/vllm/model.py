@@ -70,8 +70,12 @@ class Skeleton(nn.Module):
         for block in self.each_block():
             norm = block.norm if block.norm is not None else self.norm_f if self.prenorm else None
             x = h if norm is None else norm(h)
-            asked = self.final_norm(h) if self.asks_final and self.final_norm is not None else x
+            asked = self.output_vector(h) if self.asks_final else x
             h, fire = block(h, x, asked, positions, fire)
+        return self.output_vector(h)
+
+    def output_vector(self, h: Tensor) -> Tensor:
+        """What the head reads of the residual h behind the blocks."""
         return h if self.final_norm is None else self.final_norm(h)
 
     def each_block(self) -> list[Block]:
