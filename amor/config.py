@@ -66,7 +66,12 @@ def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return out
 
 
-CHOICES = {"first": ("plain", "prenorm"), "probe": ("block", "final"), "decide": ("each", "once")}  # words of Blocks
+CHOICES = {  # words of Blocks
+    "first": ("plain", "prenorm"),
+    "probe": ("block", "final"),
+    "decide": ("each", "once"),
+    "final": ("norm", "none"),
+}
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,14 @@ class Blocks:
     gate_options: Mapping[str, Any] = field(default_factory=dict)
     probe: str = "block"  # what gates ask the head about: what the "block" reads, or the "final" norm of the residual before it
     decide: str = "each"  # "each" block has a gate, or "once": the one of block 0 decides for all
+    final: str = "norm"  # behind the blocks a "norm", or "none": closed gates then leave the backbone's own output to the head
 
     def check(self, width: int) -> None:
         for key, words in CHOICES.items():
             if getattr(self, key) not in words:
                 raise AmorError(f"blocks.{key}: no {getattr(self, key)!r}; {nearest(getattr(self, key), words)}")
+        if self.final == "none" and self.first == "prenorm":
+            raise AmorError('blocks.final "none" needs blocks.first "plain": with "prenorm" no norm would stand before the head')
         if self.count:
             divides("blocks.head_size", width, self.head_size, "head size")
             even_heads("blocks.head_size", self.head_size)
@@ -99,7 +107,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole model: embedding, a pattern of mixers, gated blocks, tied head. The ranges of its numbers are in checks.py."""
+    """A whole model: embedding, a pattern of mixers, gated blocks, head. The ranges of its numbers are in checks.py."""
 
     name: str
     vocab: checks.Vocab
@@ -108,6 +116,7 @@ class Config:
     pattern: checks.Pattern
     context: checks.Context = 3072
     norm_eps: checks.Eps = 1e-5
+    tied: bool = True  # the head's weights are the embedding's; false: it has its own
     mixers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by mixer kind
     blocks: Blocks = Blocks()
     version: int = VERSION
@@ -152,7 +161,7 @@ class Config:
         """About how many numbers the model holds, without its vectors; no memory is taken to find out."""
         import torch
 
-        mlp, found = 3 * self.width * self.d_ff, self.vocab * self.width
+        mlp, found = 3 * self.width * self.d_ff, self.vocab * self.width * (1 if self.tied else 2)
         for kind in sorted(set(self.pattern)):
             with torch.device("meta"):
                 mixer = registry.find("mixers", kind)(self.width, self.mixer_options(kind), self.norm_eps)

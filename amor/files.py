@@ -5,6 +5,7 @@ What the system refuses (no room, no right, no such folder, a name it cannot hol
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,3 +77,31 @@ def to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def free_folder(path: str | Path) -> Path:
+    """A path where nothing stands yet but an empty folder: known before the work, not after it."""
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise AmorError(f"{path} holds something already; give another --out")
+    return path
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to fill beside a path, which takes that name once all is in it and on the disk; on any error nothing is left."""
+    path = free_folder(path)
+    with written(path, "give another --out"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.parent / f".{path.name}.{os.getpid()}"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir()
+        try:
+            yield beside
+            for file in sorted(beside.rglob("*")):
+                to_disk(file)
+            os.rename(beside, path)
+            to_disk(path.parent)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise

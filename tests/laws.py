@@ -31,7 +31,12 @@ SMALL = {
 }
 
 # a variant changes the gate and nothing of the mixer: one backbone stands for all, and another for the one that learns
-VARIED = ("amor-mamba2-final", "amor-mamba2-once", "amor-mamba2-gain", "amor-gated-deltanet-gain")
+VARIED = (
+    *("amor-mamba2-final", "amor-mamba2-once", "amor-mamba2-gain", "amor-gated-deltanet-gain"),
+    *("amor-mamba2 untied bare", "amor-gated-deltanet-final bare"),
+)
+# words behind a name: what models of other people are, whose heads are their own, and what is attached to them (docs/how-to)
+WORDS = {"untied": {"tied": False}, "bare": {"blocks.final": "none"}}
 
 
 def close(a: Tensor, b: Tensor, what: str = "values", dtype: torch.dtype | None = None) -> None:
@@ -47,7 +52,11 @@ def close(a: Tensor, b: Tensor, what: str = "values", dtype: torch.dtype | None 
 
 def small(name: str, **changes: object) -> Amor:
     """A small model of an architecture with weights large enough to matter and gates that fire."""
-    config = amor.preset(name, "tiny", **SMALL).change(**changes)
+    name, *words = name.split()
+    config = amor.preset(name, "tiny", **SMALL)
+    for word in words:
+        config = config.change(**WORDS[word])
+    config = config.change(**changes)
     return stir(amor.build(config), seed=1).eval()
 
 

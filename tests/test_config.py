@@ -62,6 +62,18 @@ def test_a_config_survives_json(name):
     assert Config.from_dict(json.loads(config.to_json())) == config
 
 
+def test_a_config_written_before_heads_could_be_untied_or_the_final_norm_left_out_is_the_same_model():
+    config = amor.preset("amor-mamba2", "tiny")
+    old = json.loads(config.to_json())
+    del old["tied"], old["blocks"]["final"]
+    assert Config.from_dict(old) == config and config.tied and config.blocks.final == "norm"
+
+
+def test_a_head_of_its_own_is_counted():
+    tied, own = (amor.preset("amor-mamba2", "tiny", tied=tied) for tied in (True, False))
+    assert own.parameters - tied.parameters == parameters(own) - parameters(tied) == 4096 * 256
+
+
 REFUSED = [
     ({"vocab": 1}, "vocab: expected int >= 2, not 1"),
     ({"wdith": 3}, "did you mean 'width'"),
@@ -70,6 +82,9 @@ REFUSED = [
     ({"blocks.count": -1}, "blocks.count: expected int >= 0, not -1"),
     ({"blocks.head_size": 48}, "nearest that does is"),
     ({"blocks.first": "pre-norm"}, "did you mean 'prenorm'"),
+    ({"blocks.final": "norms"}, "did you mean 'norm'"),
+    ({"blocks.final": "none", "blocks.first": "prenorm"}, 'needs blocks.first "plain"'),
+    ({"tied": 1}, "tied: expected bool, got int"),
     ({"blocks.gate": "entropi"}, "did you mean 'entropy'"),
     ({"blocks.gate_options.kappa": "high"}, "kappa: expected float, got str"),
     ({"blocks.gate_options.kappa": float("nan")}, "not nan"),

@@ -25,12 +25,15 @@ from types import SimpleNamespace
 import pytest
 from eval_rows import write as write_sets
 from evaluations import folders
+from laws import small
 from training import DEMO, QUICK, corpus, invented_demo, small_recipe
 
 from amor.cli import bench, main, parser_of, verbs
 from amor.cli._seeing import Reporter
+from amor.models.folder import save
 from amor.ops import chunks
 from amor.train.loop import train
+from amor.vocabulary import load_file
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,7 +58,11 @@ SHRUNK = [
     ),
     (r"torchrun --nproc-per-node \d+ -m", ONE_RANK, "as torchrun would set it; tests/test_train_ranks.py starts two"),
     (r"--minutes 2", "--minutes 0.0001", "two minutes are too long"),
-    (r"bpe:4096", "bpe:300", "texts here have fewer words"),
+    (r"bpe:(4096|2048)", "bpe:300", "texts here have fewer words"),
+    (r"--head-size 32", "", "added below"),
+    (r"--train-steps \d+", "--train-steps 2 --set batch=2 --set micro_batch=2", "two small steps show that blocks are trained"),
+    (r"(check .*my_.*)", r"\1 --set width=64 --set d_ff=96 --set vocab=211 --weights float32", "a small model tells as much"),
+    (r"(amor attach .*)", r"\1 --head-size 32 --set context=24 --set eval.windows=4", "short windows are read alike"),
     (r"--max-tokens \d+", "", "added below"),
     (r"(amor generate .*)", r"\1 --max-tokens 4", "a few tokens show that it writes"),
     (r"--preset paper", "--preset paper --limit 12", "the beginning of each text is enough to draw"),
@@ -88,6 +95,8 @@ SHRUNK = [
 # the same for Python
 SHRUNK_PYTHON = [
     (r"context=256, count=32", "context=24, count=2", "the text here is short"),
+    (r"steps = 400", "steps = 2", "two steps show that it trains"),
+    (r"257", "25", "short rows"),
     (r"max_tokens=50", "max_tokens=4", "a few tokens show that it writes"),
     (r"max_steps=200", "max_steps=2", "two steps show that it trains"),
 ]
@@ -212,11 +221,16 @@ def furnished(tmp_path_factory):
     shutil.copytree(folder / "RUN" / "latest", folder / "MODEL")
     for name in ("my-texts", "corpus"):
         shutil.copytree(folder / "texts", folder / name)
+    published(folder)
+    for page in ("add-a-gate", "add-a-backbone"):  # what the reader is asked to save
+        name, code = re.search(r"Save this as `(\w+\.py)`:\n\n```python\n(.*?)^```", how_to(page), re.S | re.M).groups()
+        (folder / name).write_text(code)
     for name in ("held-out.txt", "TEXT.txt", "FILE", "book.txt"):
         shutil.copy(texts[0], folder / name)
     lines = "".join(json.dumps({"text": text.read_text()}) + "\n" for text in texts)
-    (folder / "held-out.jsonl").write_text(json.dumps({"text": "something else"}) + "\n")
-    (folder / "notes.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / "held-out.jsonl").write_text(json.dumps({"text": "something else " * 60}) + "\n")
+    for name in ("notes", "novels"):
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (folder / "prompts.txt").write_text("one\ntwo\n")
     (folder / "my-recipe.toml").write_text(DEMO.replace("[model.changes]", '[model]\nname = "amor-mamba2"\n[model.changes]'))
     (folder / "my-study.toml").write_text('title = "mine"\nset.context = 24\n[[runs]]\nname = "a"\nmodel = "mamba2"\n')
@@ -233,12 +247,31 @@ def furnished(tmp_path_factory):
     return folder
 
 
+def how_to(page):
+    return (ROOT / "docs/how-to" / f"{page}.md").read_text()
+
+
+def published(folder):
+    """Models that are converted and attached to: of transformers, and of ours without blocks."""
+    import transformers
+
+    shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1}
+    for name in ("MAMBA2", "SOURCE"):
+        transformers.Mamba2ForCausalLM(transformers.Mamba2Config(vocab_size=257, chunk_size=16, **shape)).save_pretrained(
+            folder / name
+        )
+        shutil.copy(folder / "DATA/tokenizer.json", folder / name)
+    for name in ("mamba2", "transformer"):
+        save(small(name, vocab=257), folder / "runs" / name, load_file(folder / "DATA"))
+
+
 @pytest.fixture
 def room(furnished, tmp_path, monkeypatch):
     """A copy of the furnished folder to work in; the demo and what doctor keeps are of this folder too."""
     folder = tmp_path / "room"
     shutil.copytree(furnished, folder, symlinks=True)
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))  # as PYTHONPATH=. of a command does
     (tmp_path / "demo").mkdir()
     invented_demo(tmp_path / "demo", monkeypatch)
     monkeypatch.setattr(chunks, "path", lambda: tmp_path / "chunks.json")
@@ -294,7 +327,7 @@ def parsed(command):
 
 def begin_anew(words, made):
     """What a command writes is not there before its first example: the folder is furnished for those that read."""
-    if words[0] not in ("train", "prepare", "demo"):
+    if words[0] not in ("train", "prepare", "demo", "convert", "attach"):
         return
     out = Path(parser_of(words[0]).parse_args(words[1:]).out or "runs/nowhere")
     if out.exists() and out not in made:

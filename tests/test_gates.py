@@ -38,7 +38,7 @@ def part(seen, rows, columns):
 
 
 def test_the_registry_finds_every_gate():
-    assert set(KINDS) == {"entropy", "margin", "always", "never", "random", "learned", "oracle", "gain"}
+    assert set(KINDS) == {"entropy", "margin", "always", "never", "random", "learned", "oracle", "gain", "quantile"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,6 +44,8 @@ FLOOR = {
         "vllm": 8,
         "study": 9,
         "experiment": 9,
+        "convert": 9,
+        "attach": 9,
         "report": 9,
         "cli": 10,
         "__main__": 11,

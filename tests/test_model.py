@@ -83,6 +83,29 @@ def test_a_gate_that_never_fires_leaves_the_backbone_untouched(name):
     assert torch.equal(residuals[0], backbone_of(model, name)(text).hidden)
 
 
+@torch.no_grad()
+def test_without_a_final_norm_closed_gates_say_what_the_backbone_says_to_the_bit():
+    model, text = small("amor-mamba2 untied bare", **{"blocks.gate": "never"}), tokens(2, 70)
+    backbone = small("mamba2 untied")
+    backbone.load_state_dict({name: model.state_dict()[name] for name in backbone.state_dict()})
+    assert torch.equal(model.logits(model(text).hidden), backbone.logits(backbone(text).hidden))
+
+
+@torch.no_grad()
+def test_an_untied_head_is_what_is_read_and_an_adapter_on_it_is_refused():
+    model, text = small("amor-mamba2 untied"), tokens(2, 30)
+    before = model(text, targets=text)
+    model.head.weight.copy_(model.head.weight.flip(0))
+    after = model(text, targets=text)
+    assert (after.nll - before.nll).abs().max() > 0.1
+    close(after.gates[0].score, before.gates[0].score)  # the entropy does not mind which token is which
+    model.embed.weight.copy_(model.embed.weight.flip(0))
+    assert not torch.allclose(model(text).gates[0].score, before.gates[0].score)
+    model.head = torch.nn.Sequential(model.head)
+    with pytest.raises(amor.AmorError, match="leave `head` out"):
+        model(text)
+
+
 @pytest.mark.parametrize("name", AMORS)
 @torch.no_grad()
 def test_at_init_the_residual_after_the_blocks_is_the_backbones_to_the_bit(name):
@@ -93,8 +116,10 @@ def test_at_init_the_residual_after_the_blocks_is_the_backbones_to_the_bit(name)
     for block in model.each_block():
         closed_start(block)
     model.backbone.register_forward_hook(lambda module, args, out: before.append(out[0]))
-    model.final_norm.register_forward_hook(lambda module, args, out: after.append(args[0]))
+    if model.final_norm is not None:
+        model.final_norm.register_forward_hook(lambda module, args, out: after.append(args[0]))
     out = model(tokens(2, 70))
+    after = after or [out.hidden]
     assert all(gate.fire.any() for gate in out.gates)
     assert torch.equal(after[-1], before[0] if "prenorm" in name else model.norm_f(before[0]))  # gates may have asked it before
 
@@ -311,7 +336,8 @@ def test_declared_state_bytes_are_those_held(name, context):
     model = small(name)
     assert model(tokens(1, context)).state.nbytes == model.cost(context).state_held
     probes = sum(1 for block in model.each_block() if block.gate.needs)
-    assert model.cost(context).weights - sum(p.numel() for p in model.parameters()) == 211 * 64 * probes
+    every = sum(p.numel() for p in model.parameters()) - (0 if model.head is None else model.embed.weight.numel())
+    assert model.cost(context).weights - every == 211 * 64 * probes  # of an embedding that is no head a token reads one row
     assert (probes == 3) == (name in [n for n in AMORS if not n.endswith(("classic", "nogate", "once", "gain"))])
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from kills import FEW, TOKENIZERS, finished, survives, survives_three
-from training import KilledError, Killer, Watch, corpus, left_by, same, small_recipe, trained
+from training import QUICK, KilledError, Killer, Watch, corpus, left_by, same, small_recipe, trained
 
 import amor
 from amor.cli import main
@@ -46,6 +46,15 @@ def test_killed_and_resumed_is_never_stopped_for_every_architecture(prepared, tm
     killed(recipe, tmp_path / "run", 3)  # one step after the checkpoint of step 2
     assert left_by(tmp_path / "run")["trainer"]["step"] == 2
     same(trained(recipe, tmp_path / "run"), whole)
+
+
+def test_killed_and_resumed_is_never_stopped_with_a_head_of_its_own_and_no_final_norm(prepared, tmp_path):
+    recipe = small_recipe(prepared, changes=QUICK | {"tied": False, "blocks.final": "none"}, steps=3, eval={"every": 3})
+    whole = trained(recipe, tmp_path / "whole")
+    killed(recipe, tmp_path / "run", 3)
+    same(trained(recipe, tmp_path / "run"), whole)
+    held = amor.load(tmp_path / "run")[0]
+    assert held.head is not None and held.final_norm is None and held.head.weight.std() > 0
 
 
 @pytest.mark.parametrize("step", [1, 5])

@@ -104,6 +104,7 @@ def test_the_texts_of_these_laws_meet_open_and_closed_gates():
         ("amor-mamba2-prenorm", "mamba2 x2"),
         ("amor-mamba2-final", "mamba2 x2"),
         ("amor-mamba2-once", "mamba2 x2"),
+        ("amor-mamba2 untied bare", "mamba2 x2"),
         ("mamba2-fused", "mamba2, fused"),
     ],
 )

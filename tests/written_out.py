@@ -1,6 +1,6 @@
 """The whole model written out from the paper: one sequence, one token at a time, in float64, every sum in the open.
 
-    Embed -> [ h + mixer(norm h), h + mlp(norm h) ] x N -> norm_f -> [ AMOR block ] x K -> final norm -> tied head
+    Embed -> [ h + mixer(norm h), h + mlp(norm h) ] x N -> norm_f -> [ AMOR block ] x K -> final norm -> head
 
 Nothing here is taken from the package: weights are read by their names, shapes say the rest. It knows no batch, no pad, no
 chunk and no kernel, so it is slow, and what it says is what every fast way has to say.
@@ -38,12 +38,17 @@ def written_out(config, weights: Weights, tokens: list[int]) -> tuple[Tensor, Te
             h = norm(h, weights["norm_f.weight"], config.norm_eps)
         for block in blocks:
             h = block(h)
-        if blocks:
+        if blocks and config.blocks.final == "norm":
             h = norm(h, weights["final_norm.weight"], config.norm_eps)
-        said.append(weights["embed.weight"] @ h)
+        said.append(head_of(weights) @ h)
     scores = torch.tensor([block.scores for block in blocks], dtype=torch.float64)
     fires = torch.tensor([block.fires for block in blocks], dtype=torch.bool)
     return torch.stack(said), scores.view(len(blocks), len(tokens)), fires.view(len(blocks), len(tokens))
+
+
+def head_of(weights: Weights) -> Tensor:
+    """[V, D] the head's own weights, or those of the embedding that it is tied to."""
+    return weights.get("head.weight", weights["embed.weight"])
 
 
 class Block:
@@ -51,8 +56,8 @@ class Block:
 
     def __init__(self, config, weights: Weights, index: int, leader: "Block | None"):
         """leader: the block whose gate decides for this one too."""
-        self.config, self.head, self.w = config, weights["embed.weight"], below(weights, f"blocks.{index}")
-        self.final_norm, self.leader = weights["final_norm.weight"], leader
+        self.config, self.head, self.w = config, head_of(weights), below(weights, f"blocks.{index}")
+        self.final_norm, self.leader = weights.get("final_norm.weight"), leader
         self.norm = self.w.get("norm.weight")  # of blocks 1 .. K-1
         if index == 0 and config.blocks.first == "prenorm":
             self.norm = weights["norm_f.weight"]
@@ -86,7 +91,8 @@ class Block:
         firing is predicted to save, against the quantile of predictions that a share of them exceeds. Without a gate, always."""
         options = self.config.blocks.gate_options
         if self.config.blocks.gate == "entropy":
-            asked = norm(h, self.final_norm, self.config.norm_eps) if self.config.blocks.probe == "final" else x
+            said = h if self.final_norm is None else norm(h, self.final_norm, self.config.norm_eps)
+            asked = said if self.config.blocks.probe == "final" else x
             score = entropy(self.head @ asked) / math.log(len(self.head))
             return score, float(self.w["gate.mu"] + options.get("kappa", 0.2) * self.w["gate.sigma"])
         if self.config.blocks.gate == "gain":

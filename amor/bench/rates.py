@@ -100,7 +100,7 @@ def together(model: Amor, windows: Windows) -> Together:
 def doubts(model: Amor, windows: Windows) -> list[tuple[float, float]]:
     """For each block that decides the share of tokens its gate cannot decide by an 8-bit head, and by one whose likeliest tokens
     are exact."""
-    exact, copy = pack(model.embed.weight), pack(model.embed.weight, "int8", bounded=True)
+    exact, copy = pack(model.head_weight), pack(model.head_weight, "int8", bounded=True)
     found = []
     for gate, asked in zip(own_gates(model), asked_about(model, windows), strict=True):
         if not gate.needs:

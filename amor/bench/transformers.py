@@ -13,7 +13,7 @@ def missing() -> str | None:
     """Why there is no peer here, or None."""
     if importlib.util.find_spec("transformers"):
         return None
-    return 'peers are measured with transformers, which is not installed; pip install "amor[peers]"'
+    return 'transformers is needed here, and not installed; pip install "amor[peers]"'
 
 
 def library() -> Any:

@@ -30,6 +30,8 @@ ORDER = [
     "check",
     "prepare",
     "train",
+    "convert",
+    "attach",
     "study",
     "report",
     "generate",

@@ -89,9 +89,11 @@ def describe(config: Config, context: int, fire_rate: float) -> Facts:
         Layer(i, kind, count(layer.mixer), count(layer.mlp))  # type: ignore[arg-type]
         for i, (kind, layer) in enumerate(zip(config.pattern, model.backbone.layers, strict=True))
     )
-    parts = {"embedding (tied with the head)": count(model.embed), "layers": count(model.backbone), "norm_f": count(model.norm_f)}
-    if model.final_norm is not None:
-        parts |= {"blocks": count(model.blocks), "final_norm": count(model.final_norm)}
+    embedding = "embedding" if model.head is not None else "embedding (tied with the head)"
+    parts = {embedding: count(model.embed), "layers": count(model.backbone), "norm_f": count(model.norm_f)}
+    if model.blocks:
+        parts["blocks"] = count(model.blocks)
+    parts |= {name: count(part) for name, part in (("final_norm", model.final_norm), ("head", model.head)) if part is not None}
     return Facts(
         model=config.name,
         parameters=total,

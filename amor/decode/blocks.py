@@ -61,8 +61,9 @@ class BlockPass:
     def read_of(self, h: Tensor, start: int) -> Tensor:
         """[columns, R, D] what is read of a residual by columns from `start` on, if no more block fires."""
         out = torch.empty(self.count + 1 - start, *h.shape)
-        if not self.normed[start]:
-            out[0] = h
+        for column, normed in zip(out, self.normed[start:], strict=True):
+            if not normed:
+                column.copy_(h)
         self.blocks.inputs[start]([h, *out])
         return out
 

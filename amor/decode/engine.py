@@ -89,7 +89,7 @@ class Engine:
         if self.compiled is not None and self.weights != "float32" and not self.compiled.whole:
             raise AmorError(f"weights {self.weights!r} cannot serve the whole model: {self.compiled.path}; use weights='float32'")
         self.path = f"the model's forward ({why})" if self.compiled is None else self.compiled.path
-        self.head = Head(self.model.embed.weight, self.weights, self.savings.cheap)
+        self.head = Head(self.model.head_weight, self.weights, self.savings.cheap)
         self.head.passes = self.passes
         self.seal = Seal(self.model)
         log.info("decode by %s", self.path)
@@ -227,7 +227,7 @@ class Engine:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[B, V] by the unrounded head. float32 is read where it lies by the product of the steps, the fastest for few rows."""
-        weight = self.model.embed.weight
+        weight = self.model.head_weight
         return product(hidden, pack(weight)) if weight.dtype == torch.float32 else self.model.logits(hidden).float()
 
     def _read(self, x: Tensor, weight: Tensor, *words: Any, **named: Any) -> head_op.HeadStats:
@@ -332,7 +332,7 @@ def _inputs_of(model: Amor) -> Callable[[Tensor, list[int]], Tensor]:
     """What the head is asked of a residual if no more block fires: blocks' inputs, and in the last column the output's vector."""
 
     def inputs(h: Tensor, columns: list[int]) -> Tensor:
-        last = h if model.final_norm is None else model.final_norm(h)
+        last = model.output_vector(h)
         return torch.stack([last if c == len(model.blocks) else model.block_input(c, h) for c in columns])
 
     return inputs

@@ -244,7 +244,7 @@ class Scorer:
     def _said(self, hidden: Tensor, targets: Sequence[int]) -> list[tuple[float, bool]]:
         """For hidden vectors [n, D] and the tokens that come: log-likelihoods, and whether each is the likeliest."""
         wanted = torch.tensor(list(targets), device=hidden.device)
-        read = head.read(hidden, self.model.embed.weight, wanted, topk=1)
+        read = head.read(hidden, self.model.head_weight, wanted, topk=1)
         assert read.nll is not None and read.topk is not None
         best = read.topk[1][:, 0] == wanted
         return [(-nll, hit) for nll, hit in zip(read.nll.tolist(), best.tolist(), strict=True)]

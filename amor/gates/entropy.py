@@ -2,17 +2,22 @@
 
 from collections.abc import Sequence
 
-from amor.gates.base import Evidence, MedianGate, Verdict
+from amor.gates.base import Evidence, Gate, MedianGate, Verdict
 
 
-class Entropy(MedianGate):
-    kind = "entropy"
+class ByEntropy(Gate):
+    """Fires where the normalised entropy exceeds the threshold, whichever that is."""
+
     needs = frozenset({"entropy"})
 
     def forward(self, evidence: Evidence) -> Verdict:
         assert evidence.entropy is not None
-        return self.judge(evidence.entropy)
+        return Verdict(evidence.entropy > self.threshold, evidence.entropy)
 
     def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
         cut = float(self.threshold)
         return [a > cut if (a > cut) == (b > cut) else None for a, b in zip(low, high, strict=True)]
+
+
+class Entropy(ByEntropy, MedianGate):
+    kind = "entropy"

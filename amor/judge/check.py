@@ -57,7 +57,8 @@ def stir(model: Amor, seed: int = 0) -> Amor:
     model.embed.weight.normal_(0, 2 * model.config.width**-0.5, generator=generator)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.weight.normal_(0, module.in_features**-0.5, generator=generator)
+            spread = 2.0 if module is model.head else 1.0
+            module.weight.normal_(0, spread * module.in_features**-0.5, generator=generator)
         elif isinstance(module, ShortConv):
             module.weight.normal_(0, 0.5, generator=generator)
             if module.bias is not None:

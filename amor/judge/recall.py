@@ -92,7 +92,7 @@ def recall(
 def right(model: Amor, said: Said) -> Tensor:
     """[rows, columns] true where the best token is the answer's; false where nothing is asked."""
     asked = questions(said.text)
-    best = head.read(said.out.hidden[asked], model.embed.weight, topk=1).topk
+    best = head.read(said.out.hidden[asked], model.head_weight, topk=1).topk
     assert best is not None
     hits = torch.zeros_like(asked)
     hits[asked] = best[1][:, 0] == said.text.targets[asked]

@@ -19,9 +19,9 @@ def standing_for(model: Amor, weights: str) -> Amor:
     """What a decode engine with these weights stands for; the embedding is read exactly, the head is not."""
     other = copy.deepcopy(model)
     for layer in other.modules():
-        if type(layer) is Linear:
+        if type(layer) is Linear and layer is not other.head:
             layer.forward = partial(_through, pack(layer.weight, weights))  # type: ignore[method-assign]
-    other.logits = partial(_through, pack(model.embed.weight, weights))  # type: ignore[method-assign]
+    other.logits = partial(_through, pack(model.head_weight, weights))  # type: ignore[method-assign]
     return other
 
 

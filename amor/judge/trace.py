@@ -101,7 +101,7 @@ def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[
 def guesses(model: Amor, hidden: Tensor, speller: Speller) -> tuple[list[float], list[tuple[Guess, ...]]]:
     """After each token: the entropy of the final distribution, and its best tokens with their probabilities."""
     count = min(GUESSES, model.config.vocab)
-    reading = head.read(hidden, model.embed.weight, entropy=True, topk=count)
+    reading = head.read(hidden, model.head_weight, entropy=True, topk=count)
     assert reading.topk is not None and reading.logsumexp is not None and reading.entropy is not None
     values, best = reading.topk
     logs = (values - reading.logsumexp[:, None]).tolist()

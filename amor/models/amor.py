@@ -1,7 +1,8 @@
-"""The whole model: embedding, backbone, gated blocks, tied head. One forward serves training, prefill and decode.
+"""The whole model: embedding, backbone, gated blocks, head. One forward serves training, prefill and decode.
 
-    Embed -> layers x N -> norm_f -> block x K -> final norm -> tied head
+    Embed -> layers x N -> norm_f -> block x K -> final norm -> head
 
+The head is the embedding read the other way round, or (config.tied = false) has weights of its own.
 The three uses differ only in how many tokens are handed in and which state comes along.
 """
 
@@ -25,7 +26,7 @@ from amor.models.block import Block, Trace
 from amor.models.measure import Measure, Measured
 from amor.models.probe import DirectProbe, Probing
 from amor.ops import head
-from amor.parts import Cost, RMSNorm
+from amor.parts import Cost, Linear, RMSNorm
 from amor.state import State
 
 
@@ -63,8 +64,22 @@ class Amor(nn.Module):
         self.blocks = nn.ModuleList()
         for k in range(config.blocks.count):
             self.blocks.append(Block(config, k, self.each_block()[0].gate if k else None))
-        self.final_norm = RMSNorm(config.width, config.norm_eps) if config.blocks.count else None
+        normed = config.blocks.count and config.blocks.final == "norm"
+        self.final_norm = RMSNorm(config.width, config.norm_eps) if normed else None
+        self.head = None if config.tied else Linear(config.width, config.vocab)
         self._form: tuple[tuple[object, ...], Form] | None = None  # of its States, and what it was then
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D] what the head holds."""
+        if self.head is None:
+            return self.embed.weight
+        if type(self.head) is not Linear:
+            raise AmorError(
+                f"the head was replaced by a {type(self.head).__name__}, but is read by its weight alone, in pieces: "
+                "an adapter there would not be heard; leave `head` out of its targets"
+            )
+        return self.head.weight
 
     def start(self, batch: int) -> State:
         """The state of rows that have read nothing."""
@@ -150,7 +165,7 @@ class Amor(nn.Module):
             h, part, verdict = block(h, x, part, layout, gate, probe, ways.compute, keep, verdict, ways.measure)
             after.append(part)
             traces.append(Trace(verdict.score, verdict.fire, gate.threshold))
-        return (h if self.final_norm is None else self.final_norm(h)), after, traces
+        return self.output_vector(h), after, traces
 
     def block_input(self, index: int, h: Tensor) -> Tensor:
         """What block `index` reads of the residual h."""
@@ -159,22 +174,26 @@ class Amor(nn.Module):
             return norm(h)
         return self.norm_f(h) if self.config.blocks.first == "prenorm" else h
 
+    def output_vector(self, h: Tensor) -> Tensor:
+        """What the head reads of the residual h behind the blocks."""
+        return h if self.final_norm is None else self.final_norm(h)
+
     def asked(self, h: Tensor, x: Tensor) -> Tensor:
         """What the head is asked about by the gate of a block that reads x of the residual h."""
-        return self.final_norm(h) if self.config.blocks.probe == "final" and self.final_norm is not None else x
+        return self.output_vector(h) if self.config.blocks.probe == "final" else x
 
     def _loss(self, h: Tensor, targets: Tensor, share: Tensor | float | None) -> tuple[Tensor, Tensor]:
         flat = targets.flatten()
         if share is None:
             share = 1 / (flat != head.IGNORE).sum().clamp(min=1)
         weights = torch.as_tensor(share, dtype=torch.float32, device=h.device).expand(targets.shape).flatten()
-        loss, reading = head.loss(h.flatten(0, 1), self.embed.weight, flat, weights)
+        loss, reading = head.loss(h.flatten(0, 1), self.head_weight, flat, weights)
         assert reading.nll is not None
         return loss, reading.nll.view_as(targets)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., V]: the only place where a logit a token and word is kept."""
-        return hidden @ self.embed.weight.to(hidden.dtype).T
+        return hidden @ self.head_weight.to(hidden.dtype).T
 
     def replay(self, tokens: Tensor, state: State, lengths: Tensor) -> State:
         """Read tokens again, `lengths` of each row: what State.rollback calls."""
@@ -201,7 +220,7 @@ class Amor(nn.Module):
         total = self.backbone.cost(context) + Cost(weights=self.norm_f.weight.numel() * (2 if self.final_norm else 1))
         for block in blocks:
             total = total + block.cost(context, fire_rate)
-        size = self.embed.weight.numel()
+        size = self.head_weight.numel()
         return total + Cost(flops=2 * size, weights=size) * passes + Cost(state_held=8)
 
     @torch.no_grad()

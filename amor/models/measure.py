@@ -72,8 +72,7 @@ class Measure:
 
     def _nll(self, h: Tensor) -> Tensor:
         """[..., n, D] residuals -> [..., n] nats of the true next tokens, not a number where there is none."""
-        assert self.model.final_norm is not None
         targets = self.targets.expand(h.shape[:-1])
-        found = head.read(self.model.final_norm(h).flatten(0, -2), self.model.embed.weight, targets.flatten()).nll
+        found = head.read(self.model.output_vector(h).flatten(0, -2), self.model.head_weight, targets.flatten()).nll
         assert found is not None
         return found.view(h.shape[:-1]).masked_fill(targets == head.IGNORE, torch.nan)

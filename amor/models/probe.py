@@ -1,4 +1,4 @@
-"""How a gate comes to know what the tied head says: the strategy a model asks at every block, and the plain one.
+"""How a gate comes to know what the head says: the strategy a model asks at every block, and the plain one.
 
 A strategy may read the head earlier, more cheaply or for several blocks at once (amor/decode/reader.py does); it may never
 give a gate a number that would change its decision.
@@ -89,7 +89,7 @@ class DirectProbe:
         some = slice(None) if whole and layout.valid is None else where
         asked = self.model.asked(h.flatten(0, 1)[some], x.flatten(0, 1)[some])
         if whole or len(asked):
-            reading = self.read(asked, self.model.embed.weight, entropy="entropy" in names, margin="margin" in names)
+            reading = self.read(asked, self.model.head_weight, entropy="entropy" in names, margin="margin" in names)
             # entropy over log(vocab), so that one threshold means the same for every vocabulary
             scale = {"entropy": math.log(self.model.config.vocab), "margin": 1.0}
             self.known = {name: held for name, held in self.known.items() if name in names}  # of others this is not read again
@@ -101,14 +101,11 @@ class DirectProbe:
 
     def _gain(self, residuals: tuple[Tensor, Tensor]) -> Tensor:
         """[B, T] nats of the true next token gained by firing this block, the later ones closed."""
-        targets, final_norm = self.targets, self.model.final_norm
+        targets, final = self.targets, self.model.output_vector
         if targets is None:
             raise AmorError("the oracle gate needs the true next tokens: call the model with targets")
         if targets.shape != residuals[0].shape[:2]:
             raise AmorError('the oracle gate judges every token: call the model with keep="all"')
-        assert final_norm is not None
-        closed, opened = (
-            self.read(final_norm(h).flatten(0, 1), self.model.embed.weight, targets.flatten()).nll for h in residuals
-        )
+        closed, opened = (self.read(final(h).flatten(0, 1), self.model.head_weight, targets.flatten()).nll for h in residuals)
         assert closed is not None and opened is not None
         return (closed - opened).view_as(targets)

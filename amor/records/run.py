@@ -119,10 +119,11 @@ class Machine(typed.File, frozen=True, omit_defaults=True):
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """The model of a recipe: a preset, and what of it was changed."""
+    """The model of a recipe: a preset, and what of it was changed; or one that was there already."""
 
     name: typed.Name
-    scale: typed.Name = "tiny"
+    scale: str = "tiny"
+    start: str = ""  # a model folder
     changes: dict[str, Any] = {}
 
 

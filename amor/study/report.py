@@ -84,7 +84,8 @@ def render(story: Story) -> str:
 def heading(story: Story) -> str:
     model, last = story.recipe.model, story.steps[-1]
     done = f"{last.step:,} steps, {last.tokens:,} tokens"
-    return f'<h1>{escape(story.recipe.name)}</h1><p class="soft">{escape(model.name)} at {escape(model.scale)}; {done}</p>'
+    what = f"{model.name}, begun from {model.start}" if model.start else f"{model.name} at {model.scale}"
+    return f'<h1>{escape(story.recipe.name)}</h1><p class="soft">{escape(what)}; {done}</p>'
 
 
 def facts(story: Story) -> dict[str, str]:

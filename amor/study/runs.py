@@ -3,10 +3,11 @@
 import statistics
 from dataclasses import dataclass
 
-from amor.config import flat
+from amor import typed
+from amor.config import Config, flat
 from amor.errors import AmorError
 from amor.presets import preset
-from amor.records.run import Evaluated, Step, Valid
+from amor.records.run import Architecture, Evaluated, Step, Valid
 from amor.run import Run
 
 
@@ -82,7 +83,7 @@ def told(run: Run) -> Told:
     return Told(
         run=run.folder.name,
         model=model.name,
-        vocab=preset(model.name, model.scale, **flat(model.changes)).vocab,
+        vocab=vocabulary(run, model),
         tokens=steps[-1].tokens,
         minutes=passed,
         tokens_per_second=statistics.median(line.timing.tokens_per_second for line in steps),
@@ -93,6 +94,14 @@ def told(run: Run) -> Told:
         ),
         firing=tuple(Fired(line.tokens, tuple(b.fire for b in line.blocks)) for line in steps if line.blocks),
     )
+
+
+def vocabulary(run: Run, model: Architecture) -> int:
+    """Of a run's model: its preset's, or that of the config beside its newest weights."""
+    if not model.start:
+        return preset(model.name, model.scale, **flat(model.changes)).vocab
+    path = run.folder / "latest/config.json"
+    return Config.from_dict(typed.json_tree(typed.read_text(path), str(path)), str(path)).vocab
 
 
 def lines(rows: list[Told]) -> list[str]:

@@ -183,9 +183,9 @@ def point(run: Run, name: str, target: Path) -> None:
 
 
 def moments(model: Amor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """AdamW's two moments of every parameter by name; zeros where there are none yet."""
+    """AdamW's two moments of every parameter that is trained, by name; zeros where there are none yet."""
     held: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in ((n, p) for n, p in model.named_parameters() if p.requires_grad):
         state = optimizer.state[parameter]
         if not state:
             # torch keeps the count on the device for a fused optimiser

@@ -126,7 +126,7 @@ class Sharded(Replicas):
         for layer in model.backbone.layers:
             fully_shard(layer, mesh=mesh)
         # The rest is one group that stays gathered from the forward to the backward pass: the blocks and the loss read
-        # the tied embedding inside the forward, and the model calls a block's norm outside the block.
+        # the head's weights inside the forward, and the model calls a block's norm outside the block.
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
         for module in model.modules():
             if isinstance(module, FSDPModule):

@@ -25,7 +25,9 @@ from amor.run import Run
 from amor.train import checkpoint, resume
 from amor.train.data import Data
 from amor.train.distributed import Team, form
+from amor.train.freeze import described, freeze
 from amor.train.optim import adamw, describe, groups
+from amor.train.reached import STEPS, Reached
 from amor.train.recipe import Recipe
 from amor.train.step import Stepper
 from amor.train.stop import Stop
@@ -64,6 +66,7 @@ class Trainer:
         self.done = 0  # optimiser steps taken
         self.saved = -1  # the step of the newest checkpoint
         self.valid: Judged | None = None  # the last evaluation, with its step
+        self.reached: Reached | None = None  # of a run with frozen parts: which of the others gradients have reached
 
     def go(self, go_on: str) -> Ended:
         self.data = Data.open(self.recipe, self.team)
@@ -113,6 +116,7 @@ class Trainer:
             raise self.unsound(error) from error
         self.done += 1
         seconds = time.perf_counter() - started
+        self.look_at_gradients()
         if found.spike:
             self.event("spike", f"step {self.done}: gradient norm {found.norm:.3g} is a spike; the step was {found.spike}")
         line = Step(
@@ -126,6 +130,16 @@ class Trainer:
             blocks=found.blocks,
         )
         self.tell("on_step", line)
+
+    def look_at_gradients(self) -> None:
+        """Of a run with frozen parts: whether they arrive, until they do."""
+        if self.reached is None or self.stepper.updates > STEPS:
+            return
+        self.reached.look(self.model)
+        found = {"tensors": len(self.reached.names), "silent": self.reached.silent, "missing": self.reached.missing}
+        self.event("gradients", self.reached.told(self.done), step=self.done, now=found)
+        if not self.reached.silent:
+            self.reached = None
 
     def judge(self) -> None:
         if self.data.valid is None:
@@ -182,7 +196,8 @@ class Trainer:
         trainer = checkpoint.read_training(found) if found else checkpoint.Training(step=0, updates=0, norms=(), data="")
         if found:
             self.data.train.check(trainer.data)
-        self.model: Amor = load_model(found) if found else build(self.recipe.config(), self.recipe.seed)
+        self.model: Amor = load_model(found) if found else first_model(self.recipe)
+        freeze(self.model, self.recipe.freeze)
         self.model.backbone.recompute = self.recipe.recompute
         self.team.place(self.model)
         if self.recipe.compile:
@@ -191,6 +206,8 @@ class Trainer:
         self.optimizer = adamw(self.groups, self.recipe.optimiser)
         self.stepper = Stepper(self.model, self.optimizer, self.recipe, self.data.train, self.team, self.data.end_of_text)
         self.done, self.stepper.updates = trainer.step, trainer.updates
+        watched = self.recipe.freeze != "none" and trainer.updates < STEPS
+        self.reached = Reached(self.model, self.team.full_tensor) if watched else None
         self.stepper.spikes = Spikes(self.recipe.optimiser.spike, trainer.norms)
         if self.team.leads:
             self.run.rewind(self.done)
@@ -206,7 +223,16 @@ class Trainer:
             f" ({recipe.distributed})" if team.world > 1 else ""
         )
         folder = str(self.run.folder)
-        return Begun(recipe, self.model.config.name, parameters, describe(self.groups), self.done, self.steps, folder, where)
+        return Begun(
+            recipe,
+            self.model.config.name,
+            parameters,
+            describe(self.groups) + described(self.model),
+            self.done,
+            self.steps,
+            folder,
+            where,
+        )
 
     def unsound(self, error: UnsoundError) -> AmorError:
         """Name what is not finite, keep the batch, and save what was good before it."""
@@ -233,6 +259,17 @@ class Trainer:
 
     def event(self, kind: str, message: str, **more: Any) -> None:
         self.tell("on_event", Event(event=kind, message=message, **more))
+
+
+def first_model(recipe: Recipe) -> Amor:
+    """Fresh weights, or those of a folder."""
+    if not recipe.model.start:
+        return build(recipe.config(), recipe.seed)
+    model = load_model(recipe.model.start)
+    if model.embed.weight.dtype != torch.float32:
+        raise AmorError(f"{recipe.model.start} is in {model.embed.weight.dtype}; training starts from float32 weights")
+    model.config = recipe.config()
+    return model
 
 
 def keep_batch(folder: Path, rows: tuple[torch.Tensor, torch.Tensor]) -> None:

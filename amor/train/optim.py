@@ -1,7 +1,7 @@
 """Which parameter is trained how: AdamW with decay on matrices only, and alpha in a group of its own.
 
 No decay on norms, biases, A_log, D, dt_bias, alpha and the scales of fused branches: all of them are vectors, and all
-other parameters (projections, convolutions, the tied embedding) are not. So the number of dimensions decides.
+other parameters (projections, convolutions, the embedding and an untied head) are not. So the number of dimensions decides.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,11 @@ class Group:
 
 
 def groups(model: nn.Module, optimiser: Optimiser, rates: Rates) -> list[Group]:
-    """Every parameter in exactly one group; a group without parameters is left out."""
+    """Every parameter that is trained in exactly one group; a group without parameters is left out."""
     sorted_out: dict[str, Named] = {"matrices": [], "vectors": [], "alpha": []}
     for name, parameter in model.named_parameters():
-        sorted_out[kind(name, parameter)].append((name, parameter))
+        if parameter.requires_grad:
+            sorted_out[kind(name, parameter)].append((name, parameter))
     found = [
         Group("matrices", rates.peak, optimiser.weight_decay, sorted_out["matrices"]),
         Group("vectors", rates.peak, 0.0, sorted_out["vectors"]),

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from amor.models.amor import Amor
 from amor.models.build import build
+from amor.train.freeze import described, freeze, trained
 from amor.train.optim import describe, groups
 from amor.train.recipe import Recipe
 from amor.train.sample import EVERY
@@ -55,6 +56,7 @@ class Prediction:
 def predict(recipe: Recipe, flops: float, source: str) -> Prediction:
     """Everything in numbers; bytes are of one rank of the world torchrun has set, or of one process."""
     model = build(recipe.config(), device="meta")
+    freeze(model, recipe.freeze)
     parameters = sum(p.numel() for p in model.parameters())
     tokens = recipe.total_steps * recipe.step_tokens
     work = train_flops(model, recipe.context) * tokens
@@ -62,7 +64,7 @@ def predict(recipe: Recipe, flops: float, source: str) -> Prediction:
         recipe=recipe.name,
         model=model.config.name,
         parameters=parameters,
-        groups=tuple(describe(groups(model, recipe.optimiser, recipe.lr))),
+        groups=(*describe(groups(model, recipe.optimiser, recipe.lr)), *described(model)),
         steps=recipe.total_steps,
         tokens=tokens,
         step_tokens=recipe.step_tokens,
@@ -80,15 +82,17 @@ def train_flops(model: Amor, context: int) -> float:
     sample of every gate that learns from gains."""
     forward = model.cost(context // 2, fire_rate=1.0, heads=1).flops  # attention sees half the context on average
     passes = sum(bool(block.gate.needs) + block.gate.measures * 2 / EVERY for block in model.each_block())
-    return 3 * forward + passes * 2 * model.embed.weight.numel()
+    # of a frozen backbone no gradient is formed: it is read once
+    once = 0.0 if model.embed.weight.requires_grad else 2 * model.backbone.cost(context // 2).flops
+    return 3 * forward - once + passes * 2 * model.head_weight.numel()
 
 
 def memory(model: Amor, parameters: int, recipe: Recipe) -> Memory:
     """Activations are counted on a model without numbers."""
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if recipe.distributed == "fsdp" else 1
-    held = 4 * parameters // ranks
+    held, learned = 4 * parameters // ranks, 4 * trained(model) // ranks
     kept = activations(model, recipe)
-    return Memory(weights=held, gradients=held, optimiser=2 * held, activations=kept, total=4 * held + kept)
+    return Memory(weights=held, gradients=learned, optimiser=2 * learned, activations=kept, total=held + 3 * learned + kept)
 
 
 def activations(model: Amor, recipe: Recipe) -> int:

@@ -17,6 +17,7 @@ from amor.checks import MOST_LAYERS, Context, Seed
 from amor.config import Config, flat
 from amor.data.tasks.base import read_task
 from amor.errors import AmorError, nearest
+from amor.models.folder import load_config
 from amor.presets import preset
 
 HOME = Path(__file__).parents[1] / "recipes"
@@ -26,6 +27,7 @@ CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "precision": ("float32", "bf16", "bf16-cpu"),
     "distributed": ("none", "ddp", "fsdp"),
+    "freeze": ("none", "backbone"),
 }
 
 Word = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]  # in one line
@@ -41,18 +43,23 @@ AboveZero = Annotated[float, Meta(gt=0, le=1e9)]
 
 @dataclass(frozen=True)
 class Model:
-    """A preset by name and scale, and keys of it to change, e.g. {"blocks.count": 1}."""
+    """A preset by name and scale, and keys of it to change, e.g. {"blocks.count": 1}; or a model that is there already."""
 
     name: Word = "amor-mamba2"
     scale: Word = "tiny"
     depth: Depth = 0  # layers; 0: as many as the scale has
     changes: Mapping[str, Any] = field(default_factory=dict)
+    start: Word = ""  # a model folder whose config and weights the run begins with, instead of a preset's
 
     def __post_init__(self) -> None:
         try:
             json.dumps(self.changes, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
             raise AmorError("changes: only finite numbers, texts, true, false, lists and tables of them") from None
+        if self.start and (self.changes or self.depth):
+            raise AmorError(
+                f"start {self.start!r} is a whole model, so there is nothing to change of it; leave changes and depth away"
+            )
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,7 @@ class Recipe:
     compile: bool = False
     eval: Evaluation = Evaluation()
     checkpoint: Keeping = Keeping()
+    freeze: str = "none"  # "backbone": only the gated blocks are trained, all else stays as it is to the bit
     distributed: str = "none"
     track: Word = ""  # also tell "tensorboard", "wandb" or "trackio", or several of them
     verify: bool = True  # read every shard and compare it with its hash before the first step
@@ -141,6 +149,8 @@ class Recipe:
         """A task says how long its rows are and how many tokens there are; every option of it is written out."""
         if self.data:
             raise AmorError(f"data {self.data!r} and a task are given; a run learns from one of the two")
+        if self.model.start:
+            raise AmorError(f"a task is learned from the beginning; model.start {self.model.start!r} knows another vocabulary")
         task = read_task(self.task)
         if self.context not in (type(self).context, task.length):
             raise AmorError(f"context {self.context}: rows of task {task.kind} are {task.length} tokens long; leave context away")
@@ -162,6 +172,8 @@ class Recipe:
         return self.steps or self.tokens // self.step_tokens
 
     def config(self) -> Config:
+        if self.model.start:
+            return load_config(self.model.start).change(context=self.context)
         # not by keywords of preset, which has a name and a scale of its own
         base = preset(self.model.name, self.model.scale, self.model.depth or None)
         return base.change(**{"context": self.context, **flat(self.model.changes)})

@@ -10,7 +10,7 @@ from amor.train.recipe import Recipe
 
 CHOICES = ("auto", "yes", "no")
 # what a run is: with another of these it would be another run
-FIXED = ("model", "task", "documents", "context", "batch", "seed")
+FIXED = ("model", "task", "documents", "context", "batch", "seed", "freeze")
 # where and how it is computed and looked at: may change without a word
 FREE = (
     "name",

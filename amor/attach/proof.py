@@ -1,0 +1,47 @@
+"""What is shown of an attached model beside its backbone: that it says the same, that nothing moved, how well it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amor import typed
+from amor.data.loader import Windows
+from amor.errors import AmorError
+from amor.judge.evaluate import evaluate
+from amor.judge.gates import all_told
+from amor.judge.windows import Drawn
+from amor.models.amor import Amor
+from amor.train.data import Data
+from amor.train.distributed import Team, pick_device
+from amor.train.recipe import Recipe
+from amor.train.step import boundary
+
+
+@torch.no_grad()
+def same_said(backbone: Amor, model: Amor, windows: Windows, closed: bool) -> bool:
+    """Whether two models say the same of a text to the bit; closed: the second with every gate shut."""
+    rows = windows[:4]
+    gates = all_told(model, False) if closed else None
+    a, b = backbone(rows.tokens), model(rows.tokens, gates=gates)
+    return torch.equal(a.hidden, b.hidden) and torch.equal(backbone.head_weight, model.head_weight)
+
+
+def moved(before: Mapping[str, Tensor], model: Amor) -> list[str]:
+    """The backbone's tensors that are not what they were, to the bit."""
+    now = model.state_dict()
+    return [name for name, t in before.items() if not torch.equal(now[name], t)]
+
+
+def judged(model: Amor, recipe: Recipe) -> dict[str, Any]:
+    """On the windows that a run of the recipe is judged by."""
+
+    held = Data.open(replace(recipe, verify=False), Team(pick_device("cpu")))
+    if held.valid is None:
+        raise AmorError(f"{recipe.data} holds no valid/ split to judge by; prepare it with --valid, e.g. --valid 0.05")
+    text = Drawn(held.valid, 0, held.valid.batch, boundary(recipe.documents, held.end_of_text))
+    return dict(typed.tree(evaluate(model.eval(), text, recipe.micro_batch)))

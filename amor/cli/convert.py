@@ -1,0 +1,90 @@
+"""Turn a model of another library into ours, or ours into theirs, and show that both say the same.
+
+  amor convert SOURCE --out FOLDER                    transformers Mamba2, state-spaces Mamba2, fla Gated DeltaNet, Llama -> ours
+  amor convert RUN --out HF --to hf                   ours -> a folder for AutoModelForCausalLM
+  amor convert runs/transformer --out LLAMA --to llama   ours -> another library's own layout, where it has the architecture
+
+SOURCE is a local folder as it is published: config.json, and safetensors or .bin files; a model folder or run of ours too. What
+our skeleton cannot do is refused with the reason. The result is read back and compared with the source, run by its own library
+(or, where that cannot run on a CPU, by its recurrence written out in float64); if they differ nothing is written and the exit
+code is 1. docs/how-to/convert.md tells more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from amor.errors import AmorError, nearest
+
+if TYPE_CHECKING:
+    from amor.convert.compare import Compared
+    from amor.convert.opened import Opened
+
+TARGETS = ("amor", "hf", "mamba2-hf", "gated-deltanet-fla", "llama")  # state-spaces' own is read, not written
+
+
+class DiffersError(Exception):
+    """The result does not say what the source says."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", metavar="SOURCE", help="a folder: a published model, a model folder, or a run (its latest model)"
+    )
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the result goes; it must not exist")
+    parser.add_argument("--to", default="amor", metavar="LAYOUT", help=f"{', '.join(TARGETS)} (default amor)")
+    parser.add_argument("--vocab", type=int, metavar="N", help="keep the first N tokens of the vocabulary: the rest is padding")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    from amor.convert.compare import compare
+    from amor.convert.opened import open_model
+    from amor.convert.write import write
+    from amor.files import free_folder, whole_folder
+
+    if args.to not in TARGETS:
+        raise AmorError(f"--to {args.to[:80]}: no such layout; {nearest(args.to[:80], TARGETS)}")
+    free_folder(args.out)
+    opened = open_model(args.source, args.vocab)
+    describe(opened, args.to)
+    found: Compared | None = None
+    try:
+        with whole_folder(args.out) as beside:
+            write(opened, args.to, beside)
+            found = compare(opened, open_model(beside))
+            print(found)
+            if not found.ok:
+                raise DiffersError
+    except DiffersError:
+        print(f"{args.out} was not written")
+    else:
+        print(f"written: {args.out}")
+    assert found is not None
+    return told(opened, args.to) | {"ok": found.ok, "out": str(args.out), "compared": dataclasses.asdict(found)}
+
+
+def describe(opened: Opened, to: str) -> None:
+    facts = told(opened, to)
+    head = "tied" if facts["tied"] else "of its own"
+    print(
+        f"{opened.title} -> {to}: {facts['layers']} layers, width {facts['width']}, vocabulary {facts['vocab']:,}, "
+        f"head {head}, {facts['parameters']:,} parameters"
+    )
+    for note in opened.notes:
+        print(f"note: {note}")
+
+
+def told(opened: Opened, to: str) -> dict[str, Any]:
+    config = opened.model.config
+    return {
+        "source": opened.title,
+        "to": to,
+        "layers": len(config.pattern),
+        "width": config.width,
+        "vocab": config.vocab,
+        "tied": config.tied,
+        "parameters": sum(p.numel() for p in opened.model.parameters()),
+        "notes": list(opened.notes),
+    }

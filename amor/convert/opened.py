@@ -1,0 +1,168 @@
+"""Any folder with a model in it: ours, a run of ours, or one that is converted on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from amor import registry
+from amor.config import Config
+from amor.convert.base import Layout
+from amor.convert.peer import by_transformers
+from amor.convert.source import CONFIG, TOKENIZER_FILES, Source
+from amor.errors import AmorError, nearest
+from amor.models.amor import Amor
+from amor.models.folder import LATEST, load_model, resolve
+from amor.vocabulary import load_file, vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+OURS = "amor"
+OWN = "our own forward"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model, where it is from, and what there is to say about it."""
+
+    model: Amor
+    source: Source | None  # None: it is ours as it lies there
+    layout: type[Layout] | None
+    folder: Path
+    notes: tuple[str, ...] = ()
+    face: bool = False  # ours as transformers keeps it
+
+    @property
+    def title(self) -> str:
+        return "amor" if self.layout is None else self.layout.title
+
+    @property
+    def tokenizer_files(self) -> list[Path]:
+        return [self.folder / name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
+
+    def tokenizer(self) -> Tokenizer | None:
+        path = self.folder / "tokenizer.json"
+        return load_file(path) if path.is_file() else None
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor) -> tuple[Tensor, str]:
+        """[B, T, V] of the folder as it was found, by its own library where it is not ours."""
+        if self.layout is not None and self.source is not None:
+            return self.layout.reference(self.source, tokens)
+        if self.face:
+            import amor.hf  # noqa: F401 (registers our models with transformers)
+
+            return by_transformers(self.folder, "AutoModelForCausalLM", tokens)
+        return self.model.logits(self.model(tokens).hidden), OWN
+
+
+def kinds() -> tuple[str, ...]:
+    """Layouts by the names a command takes."""
+    return tuple(kind.replace("_", "-") for kind in registry.kinds("convert"))
+
+
+def layout_of(kind: str) -> type[Layout]:
+    found = registry.find("convert", kind.replace("-", "_"))
+    assert issubclass(found, Layout)
+    return found
+
+
+def open_model(folder: str | Path, vocab: int | None = None) -> Opened:
+    """The model of a folder; vocab: cut the rows behind this many tokens off."""
+    folder = Path(folder)
+    if (folder / LATEST).exists() or (folder / "checkpoints").is_dir():
+        folder = resolve(folder)
+    source = Source.open(folder)
+    layout = recognised(source)
+    model = load_model(folder).eval() if layout is None else converted(source, layout)
+    notes = about_numbers(
+        model.embed.weight.dtype if layout is None else source.tree.get("torch_dtype") or source.tree.get("dtype")
+    )
+    model = model.float()
+    if vocab is not None:
+        model = cut(model, vocab)
+    face = layout is None and source.tree.get("model_type") == OURS
+    found = Opened(model, None if layout is None else source, layout, folder, face=face and vocab is None)
+    return replace(found, notes=(*notes, *about_vocabulary(found)))
+
+
+def recognised(source: Source) -> type[Layout] | None:
+    """The layout of a folder, None for ours."""
+    for kind in registry.kinds("convert"):
+        layout = layout_of(kind)
+        if layout.recognises(source.tree):
+            return layout
+    if ours(source.tree):
+        return None
+    where, given = source.folder / CONFIG, source.tree.get("model_type")
+    if given is None:
+        raise AmorError(f"{where} names no model_type and is of no layout we know; read are amor, {', '.join(kinds())}")
+    hint = nearest(str(given)[:80], ("mamba2", "gated_deltanet", "llama", OURS))
+    raise AmorError(f"{where}: no model_type {str(given)[:80]!r} is known; {hint}")
+
+
+def ours(tree: Mapping[str, Any]) -> bool:
+    return tree.get("model_type") == OURS or {"pattern", "width", "vocab"} <= tree.keys()
+
+
+def converted(source: Source, layout: type[Layout]) -> Amor:
+    """A source as our model, every tensor in its place."""
+    config = named(source, layout)
+    held = source.tensors()
+    weights = layout.weights(source, held, config)
+    held.finish(layout.unused)
+    with torch.device("meta"):
+        model = Amor(config)
+    # of its own memory: parts of one tensor, cut or split, would be saved as one
+    model.load_state_dict({name: t.clone() for name, t in weights.items()}, assign=True)
+    return model.eval()
+
+
+def about_numbers(dtype: object) -> list[str]:
+    name = str(dtype).removeprefix("torch.")
+    return [] if name in ("None", "float32") else [f"weights were {name} and are float32 here, the same numbers"]
+
+
+def named(source: Source, layout: type[Layout]) -> Config:
+    try:
+        return layout.config(source, source.folder.resolve().name[:200] or layout.kind)
+    except AmorError as error:
+        raise AmorError(f"{error} (of {layout.title})") from None
+
+
+def cut(model: Amor, vocab: int) -> Amor:
+    """The same model of the first `vocab` tokens."""
+    if not 2 <= vocab <= model.config.vocab:
+        raise AmorError(f"--vocab {vocab}: give 2 to {model.config.vocab}, the rows there are")
+    weights = model.state_dict()
+    for name in ("embed.weight", "head.weight"):
+        if name in weights:
+            weights[name] = weights[name][:vocab].clone()
+    with torch.device("meta"):
+        other = Amor(model.config.change(vocab=vocab))
+    other.load_state_dict(weights, assign=True)
+    return other.eval()
+
+
+def about_vocabulary(found: Opened) -> list[str]:
+    """Where the head has rows that are no tokens of the tokenizer, or the tokenizer tokens the head has not."""
+    tokenizer, rows = found.tokenizer(), found.model.config.vocab
+    if tokenizer is None:
+        return ["no tokenizer.json lies there: text cannot be read or written until one does"]
+    known = vocabulary(tokenizer)
+    if known > rows:
+        return [
+            f"its tokenizer has {known:,} tokens and its head {rows:,} rows: texts with a token of the difference cannot be read"
+        ]
+    if known < rows and found.layout is not None:
+        return [
+            f"its tokenizer has {known:,} tokens and its head {rows:,} rows: the others count in entropy and take probability; "
+            f"--vocab {known} cuts them off"
+        ]
+    return []
