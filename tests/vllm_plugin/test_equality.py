@@ -111,11 +111,12 @@ def test_an_aborted_request_leaves_nothing_behind(name, tmp_path):
         same([done["beside"], *(done[f"after{place}"] for place in range(len(after)))], wanted)
 
 
-def test_a_compiled_model_says_the_same(entropy_model):
+@pytest.mark.parametrize("name", ["amor-mamba2", "amor-mamba2-once"])
+def test_a_compiled_model_says_the_same(name, tmp_path):
     """As `vllm serve` runs it by default: through torch.compile, the decision of a gate as one operator."""
-    model, folder = entropy_model
+    model = small_model(name)
     asked = prompts(model)
-    with engine(folder, enforce_eager=False) as llm:
+    with engine(exported(model, tmp_path), enforce_eager=False) as llm:
         assert llm.llm_engine.vllm_config.compilation_config.mode != 0
         same(by_vllm(llm, asked), by_ours(model, asked))
 
