@@ -262,7 +262,7 @@ def published(folder):
         )
         shutil.copy(folder / "DATA/tokenizer.json", folder / name)
     for name in ("mamba2", "transformer"):
-        save(small(name, vocab=257), folder / "runs" / name, load_file(folder / "DATA"))
+        save(small(name, vocab=257), folder / "models" / name, load_file(folder / "DATA"))
 
 
 @pytest.fixture

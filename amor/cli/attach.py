@@ -2,7 +2,7 @@
 
   amor attach MAMBA2 --out FOLDER --text book.txt                         K = 3 blocks, thresholds from a text; nothing is trained
   amor attach MAMBA2 --out RUN --data DATA --train-steps 300              and the blocks trained, the backbone frozen to the bit
-  amor attach runs/mamba2 --out NEW --blocks 1 --fire-rate 0.2 --data DATA   one block that fires on a fifth of the tokens
+  amor attach models/mamba2 --out NEW --blocks 1 --fire-rate 0.2 --data DATA   one block that fires on a fifth of the tokens
 
 MAMBA2 is a model folder or run of ours without blocks, or any source of `amor convert`, which is converted on the way. Until a
 block has learned something the result says what the backbone says, to the bit. With --train-steps FOLDER is a run directory

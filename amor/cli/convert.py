@@ -2,7 +2,7 @@
 
   amor convert SOURCE --out FOLDER                    transformers Mamba2, state-spaces Mamba2, fla Gated DeltaNet, Llama -> ours
   amor convert RUN --out HF --to hf                   ours -> a folder for AutoModelForCausalLM
-  amor convert runs/transformer --out LLAMA --to llama   ours -> another library's own layout, where it has the architecture
+  amor convert models/transformer --out LLAMA --to llama   ours -> another library's own layout, where it has the architecture
 
 SOURCE is a local folder as it is published: config.json, and safetensors or .bin files; a model folder or run of ours too. What
 our skeleton cannot do is refused with the reason. The result is read back and compared with the source, run by its own library
