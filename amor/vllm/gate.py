@@ -61,7 +61,7 @@ class Decider(nn.Module):
         led = None if before is None else Verdict(before, before.float())
         fire = self.gate(Evidence(x.float(), positions, **heard, before=led)).fire
         self._count(fire)
-        return fire.clone() if fire is before else fire  # an operator may not return what it was given
+        return before.clone() if before is not None and fire is before else fire  # an operator may not return what it was given
 
     def _count(self, fire: Tensor) -> None:
         """Only tokens of requests: they have a slot, and not one of the first page, which vLLM uses for nobody."""
