@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,15 @@ class Cost:
 
     def __mul__(self, times: float) -> Cost:
         return Cost(self.flops * times, self.weights * times, self.state_read * times, self.state_held * times)
+
+
+def same_anywhere(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of every number in float32, with the same bits wherever the number stands.
+
+    torch computes the ends of a tensor by another exponential than the middle, so a token's last bit would depend on its
+    neighbours in the batch. In float64 they differ too, far behind the digits that float32 keeps; Metal has no float64.
+    """
+    return function(x.to(torch.float32 if x.device.type == "mps" else torch.float64)).float()
 
 
 def linear_cost(*layers: nn.Linear) -> Cost:

@@ -241,7 +241,10 @@ def test_the_best_token_of_the_exact_head_is_found_among_the_eight_bit_one_s(gue
     one = module("product", guest)
     logits = one.probe(x, copy, logits=True).logits
     tokens, looked_at = one.best(x, exact, copy, logits)
-    assert torch.equal(tokens, one.product(x, exact).argmax(-1))
+    wanted = one.product(x, exact).argmax(-1)
+    if kind == "twins" and guest == "reference":  # torch's product may give equal rows unequal bits, and so choose either
+        tokens, wanted = (torch.where(t == 500, 300, t) for t in (tokens, wanted))
+    assert torch.equal(tokens, wanted)
     if kind == "crowd":
         assert not torch.equal(tokens, logits.argmax(-1))
     if kind == "random":

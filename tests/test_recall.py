@@ -45,7 +45,8 @@ class Sayer:
 
     def __init__(self, task, say):
         self.say = say
-        self.embed = SimpleNamespace(weight=torch.eye(task.vocab))
+        self.head_weight = torch.eye(task.vocab)
+        self.embed = SimpleNamespace(weight=self.head_weight)
         self.config = amor.preset("mamba2", "tiny", vocab=task.vocab)
 
     def each_block(self):

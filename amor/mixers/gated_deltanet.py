@@ -15,7 +15,7 @@ from amor.mixers.mamba2 import inverse_softplus, random_dt
 from amor.ops.delta import delta
 from amor.ops.gated_norm import norm_gate
 from amor.ops.rowwise import norm
-from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input
+from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input, same_anywhere
 from amor.program import Program, Vector
 
 UNIT_EPS = 1e-6  # of fla and transformers
@@ -78,8 +78,8 @@ class GatedDeltaNet(Mixer):
         q, k, v = qkv.split([self.keys, self.keys, self.values], dim=-1)
         size = self.options.head_size
         q, k = unit(fan_heads(q, size).float(), size**-0.5), unit(fan_heads(k, size).float())
-        beta = b.float().sigmoid()
-        g = -self.A_log.float().exp() * F.softplus(a.float() + self.dt_bias.float())
+        beta = same_anywhere(torch.sigmoid, b)
+        g = -self.A_log.float().exp() * same_anywhere(F.softplus, a.float() + self.dt_bias.float())
         if layout.valid is not None:
             g, beta = g * layout.valid[..., None], beta * layout.valid[..., None]
         s = state["delta"]

@@ -21,7 +21,7 @@ from amor.mixers.base import Mixer
 from amor.mixers.gated_deltanet import UNIT_EPS, unit
 from amor.mixers.mamba2 import inverse_softplus, random_dt
 from amor.ops.delta import delta
-from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input
+from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input, same_anywhere
 from amor.program import Program, Vector
 
 
@@ -80,8 +80,8 @@ class KDA(Mixer):
         q, k, v = qkv.split([self.keys, self.keys, self.values], dim=-1)
         size = self.options.head_size
         q, k = unit(fan_heads(q, size).float(), size**-0.5), unit(fan_heads(k, size).float())
-        beta = b.float().sigmoid()
-        steps = F.softplus(self.f_b_proj(f).float() + self.dt_bias.float())
+        beta = same_anywhere(torch.sigmoid, b)
+        steps = same_anywhere(F.softplus, self.f_b_proj(f).float() + self.dt_bias.float())
         g = -self.A_log.float().exp()[:, None] * fan_heads(steps, size)
         if layout.valid is not None:
             g, beta = g * layout.valid[..., None, None], beta * layout.valid[..., None]
@@ -89,7 +89,7 @@ class KDA(Mixer):
         assert isinstance(s, Tensor)
         o, s = delta(q, k, fan_heads(v, self.value_size), g, beta, s, layout.reset)
         gate = fan_heads(self.g_b_proj(gate), self.value_size)
-        o = (self.o_norm(o) * gate.float().sigmoid()).to(gate.dtype)
+        o = (self.o_norm(o) * same_anywhere(torch.sigmoid, gate)).to(gate.dtype)
         return self.o_proj(o.flatten(2)), {"conv": window, "delta": s}
 
     def program(self, p: Program, x: Vector) -> Vector:

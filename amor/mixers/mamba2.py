@@ -13,7 +13,7 @@ from amor.layout import Layout
 from amor.mixers.base import Mixer
 from amor.ops.gated_norm import gate_norm
 from amor.ops.scan import scan
-from amor.parts import Cost, Linear, RMSNorm, ShortConv, linear_cost, split_linear
+from amor.parts import Cost, Linear, RMSNorm, ShortConv, linear_cost, same_anywhere, split_linear
 from amor.program import Program, Vector
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
@@ -66,7 +66,7 @@ class Mamba2(Mixer):
         u, B, C = xBC.split([self.inner, states, states], dim=-1)
         u = u.unflatten(-1, (self.heads, -1))
         B, C = (t.unflatten(-1, (self.options.groups, -1)) for t in (B, C))
-        dt = F.softplus(dt.float() + self.dt_bias.float())
+        dt = same_anywhere(F.softplus, dt.float() + self.dt_bias.float())
         if layout.valid is not None:
             dt = dt * layout.valid[..., None]
         s = state["scan"]
