@@ -125,8 +125,8 @@ NOT_RUN = {
     "source .venv/bin/activate": "changes the reader's shell; make wrote it",
     'srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$head:29500" '
     '--rdzv-id "$SLURM_JOB_ID" -m amor train paper/1.5b --data DATA --out RUN': "needs Slurm",
-    "amor study gates-short --data data/mixed --out studies/gates --steps 400 --set context=512 --set batch=4 --set micro_batch=4 "
-    '--only "mamba2;entropy;final;once;gain"': "takes an hour; the shipped study is run shrunk",
+    "amor study gates-short --data data/mixed --out studies/gates --steps 400 --set context=512 --set batch=4 --set "
+    'micro_batch=4 --only "mamba2;entropy;final;once;gain"': "takes an hour; the shipped study is run shrunk",
     "python tests/kills.py --all": "takes many minutes; tests/test_train_resume.py has a few of its cases",
     "amor generate --weights ...": "tells of an option; it has no model",
     "amor generate --temperature 0 --cheap": "tells of options; it has no model",
