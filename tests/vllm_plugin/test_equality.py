@@ -23,6 +23,7 @@ from serving import (
 from vllm import SamplingParams
 from vllm.utils.torch_utils import set_default_torch_dtype
 
+from amor import registry
 from amor.models.block import gate_of
 from amor.vllm.gate import Decider
 
@@ -40,7 +41,8 @@ OURS = (
 CASES = [pytest.param(name, {}, id=name) for name in (*PLAIN, *ABLATED, *OURS)]
 CASES += [
     pytest.param("amor-mamba2", {"blocks.gate": gate}, id=f"gate-{gate}")
-    for gate in ("margin", "learned", "gain", "random", "never")
+    for gate in registry.kinds("gates")
+    if gate not in ("entropy", "always", "oracle")  # the first two stand above, the last is refused
 ]
 CASES += [pytest.param("amor-mamba2", {"mixers.mamba2.groups": 2}, id="groups")]
 CASES += [pytest.param("amor-mamba2", {"tied": False}, id="untied")]
