@@ -116,6 +116,7 @@ class Config:
     pattern: checks.Pattern
     context: checks.Context = 3072
     norm_eps: checks.Eps = 1e-5
+    init_spread: checks.Spread = 0.02  # standard deviation of first weights, the paper's at widths of 768 and more
     tied: bool = True  # the head's weights are the embedding's; false: it has its own
     mixers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by mixer kind
     blocks: Blocks = Blocks()

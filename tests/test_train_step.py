@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from laws import close
-from training import Watch, small_recipe, trained
+from training import GAIN, ONCE, QUICK, KilledError, Killer, Watch, same, small_recipe, trained
 
 import amor
 from amor.data.loader import Batches
@@ -154,6 +154,28 @@ def test_a_step_decides_with_the_statistics_from_before_it_and_then_takes_in_its
         assert block.fire == float((scores[k] > block.tau).double().mean())
         close(after[f"blocks.{k}.gate.mu"], torch.lerp(mu, scores[k].median(), 0.5))
         assert int(after[f"blocks.{k}.gate.updates"]) == 2
+
+
+@pytest.mark.parametrize("changes", [QUICK, ONCE, GAIN], ids=["entropy", "once", "gain"])
+def test_in_open_steps_blocks_fire_everywhere_and_gates_learn_what_they_will_decide_with(prepared, changes):
+    s = stepper(prepared, changes=changes, open_steps=3)
+    dense = stepper(prepared, changes={"blocks.gate": "always"})
+    for step in range(3):
+        found, all_fire = s(step), dense(step)
+        assert [block.fire for block in found.blocks] == [1.0] * 3 and found.loss == all_fire.loss
+    weights = dict(dense.model.named_parameters())
+    assert all(torch.equal(p, weights[name]) for name, p in s.model.named_parameters())
+    gate = s.model.blocks[0].gate
+    assert int(gate.updates) == 3 and (changes is not GAIN or int(gate.measured) == 3 * 4)
+    threshold, found = float(gate.threshold), s(3)
+    assert found.blocks[0].tau == threshold and all(0.05 < block.fire < 0.95 for block in found.blocks)
+
+
+def test_a_run_goes_on_to_the_same_bits_where_gates_begin_to_decide(prepared, tmp_path):
+    recipe = small_recipe(prepared, changes=GAIN, open_steps=3)
+    with pytest.raises(KilledError):
+        train(recipe, tmp_path / "killed", observers=[Killer(3)])
+    same(trained(recipe, tmp_path / "killed"), trained(recipe, tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("steps", [0, 1])

@@ -20,7 +20,7 @@ from amor.gates.once import led
 from amor.judge.gates import own_gates
 from amor.kv import KV, Buffer
 from amor.models.amor import Amor
-from amor.models.build import SPREAD, build
+from amor.models.build import build
 from amor.ops.spent import counting
 from amor.presets import preset
 from amor.records.bench import Spent
@@ -95,7 +95,7 @@ def speaking(name: str, scale: str) -> Amor:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for block in model.each_block():
-            block.attention.o_proj.weight.normal_(0, SPREAD, generator=generator)
+            block.attention.o_proj.weight.normal_(0, model.config.init_spread, generator=generator)
     return model
 
 

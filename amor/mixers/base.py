@@ -40,4 +40,4 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self, generator: torch.Generator | None) -> None:
-        """Initialise what does not follow the house rule N(0, 0.02)."""
+        """Initialise what does not follow the house rule N(0, config.init_spread)."""

@@ -12,8 +12,6 @@ from amor.models.amor import Amor
 from amor.models.block import Block
 from amor.parts import RMSNorm, ShortConv
 
-SPREAD = 0.02
-
 
 def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") -> Amor:
     """A model with fresh weights; on the meta device only its shapes."""
@@ -32,11 +30,11 @@ def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def initialise(model: Amor, seed: int) -> None:
-    """Linear, embedding and convolution weights ~ N(0, 0.02); norms 1; biases 0; W_O of blocks 0; mixers add their own rules."""
+    """Linear, embedding and convolution weights ~ N(0, config.init_spread); norms 1; biases 0; W_O of blocks 0; mixers add their own rules."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding | ShortConv):
-            module.weight.normal_(0.0, SPREAD, generator=generator)
+            module.weight.normal_(0.0, model.config.init_spread, generator=generator)
             if isinstance(module, ShortConv) and module.bias is not None:
                 module.bias.zero_()
         elif isinstance(module, RMSNorm):

@@ -130,6 +130,7 @@ class Recipe:
     eval: Evaluation = Evaluation()
     checkpoint: Keeping = Keeping()
     freeze: str = "none"  # "backbone": only the gated blocks are trained, all else stays as it is to the bit
+    open_steps: Steps = 0  # the first ones, in which blocks fire everywhere: gates score and learn, and decide from then on
     distributed: str = "none"
     track: Word = ""  # also tell "tensorboard", "wandb" or "trackio", or several of them
     verify: bool = True  # read every shard and compare it with its hash before the first step

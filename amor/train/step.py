@@ -5,6 +5,8 @@ batch once, after it. In the very first step there are none yet: a pass without 
 decides with those, and nothing is taken in a second time. Blocks start as no-ops, so the scores of that pass are the
 scores of the step.
 
+In the first `open_steps` of a recipe gates decide nothing: blocks fire everywhere, and gates take in what they would have scored.
+
 Gates that learn from gains have them measured on a sample of the step's tokens (amor/train/sample.py), and take them in with
 the scores.
 """
@@ -21,6 +23,7 @@ from torch import Tensor
 from amor.data.loader import Source, Windows, paired
 from amor.errors import AmorError
 from amor.gates.base import Adaptive
+from amor.gates.warmup import Opened
 from amor.models.amor import Amor, Output
 from amor.models.block import Block, Trace
 from amor.models.measure import Measured
@@ -116,9 +119,9 @@ class Stepper:
             tokens, targets = self.source.rows(step, first, min(first + self.recipe.micro_batch, self.last))
             yield paired(tokens, targets, self.apart).to(self.team.device)
 
-    def read(self, part: Windows, target_weight: float, measure: Tensor | None = None) -> Output:
+    def read(self, part: Windows, target_weight: float, **more: Any) -> Output:
         """A micro-batch, every target weighed so in the loss."""
-        return self.forward(part.tokens, reset=part.reset, targets=part.targets, share=target_weight, measure=measure)
+        return self.forward(part.tokens, reset=part.reset, targets=part.targets, share=target_weight, **more)
 
     def forward(self, tokens: Tensor, state: State | None = None, **more: Any) -> Output:
         """The model's forward in the precision of the recipe."""
@@ -143,8 +146,10 @@ class Stepper:
         tally = Tally(self.nothing())
         self.optimizer.zero_grad(set_to_none=True)
         first = self.first
+        gates = [Opened(block.gate) for block in self.blocks()] if step < self.recipe.open_steps else None
         for part in pieces:
-            out = self.read(part, target_weight, self.sample(step, range(first, first + len(part)), part.columns))
+            measure = self.sample(step, range(first, first + len(part)), part.columns)
+            out = self.read(part, target_weight, measure=measure, gates=gates)
             first += len(part)
             assert out.loss is not None
             out.loss.backward()
