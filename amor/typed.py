@@ -25,6 +25,7 @@ from amor.errors import AmorError, nearest
 T = TypeVar("T")
 MOST_BYTES = 64 << 20  # of one file of text that is read whole
 MOST_LEVELS = 64  # of tables inside tables, far more than any file of ours has
+MOST_BELOW = 16  # files that extend each other
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # a number of things
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -114,6 +115,34 @@ def read(kind: type[T], path: Path, most: int = MOST_BYTES) -> T:
     text = read_text(path, most)
     tree = toml_tree(text, str(path)) if path.suffix == ".toml" else json_tree(text, str(path))
     return convert(kind, tree, str(path))
+
+
+def extended(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The tree of a TOML file on top of the one it `extends`, key by key."""
+    path = path.resolve()
+    if path in seen:
+        raise AmorError(f"{path} extends itself by way of {seen[-1]}")
+    if len(seen) > MOST_BELOW:
+        raise AmorError(f"{seen[0]} extends more than {MOST_BELOW} files, one upon the other")
+    tree = toml_tree(read_text(path), str(path))
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise AmorError(f"{path}: extends: {base!r} is not the path of a file")
+    below = path.parent / base
+    if not below.is_file():
+        raise AmorError(f"{path} extends {base!r}, which is not there")
+    return _over(extended(below, (*seen, path)), tree)
+
+
+def _over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """Two trees as one, the upper winning key by key."""
+    out = dict(base)
+    for key, value in top.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = _over(out[key], value) if both else value
+    return out
 
 
 def read_lines(kind: type[T] | Callable[[Any], type[T]], path: Path, most: int = 1 << 30) -> Iterator[T]:

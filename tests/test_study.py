@@ -290,6 +290,15 @@ def test_axes_learning_rates_and_seeds_multiply(prepared, tmp_path):
     assert plan.runs[-1].folder == "runs/b-context-=-16/lr-0.002/seed-3"
 
 
+def test_a_study_extends_another_key_by_key_and_its_runs_as_a_whole(tmp_path):
+    (tmp_path / "base.toml").write_text("title = 'b'\nset.steps = 5\nset.batch = 2\n[[runs]]\nname = 'a'\n[[runs]]\nname = 'b'\n")
+    (tmp_path / "top.toml").write_text("extends = 'base.toml'\ntitle = 't'\nset.steps = 7\n")
+    (tmp_path / "other.toml").write_text("extends = 'base.toml'\n[[runs]]\nname = 'c'\n")
+    top, other = (plans.read(tmp_path / f"{name}.toml") for name in ("top", "other"))
+    assert (top.title, dict(top.set), [run.name for run in top.runs]) == ("t", {"steps": 7, "batch": 2}, ["a", "b"])
+    assert (other.title, [run.name for run in other.runs]) == ("b", ["c"])
+
+
 @pytest.mark.parametrize("name", plans.names())
 def test_every_study_of_the_package_is_sound(name, prepared, tmp_path):
     study = plans.read(plans.find(name))

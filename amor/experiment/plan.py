@@ -72,7 +72,7 @@ def names() -> list[str]:
 
 def read(path: Path, changes: Iterable[str] = (), steps: int | None = None, seeds: tuple[int, ...] | None = None) -> Study:
     """A study from its file, with what a command line changes in all of its recipes."""
-    study = typed.read(Study, path)
+    study = typed.convert(Study, typed.extended(path), str(path))
     keys = dict(change.partition("=")[::2] for change in changes)
     if wrong := [change for change in changes if "=" not in change]:
         raise AmorError(f"--set {wrong[0]}: write key=value, e.g. --set lr.warmup=10")

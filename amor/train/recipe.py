@@ -21,7 +21,7 @@ from amor.models.folder import load_config
 from amor.presets import preset
 
 HOME = Path(__file__).parents[1] / "recipes"
-MOST_BELOW = 16  # recipes that extend each other, and dots of a key
+MOST_DOTS = 16  # of a key
 CHOICES = {
     "documents": ("joined", "apart"),
     "device": ("auto", "cpu", "cuda"),
@@ -193,12 +193,12 @@ class Recipe:
 def load(given: str | Path, changes: Iterable[str] = (), **keys: Any) -> Recipe:
     """A recipe file with `key=value` changes, the later ones winning; keys by keyword come last."""
     path = find(given)
-    tree = {"name": path.stem, **_read(path, ())}
+    tree = {"name": path.stem, **typed.extended(path)}
     for change in changes:
         key, equals, value = change.partition("=")
         if not equals:
             raise AmorError(f"--set {change}: write key=value, e.g. --set lr.peak=1e-3")
-        if key.count(".") > MOST_BELOW:
+        if key.count(".") > MOST_DOTS:
             raise AmorError(f"--set {change[:80]}...: no key of {key.count('.')} dots")
         _put(tree, key.strip(), typed.toml_value(value.strip()))
     for key, value in keys.items():
@@ -222,34 +222,6 @@ def find(given: str | Path) -> Path:
 def names() -> list[str]:
     """Every recipe of the package; studies lie beside them."""
     return sorted(str(p.relative_to(HOME).with_suffix("")) for p in HOME.glob("*/*.toml") if p.parent.name != "studies")
-
-
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The tree of a file on top of what it extends."""
-    path = path.resolve()
-    if path in seen:
-        raise AmorError(f"{path} extends itself by way of {seen[-1]}")
-    if len(seen) > MOST_BELOW:
-        raise AmorError(f"{seen[0]} extends more than {MOST_BELOW} recipes, one upon the other")
-    tree = typed.toml_tree(typed.read_text(path), str(path))
-    base = tree.pop("extends", None)
-    if base is None:
-        return tree
-    if not isinstance(base, str):
-        raise AmorError(f"{path}: extends: {base!r} is not the path of a recipe")
-    below = path.parent / base
-    if not below.is_file():
-        raise AmorError(f"{path} extends {base!r}, which is not there")
-    return _over(_read(below, (*seen, path)), tree)
-
-
-def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Two trees as one, the upper winning key by key."""
-    out = dict(base)
-    for key, value in top.items():
-        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
-        out[key] = _over(out[key], value) if both else value
-    return out
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:
