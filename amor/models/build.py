@@ -30,7 +30,7 @@ def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def initialise(model: Amor, seed: int) -> None:
-    """Linear, embedding and convolution weights ~ N(0, config.init_spread); norms 1; biases 0; W_O of blocks 0; mixers add their own rules."""
+    """Linear, embedding and convolution weights ~ N(0, init_spread); norms 1; biases 0; W_O of blocks 0; then what mixers say."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding | ShortConv):
