@@ -5,10 +5,15 @@ import json
 import pytest
 from training import KilledError, Killer, invented_demo
 
-from amor.cli import main
+from amor.cli import _recalling, main
+from amor.data.tasks.base import read_task
+from amor.gates.words import chosen
+from amor.judge.gates import own_gates
+from amor.models.folder import load_model
 from amor.records.run import Step
 from amor.run import Run
 from amor.train.loop import train
+from amor.train.resume import recipe_of
 
 
 @pytest.fixture
@@ -34,6 +39,28 @@ def test_the_demo_says_what_it_learned_and_leaves_a_report(out, capsys):
     words = f"chosen by chance it saves {saved['chance']:.3f}, run on all {saved['everywhere']:.3f}"
     assert f"that saved {saved['gate']:.3f}" in said and words in said
     assert len(found["fire"]) == 3 and found["judged"]["tokens"] == 4 * 24
+    right = {name: found["recall"][name]["mean"] for name in ("gate", "chance", "everywhere", "never")}
+    assert f"ran on {found['recall']['rate']:.0%} of the tokens, where the gate chose, and {right['gate']:.0%} of the" in said
+    assert f"by chance {right['chance']:.0%}, run on all {right['everywhere']:.0%}, run on none {right['never']:.0%}" in said
+
+
+def test_a_demo_of_its_own_length_or_model_is_the_text_alone(out, capsys):
+    assert ran(out, "--steps", "2", "--json") == 0
+    said = capsys.readouterr().out
+    assert json.loads(said.splitlines()[-1])["recall"] is None and "asked for among noise" not in said
+
+
+def test_what_the_last_number_counts_is_what_recall_counts(out):
+    assert ran(out) == 0
+    model, task = load_model(out / "recall"), read_task(recipe_of(Run(out / "recall")).task)
+    found = _recalling.recalled(out / "recall")
+    text = task.rows(0, "test", 0, 0, 256)
+    for gate in ("never", "always"):
+        best = model.logits(model(text.tokens, gates=chosen(own_gates(model), gate)).hidden).argmax(-1)
+        right = (best == text.targets)[text.asked > 0].double().mean()
+        assert found["everywhere" if gate == "always" else gate]["mean"] == pytest.approx(float(right), abs=1e-9)
+    fires = [g.fire.double().mean() for g in model(text.tokens).gates]
+    assert found["rate"] == pytest.approx(float(sum(fires) / 3), abs=1e-6)
 
 
 def test_a_finished_demo_is_shown_again_and_not_trained_again(out, capsys):

@@ -11,14 +11,14 @@ import torch
 from laws import SMALL
 
 from amor import typed
-from amor.cli import demo
+from amor.cli import _recalling, demo
 from amor.data import sotu
 from amor.data.prepare import Request, prepare
 from amor.gates.base import Evidence, MedianGate, Verdict
 from amor.records.run import Event, Step
 from amor.run import Run
 from amor.train.loop import train
-from amor.train.recipe import Recipe, load
+from amor.train.recipe import Recipe, find, load
 from amor.train.watch import Observer
 
 VOCAB = 257  # bytes and an end of text
@@ -182,3 +182,6 @@ def invented_demo(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sotu, "prepare_demo", partial(sotu.prepare_demo, vocab=300))
     (folder / "demo.toml").write_text(DEMO)
     monkeypatch.setattr(demo, "RECIPE", str(folder / "demo.toml"))
+    task = f"extends = '{find('recall/demo')}'\nsteps = 2\nopen_steps = 1\nbatch = 8\nmicro_batch = 8\neval.windows = 2\n"
+    (folder / "recall.toml").write_text(task)
+    monkeypatch.setattr(_recalling, "RECIPE", str(folder / "recall.toml"))

