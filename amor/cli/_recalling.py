@@ -43,8 +43,8 @@ def fired(found: Recall, length: int) -> float:
 def told(found: dict[str, Any]) -> list[str]:
     right = {name: found[name]["mean"] for name in ("gate", "chance", "everywhere", "never")}
     return [
-        f"attention ran on {found['rate']:.0%} of the tokens, where the gate chose, and [bold]{right['gate']:.0%}[/] of the answers"
-        " were right",
+        f"attention ran on {found['rate']:.0%} of the tokens, where the gate chose, and "
+        f"[bold]{right['gate']:.0%}[/] of the answers were right",
         f"run on as many tokens chosen by chance {right['chance']:.0%}, run on all {right['everywhere']:.0%}, "
         f"run on none {right['never']:.0%}",
     ]
