@@ -5,7 +5,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from amor.records.value import Value
+from amor.records.value import Choosing, Saved, Value
 from amor.study.page import about, tables
 from amor.study.verdict import sentences
 
@@ -21,6 +21,19 @@ def show(console: Console, found: Value) -> None:
     console.print(table("Loss against firing rate", curve(found)))
     for note in found.notes:
         console.print(Text(note, style="dim"))
+
+
+def show_choices(console: Console, found: Choosing) -> None:
+    text = found.data
+    console.print(Text(f"{found.model}: {text.windows} windows of {text.context} tokens of {text.source}", style="bold"))
+    said = f"nats a token saved over never firing; as it is {saved(found.own)}, always {saved(found.always)}"
+    rows = [["fires on the tokens of the highest", *(f"{rate:.0%}" for rate in found.rates)]]
+    rows += [[choice.name, *map(saved, choice.levels)] for choice in found.choices]
+    console.print(table(said, rows))
+
+
+def saved(level: Saved) -> str:
+    return f"{level.saved:.4f} ± {level.se:.4f}"
 
 
 def curve(found: Value) -> list[list[str]]:

@@ -3,9 +3,11 @@
   amor trace MODEL --text "The Eiffel Tower is a lattice tower." --html trace.html
   amor trace MODEL --preset paper --png traces.png
   amor trace MODEL --value --data DATA/valid --out judged
+  amor trace MODEL --choices --data DATA
 
 A trace shows for every token how unsure the model was at each block, where the gate fired, how surprised it was, and what
 attention changed. --value judges the gate on held-out text: against never, always, random and the best choice of tokens.
+--choices exchanges it: which score would have found the tokens worth firing, in front of the same attention?
 docs/gate.md tells what the numbers mean.
 """
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from amor.records.value import Value
 
 PRESETS = ("paper",)
+LEARNED = 4  # with --choices: windows of the training text that gains are learned on, for each that is judged
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +49,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", metavar="FILE", help="write the figure as vectors (--svg name.pdf gives a PDF)")
     parser.add_argument("--out", metavar="FOLDER", help="write everything found as JSON, the page and the figure here")
     parser.add_argument("--value", action="store_true", help="judge the gate on held-out text")
+    parser.add_argument(
+        "--choices",
+        action="store_true",
+        help="other gates on the same attention, at equal rates; --data: a folder of amor prepare",
+    )
     parser.add_argument("--data", metavar="FOLDER", help="with --value: prepared tokens, e.g. DATA/valid")
     parser.add_argument("--windows", type=int, default=32, metavar="N", help="with --value: windows of text judged (default 32)")
     parser.add_argument("--context", type=int, metavar="N", help="with --value: tokens a window (default: the training length)")
@@ -68,6 +76,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             file_to_write(path)
     if args.out:
         folder_to_write(args.out)
+    if args.choices:
+        return choose(args, model, tokenizer)
     return judge(args, model, tokenizer, gates) if args.value else show(args, model, tokenizer, gates)
 
 
@@ -144,6 +154,36 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
         found = value(model, cut, gates, seen=progress.add)
     _judged.show(Console(highlight=False), found)
     return typed.tree(found) | {"verdict": sentences(found), "written": write(args, "value", found)}
+
+
+def choose(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None") -> dict[str, Any]:
+    from rich.console import Console
+
+    from amor.cli import _judged
+    from amor.data.progress import Progress
+    from amor.data.shards import splits
+    from amor.judge import choosing, windows
+
+    if args.data is None or args.value or args.gate or args.fire_rate is not None:
+        raise AmorError(
+            "--choices needs --data FOLDER, written by `amor prepare` with --valid, and neither --value nor another gate"
+        )
+    if not model.blocks:
+        raise AmorError(f"{model.config.name} has no gated blocks, so there is no gate to exchange; give an AMOR model")
+    train, valid = splits(args.data)
+    if valid is None:
+        raise AmorError(f"{args.data} holds no held-out text; prepare it with --valid")
+    context = model.config.context if args.context is None else args.context
+    apart = args.documents == "apart"
+    cut, learned = (
+        windows.of_shards(shards.folder, context, count, tokenizer, model.config.vocab, apart)
+        for shards, count in ((valid, args.windows), (train, LEARNED * args.windows))
+    )
+    passes = choosing.passes(len(model.blocks), model.config.blocks.decide == "once")
+    with Progress("choosing", passes * cut.tokens.numel() + learned.tokens.numel(), " tokens") as progress:
+        found = choosing.choosing(model, cut, learned, seen=progress.add)
+    _judged.show_choices(Console(highlight=False), found)
+    return typed.tree(found)
 
 
 def write(args: argparse.Namespace, name: str, found: "Traces | Value") -> list[str]:

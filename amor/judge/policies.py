@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.gates.once import Follower
 from amor.judge.gates import Told, Watched, all_told
-from amor.judge.loop import ROWS, Gates, Judged, Residuals, gathered, read
+from amor.judge.loop import ROWS, Gates, Here, Judged, Residuals, gathered, read
 from amor.models.amor import Amor
 
 
@@ -100,6 +100,20 @@ class Reader:
         for k in range(self.blocks):
             fire[k] = choose(k, first if k == 0 else self.gain(k, fire))
         return fire
+
+    def highest(self, rate: float) -> Tensor:
+        """[K, n, T] marks at the highest scores of every block, exactly this share of them, with the blocks before it as they
+        decided."""
+        fire = torch.zeros(self.shape, dtype=torch.bool)
+        for k, gate in enumerate(self.gates):
+            score = self.run(partial(_asking, fire, k, gate)).score[k]
+            fire[k] = largest(score, round(rate * score.numel()))
+        return fire
+
+
+def _asking(fire: Tensor, block: int, gate: Gate, here: Here) -> list[Gate]:
+    """One gate among others that do as they are told."""
+    return [gate if k == block else Told(marks[here]) for k, marks in enumerate(fire)]
 
 
 def largest(values: Tensor, count: int) -> Tensor:

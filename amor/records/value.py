@@ -114,3 +114,28 @@ class Value(typed.File, frozen=True):
     agreement: tuple[Agreement, ...]
     calibration: tuple[tuple[Bin, ...], ...]
     curve: tuple[Point, ...]
+
+
+class Saved(Part, frozen=True):
+    """Nats a token saved over never firing, and the error of the paired difference."""
+
+    saved: Number
+    se: Amount
+
+
+class Choice(Part, frozen=True):
+    """A way of choosing tokens, and what it saves at every rate."""
+
+    name: Words
+    levels: tuple[Saved, ...]
+
+
+class Choosing(typed.File, frozen=True):
+    """What amor/judge/choosing.py finds: other gates in front of the same attention."""
+
+    model: Words
+    data: Text
+    rates: tuple[typed.Share, ...]
+    own: Saved  # the model as it is
+    always: Saved
+    choices: tuple[Choice, ...]

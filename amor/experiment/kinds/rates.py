@@ -7,16 +7,13 @@ itself, without a look at what comes next. Block by block, because a firing chan
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from amor.experiment.subject import Subject
-from amor.gates.base import Gate
-from amor.judge.gates import Told, own_gates
-from amor.judge.loop import Here
-from amor.judge.policies import Reader, largest
+from amor.judge.gates import own_gates
+from amor.judge.policies import Reader
 from amor.judge.value import all_aimed, by_count, random, same_count
 from amor.judge.windows import about
 from amor.records.study import AllRates, AtRates, Policy
@@ -38,26 +35,12 @@ def judge(subject: Subject, asked: AtRates) -> AllRates:
 
 
 def at_rate(reader: Reader, first: Tensor, rate: float, draws: int, aims: bool) -> Iterator[Policy]:
-    marks = highest(reader, rate) if aims else by_count(reader, rate, seed=0)
+    marks = reader.highest(rate) if aims else by_count(reader, rate, seed=0)
     if aims:
         yield policy("gate", rate, reader.told(marks), marks)
     yield policy("random", rate, random(reader, marks, draws, seed=0), marks)
     oracle = same_count(reader, first, marks)
     yield policy("oracle", rate, reader.told(oracle), oracle)
-
-
-def highest(reader: Reader, rate: float) -> Tensor:
-    """[K, n, T] marks at the highest scores of every block, with the blocks before it as they decided."""
-    fire = torch.zeros(reader.shape, dtype=torch.bool)
-    for k, gate in enumerate(reader.gates):
-        score = reader.run(partial(_asking, fire, k, gate)).score[k]
-        fire[k] = largest(score, round(rate * score.numel()))
-    return fire
-
-
-def _asking(fire: Tensor, block: int, gate: Gate, here: Here) -> list[Gate]:
-    """One gate among others that do as they are told."""
-    return [gate if k == block else Told(marks[here]) for k, marks in enumerate(fire)]
 
 
 def policy(name: str, rate: float | None, nll: Tensor, fire: Tensor) -> Policy:
