@@ -1,6 +1,6 @@
 """Which score finds the tokens that are worth firing: several gates in front of the same attention, at equal firing rates.
 
-The model's weights are taken as they are and its gates exchanged. In every block a gate fires on the tokens of its highest scores,
+The weights are taken as they are and the gates exchanged. In every block a gate fires on the tokens of its highest scores,
 on exactly the share asked for. The gain is predicted by a regression that other text is measured for, with the model's own gates
 deciding there.
 """
