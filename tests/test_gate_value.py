@@ -92,9 +92,11 @@ def test_other_gates_choose_in_front_of_the_same_attention():
     by_name = {choice.name: choice.levels for choice in found.choices}
     paper = mean(judged.closed - judged.told(judged.highest(0.3)))
     assert (by_name["entropy of what a block reads"][1].saved, by_name["entropy of what a block reads"][1].se) == paper
+    more = {choice.name: choice.over_paper[1].saved for choice in found.choices}
     for name, levels in by_name.items():  # of the text it was learned on, a predicted gain beats chance too
         assert name in ("chance", "oracle") or levels[1].saved != by_name["chance"][1].saved
         assert name == "oracle" or levels[1].saved < by_name["oracle"][1].saved
+        assert more[name] == pytest.approx(levels[1].saved - paper[0], abs=1e-9)
     assert by_name["predicted gain, once for all blocks"][1].saved > by_name["chance"][1].saved
     close(torch.tensor(found.always.saved), (judged.closed - judged.opened).mean())
 

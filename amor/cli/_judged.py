@@ -5,6 +5,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from amor.judge.choosing import PAPER
 from amor.records.value import Choosing, Saved, Value
 from amor.study.page import about, tables
 from amor.study.verdict import sentences
@@ -30,6 +31,9 @@ def show_choices(console: Console, found: Choosing) -> None:
     rows = [["fires on the tokens of the highest", *(f"{rate:.0%}" for rate in found.rates)]]
     rows += [[choice.name, *map(saved, choice.levels)] for choice in found.choices]
     console.print(table(said, rows))
+    console.print()
+    rows = [rows[0], *([choice.name, *map(saved, choice.over_paper)] for choice in found.choices)]
+    console.print(table(f"more than {PAPER}, the paper's gate", rows))
 
 
 def saved(level: Saved) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from amor.data.loader import Windows
 from amor.judge.gates import own_gates
@@ -25,9 +26,10 @@ from amor.records.value import Choice, Choosing, Saved
 
 RATES = (0.05, 0.1, 0.22, 0.44)
 EVERY = 4  # columns of the text that is learned from: one of so many is measured
+PAPER = "entropy of what a block reads"
 # what chooses -> keys of blocks
 WAYS: dict[str, dict[str, Any]] = {
-    "entropy of what a block reads": {"gate": "entropy", "probe": "block", "decide": "each"},
+    PAPER: {"gate": "entropy", "probe": "block", "decide": "each"},
     "the same, once for all blocks": {"gate": "entropy", "probe": "block", "decide": "once"},
     "entropy of the output's vector": {"gate": "entropy", "probe": "final", "decide": "each"},
     "margin of what a block reads": {"gate": "margin", "probe": "block", "decide": "each"},
@@ -49,20 +51,28 @@ def choosing(
         name: Reader(other, windows, own_gates(other), seen=seen, residuals=plain.residuals)
         for name, other in regated(model, learned_from, seen).items()
     }
-    found: dict[str, list[Saved]] = {name: [] for name in ("chance", *readers, "oracle")}
+    nll: dict[str, list[Tensor]] = {name: [] for name in ("chance", *readers, "oracle")}
     for rate in rates:
         marks = by_count(plain, rate, seed=0)
-        found["chance"].append(saved(plain, random(plain, marks, 2, seed=0)))
+        nll["chance"].append(random(plain, marks, 2, seed=0))
         for name, reader in readers.items():
-            found[name].append(saved(plain, reader.told(reader.highest(rate))))
-        found["oracle"].append(saved(plain, plain.told(same_count(plain, gain[0], marks))))
-    choices = tuple(Choice(name=name, levels=tuple(levels)) for name, levels in found.items())
-    own, always = (saved(plain, nll) for nll in (plain.run(plain.gates).nll, plain.opened))
+            nll[name].append(reader.told(reader.highest(rate)))
+        nll["oracle"].append(plain.told(same_count(plain, gain[0], marks)))
+    choices = tuple(
+        Choice(
+            name=name,
+            levels=tuple(saved(plain.closed, one) for one in each),
+            over_paper=tuple(saved(paper, one) for paper, one in zip(nll[PAPER], each, strict=True)),
+        )
+        for name, each in nll.items()
+    )
+    own, always = (saved(plain.closed, one) for one in (plain.run(plain.gates).nll, plain.opened))
     return Choosing(model=model.config.name, data=about(windows), rates=tuple(rates), own=own, always=always, choices=choices)
 
 
-def saved(plain: Reader, nll: torch.Tensor) -> Saved:
-    less, error = mean(plain.closed - nll)
+def saved(than: Tensor, nll: Tensor) -> Saved:
+    """How many nats a token less than another choice, [n, T] each."""
+    less, error = mean(than - nll)
     return Saved(saved=less, se=error)
 
 

@@ -117,17 +117,18 @@ class Value(typed.File, frozen=True):
 
 
 class Saved(Part, frozen=True):
-    """Nats a token saved over never firing, and the error of the paired difference."""
+    """Nats a token that one choice saves over another (by itself: over never firing), and the error of the paired difference."""
 
     saved: Number
     se: Amount
 
 
 class Choice(Part, frozen=True):
-    """A way of choosing tokens, and what it saves at every rate."""
+    """A way of choosing tokens: at every rate what it saves, and how much more than the paper's gate does."""
 
     name: Words
     levels: tuple[Saved, ...]
+    over_paper: tuple[Saved, ...]
 
 
 class Choosing(typed.File, frozen=True):
