@@ -1,6 +1,6 @@
 """Ask a trained model what it remembers: generated tasks whose answers are known, with its gate at the questions and elsewhere.
 
-  amor train recall/mqar
+  amor train recall/mqar --set model.name=amor-mamba2 --set model.depth=1
   amor recall runs/mqar
   amor recall runs/mqar --set pairs=16 --rows 512
   amor recall runs/mqar --gate always
