@@ -95,7 +95,7 @@ WRONG = [
     (["study", "smoke", "--jobs", "0"], "--jobs 0"),
     (["study", "smoke", "--seeds", "1;2"], "--seeds 1;2"),
     (["study", "smoke", "--set", "x"], "key=value"),
-    (["study", "file.txt"], "file.txt: not JSON"),
+    (["study", "file.txt"], "file.txt: not TOML"),
     (["generate", "mute", "--tokenizer", "bpe:300", "--prompt", "a"], "trained on text"),
     (["bench", "decode", "--quick", "--text", "file.txt"], "with --model"),
     (["table", LONG], "File name too long"),

@@ -127,7 +127,8 @@ NOT_RUN = {
     '--rdzv-id "$SLURM_JOB_ID" -m amor train paper/1.5b --data DATA --out RUN': "needs Slurm",
     "amor study gates-short --data data/mixed --out studies/gates --steps 400 --set context=512 --set batch=4 --set "
     'micro_batch=4 --only "mamba2;entropy;final;once;gain"': "takes an hour; the shipped study is run shrunk",
-    "amor train tiny/amor-mamba2 --data DATA --out RUN --steps 3600 --set context=512 --set batch=8 --set micro_batch=8": "two hours",
+    "amor train tiny/amor-mamba2 --data DATA --out RUN --steps 3600 --set context=512 --set batch=8 --set "
+    "micro_batch=8": "takes two hours",
     "python tests/kills.py --all": "takes many minutes; tests/test_train_resume.py has a few of its cases",
     "amor generate --weights ...": "tells of an option; it has no model",
     "amor generate --temperature 0 --cheap": "tells of options; it has no model",

@@ -23,7 +23,6 @@ from amor.experiment import jobs, judging
 from amor.experiment import plan as plans
 from amor.experiment.judging import missing
 from amor.experiment.kinds import loss, size
-from amor.experiment.kinds.rates import highest
 from amor.experiment.kinds.speed import met
 from amor.experiment.standing import Clock, Standing
 from amor.experiment.subject import Subject, step_of
@@ -455,7 +454,7 @@ def test_the_time_to_go_counts_judgements_of_one_learning_rate(prepared, tmp_pat
 def test_gates_fire_on_exactly_the_share_asked_for():
     model = small("amor-mamba2")
     reader = Reader(model, cut(tokens(3, 21)), own_gates(model))
-    fire = highest(reader, 0.3)
+    fire = reader.highest(0.3)
     assert fire.flatten(1).sum(1).tolist() == [18, 18, 18]
     for k, gate in enumerate(reader.gates):
         mine = reader.run(lambda here, k=k, g=gate: [g if n == k else told(fire[n][here]) for n in range(3)])
