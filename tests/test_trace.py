@@ -188,8 +188,9 @@ def test_value_judges_a_file_and_prepared_data(folder, prepared, tmp_path, capsy
     assert "<svg" in (out / "value.html").read_text() and (out / "value.png").stat().st_size > 1000
     assert main(["trace", folder, "--value", "--data", f"{prepared}/valid", "--windows", "2", "--json"]) == 0
     assert last_json(capsys)["data"]["windows"] == 2
-    assert main(["trace", folder, "--choices", "--data", str(prepared), "--windows", "2", "--json"]) == 0
+    assert main(["trace", folder, "--choices", "--data", str(prepared), "--windows", "2", "--out", str(out), "--json"]) == 0
     found = last_json(capsys)
+    assert json.loads((out / "choices.json").read_text())["choices"] == found["choices"]
     assert found["data"]["windows"] == 2 and len(found["choices"]) == 7 and found["rates"] == [0.05, 0.1, 0.22, 0.44]
 
 
@@ -202,6 +203,7 @@ def test_value_judges_a_file_and_prepared_data(folder, prepared, tmp_path, capsy
         (["--file", "missing.txt"], "no such file"),
         (["--value"], "--data"),
         (["--choices"], "--data"),
+        (["--choices", "--data", "d", "--png", "a.png"], "leave --png away"),
         (["--text", "a", "--png", "out.jpeg"], ".png"),
         (["--text", "a", "--fire-rate", "1.5"], "between 0 and 1"),
     ],

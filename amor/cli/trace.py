@@ -163,11 +163,13 @@ def choose(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None
     from amor.data.progress import Progress
     from amor.data.shards import splits
     from amor.judge import choosing, windows
+    from amor.study import page
 
-    if args.data is None or args.value or args.gate or args.fire_rate is not None:
-        raise AmorError(
-            "--choices needs --data FOLDER, written by `amor prepare` with --valid, and neither --value nor another gate"
-        )
+    if args.data is None:
+        raise AmorError("--choices needs --data FOLDER, written by `amor prepare` with --valid")
+    for name in ("value", "gate", "fire_rate", "text", "file", "preset", "html", "png", "svg"):
+        if getattr(args, name) not in (None, False):
+            raise AmorError(f"--choices judges held-out text with gates of its own; leave --{name.replace('_', '-')} away")
     if not model.blocks:
         raise AmorError(f"{model.config.name} has no gated blocks, so there is no gate to exchange; give an AMOR model")
     train, valid = splits(args.data)
@@ -183,7 +185,9 @@ def choose(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None
     with Progress("choosing", passes * cut.tokens.numel() + learned.tokens.numel(), " tokens") as progress:
         found = choosing.choosing(model, cut, learned, seen=progress.add)
     _judged.show_choices(Console(highlight=False), found)
-    return typed.tree(found)
+    if args.out:
+        print(f"wrote {page.write_json(Path(args.out) / 'choices.json', found)}")
+    return dict(typed.tree(found))
 
 
 def write(args: argparse.Namespace, name: str, found: "Traces | Value") -> list[str]:

@@ -46,7 +46,7 @@ def choosing(
 ) -> Choosing:
     """What every way of choosing saves on windows of held-out text; `learned_from`: text the gain is learned on."""
     plain = Reader(model, windows, own_gates(model), seen=seen)
-    _, _, _, gain = plain.as_it_is()
+    decided, _, _, gain = plain.as_it_is()
     readers = {
         name: Reader(other, windows, own_gates(other), seen=seen, residuals=plain.residuals)
         for name, other in regated(model, learned_from, seen).items()
@@ -66,7 +66,7 @@ def choosing(
         )
         for name, each in nll.items()
     )
-    own, always = (saved(plain.closed, one) for one in (plain.run(plain.gates).nll, plain.opened))
+    own, always = (saved(plain.closed, one) for one in (decided, plain.opened))
     return Choosing(model=model.config.name, data=about(windows), rates=tuple(rates), own=own, always=always, choices=choices)
 
 
@@ -78,7 +78,7 @@ def saved(than: Tensor, nll: Tensor) -> Saved:
 
 def passes(blocks: int, once: bool, rates: int = len(RATES)) -> int:
     """How often held-out windows are read. once: one gate of the model decides for all blocks, and so does the oracle."""
-    return 4 + rates * (2 + len(WAYS) * (blocks + 1) + (1 if once else blocks))
+    return 3 + rates * (2 + len(WAYS) * (blocks + 1) + (1 if once else blocks))
 
 
 def regated(model: Amor, text: Windows, seen: Callable[[int], None] = lambda tokens: None) -> dict[str, Amor]:

@@ -10,14 +10,14 @@ import msgspec
 from amor import typed
 from amor.files import replace_file, written
 from amor.records.trace import Traces
-from amor.records.value import Agreement, Value
+from amor.records.value import Agreement, Choosing, Value
 from amor.study.verdict import sentences
 
 HERE = Path(__file__).parent
 SHARES = ("fire_rate", "best", "fire_rate", "precision", "precision_by_chance", "recall", "captured", "captured_by_chance")
 
 
-def write_json(path: str | Path, found: Traces | Value) -> Path:
+def write_json(path: str | Path, found: Traces | Value | Choosing) -> Path:
     return put(path, typed.line(found))
 
 
