@@ -69,8 +69,8 @@ struct Floats {
     const float *w, *x;
     long inner, x_step;
 
-    // rows of W at a time: for one row of x many streams are read, for more the sums need them
-    static constexpr int together(int R) { return R == 1 ? 8 : R == 2 ? 6 : R == 3 ? 4 : 3; }
+    // rows of W at a time: for one row of x many streams are read, for more the sums need them, as many as registers hold
+    static constexpr int together(int R) { return R == 1 ? 8 : R == 2 || LANES == 16 ? 6 : R == 3 ? 4 : 3; }
 
     // `count` rows of W, from `row`, against R rows of x from `first` on: out[r * step + n]. cold: W comes from memory
     template <int R>
