@@ -125,8 +125,6 @@ NOT_RUN = {
     "source .venv/bin/activate": "changes the reader's shell; make wrote it",
     'srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$head:29500" '
     '--rdzv-id "$SLURM_JOB_ID" -m amor train paper/1.5b --data DATA --out RUN': "needs Slurm",
-    "amor study gates-short --data data/mixed --out studies/gates --steps 400 --set context=512 --set batch=4 --set "
-    'micro_batch=4 --only "mamba2;entropy;final;once;gain"': "takes an hour; the shipped study is run shrunk",
     "amor train tiny/amor-mamba2 --data DATA --out RUN --steps 3600 --set context=512 --set batch=8 --set "
     "micro_batch=8": "takes two hours",
     "python tests/kills.py --all": "takes many minutes; tests/test_train_resume.py has a few of its cases",
