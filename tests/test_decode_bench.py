@@ -9,7 +9,7 @@ from laws import small
 
 from amor.bench import bars, crossing, machine, timing
 from amor.bench.decode import Plan, crossings
-from amor.bench.simulate import DOUBTS, Rounds, filled, round_of, schedule
+from amor.bench.simulate import DOUBTS, Rounds, filled, round_of, schedule, speaking
 from amor.bench.table import Table
 from amor.bench.timing import alternate
 from amor.cli import main
@@ -69,6 +69,12 @@ def test_simulated_doubts_of_the_copy_are_as_many_as_measured(rate):
     passes = rounds.engine.passes
     assert passes.cheap == 4 * rounds.tokens
     assert passes.exact == round(3 * DOUBTS[1] * rounds.tokens) > 0
+
+
+def test_simulated_gates_have_met_numbers_as_those_of_trained_models():
+    gain, entropy = (speaking(name, "tiny").each_block()[0].gate for name in ("amor-mamba2-gain", "amor-mamba2"))
+    assert gain.reach > 0, "it still explores, which decides by other numbers"
+    assert gain.threshold.isfinite() and entropy.threshold.isfinite()
 
 
 def test_rounds_are_timed_whole_and_every_token_ends_a_lap():

@@ -27,6 +27,7 @@ from amor.records.bench import Spent
 from amor.state import State
 
 SHORTEST, LONGEST = 15, 20  # tokens of a round; a rate is met by the best whole numbers among them
+LESSONS = 512  # tokens that simulated gates have met
 # share of probes an 8-bit head leaves in doubt, before and after the likeliest tokens are looked at exactly: by
 # `amor bench decode --model` of a trained model (width 256, V = 8192), block by block 0.17, 0.20, 0.19 and 0.018, 0.021, 0.025
 DOUBTS = (0.18, 0.021)
@@ -90,12 +91,18 @@ def schedule(rate: float, block: int, tokens: int) -> list[bool]:
 
 
 def speaking(name: str, scale: str) -> Amor:
-    """A preset with fresh weights whose blocks speak: one that changes nothing would need no second reading of the head."""
+    """A preset with fresh weights whose blocks speak and whose gates have met numbers, as those of a trained model.
+
+    One that changes nothing would need no second reading of the head, and a gate that has learned nothing yet decides otherwise.
+    """
     model = build(preset(name, scale)).eval()
     generator = torch.Generator().manual_seed(0)
+    width = model.config.width
     with torch.no_grad():
         for block in model.each_block():
             block.attention.o_proj.weight.normal_(0, model.config.init_spread, generator=generator)
+            block.gate.observe(torch.rand(LESSONS, generator=generator))
+            block.gate.learn(torch.randn(LESSONS, width, generator=generator), torch.rand(LESSONS, generator=generator))
     return model
 
 

@@ -40,17 +40,7 @@ from amor.ops.product import pack, product
 from amor.state import State
 
 log = logging.getLogger("amor")
-INSIDE = (
-    "product",
-    "scan",
-    "delta",
-    "conv",
-    "gated_norm",
-    "rowwise",
-    "linear",
-    "head",
-    "attend",
-)  # operators a step takes the place of
+INSIDE = {"product", "scan", "delta", "conv", "gated_norm", "rowwise", "linear", "head", "attend"}  # a step replaces them
 CHUNK = 512  # tokens of a prompt read at a time
 
 
@@ -187,12 +177,12 @@ class Engine:
         tally.cheap_passes += passes.cheap - before.cheap
         if not tally.blocks:
             return
-        keys = state.position + 1
-        # one look at the decisions a step, for all rows and blocks
-        counted = torch.cat([found.fire.sum(0), (keys[:, None] * found.fire).sum()[None], keys.sum()[None]]).tolist()
-        tally.fired = [f + n for f, n in zip(tally.fired, counted, strict=False)]
-        tally.keys_seen += counted[-2]
-        tally.keys_skipped += counted[-1] * tally.blocks - counted[-2]
+        fires = found.fire.tolist()
+        tally.fired = [count + sum(block) for count, block in zip(tally.fired, zip(*fires, strict=True), strict=True)]
+        for fired, position in zip(fires, state.position.tolist(), strict=True):
+            met = sum(fired) * (position + 1)
+            tally.keys_seen += met
+            tally.keys_skipped += tally.blocks * (position + 1) - met
 
     def _forward(
         self, tokens: Tensor, state: State, compute: str, valid: Tensor | None = None, residual: Tensor | None = None

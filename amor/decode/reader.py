@@ -130,7 +130,7 @@ class HeadReader:
 
     def output(self, hidden: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Of the output's vectors [R, D]: logits [R, V] or None, the best token [R] or None, entropy in nats [R] if known."""
-        if self.last == 0 and not self.greedy:
+        if not self.greedy and len(self._unknown(self.last, hidden)) == len(hidden):  # no gate is to be told of it
             return self.head.logits(hidden), None, None
         self._know(self.last, hidden, None)
         said = self._rows(self.last)

@@ -67,8 +67,14 @@ class Gain(Adaptive):
     def forward(self, evidence: Evidence) -> Verdict:
         with torch.autocast(evidence.x.device.type, enabled=False):  # nats differ by less than bf16 can tell
             predicted = linear(evidence.x.float(), self.weight.float()[None]).squeeze(-1) + self.bias.float()
+        if self._settled():
+            return Verdict(predicted > self.threshold, predicted)
         score = torch.where(self.reach > 0, predicted, spread(evidence.position, self.salt + self.lessons))
         return Verdict(score > self.threshold, score)
+
+    def _settled(self) -> bool:
+        """Whether it predicts, where looking costs nothing: a device would have to be waited for, and a graph would break."""
+        return self.reach.device.type == "cpu" and not torch.compiler.is_compiling() and bool(self.reach > 0)
 
     @torch.no_grad()
     def learn(self, x: Tensor, gain: Tensor) -> None:
