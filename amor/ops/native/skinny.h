@@ -66,6 +66,7 @@ inline vec load_halves(const uint16_t* p) {
 struct Floats {
     static constexpr int AT_ONCE = 4;  // rows of x in one block
     static constexpr int AHEAD = 8;    // rows of W that are fetched ahead: measured
+    static constexpr int LINE = 16;    // numbers that come from memory together
     const float *w, *x;
     long inner, x_step;
 
@@ -107,7 +108,9 @@ struct Floats {
             // for one row of x the processor runs far enough ahead by itself, and was measured to be faster alone
             if constexpr (COLD && R > 1) {
 #pragma GCC unroll 8
-                for (int n = 0; n < N; n++) __builtin_prefetch(rows + (n + AHEAD) * inner + j);
+                for (int n = 0; n < N; n++)
+#pragma GCC unroll 2
+                    for (int line = 0; line < 2 * LANES; line += LINE) __builtin_prefetch(rows + (n + AHEAD) * inner + j + line);
             }
             advance(j);
             advance(j + LANES);
