@@ -23,7 +23,7 @@ COSTS: dict[str, Callable[[Decoded], float]] = {
 
 
 def draw(held: Results) -> Figure:
-    drawing = figure(7.2, 2.8)
+    drawing = figure(8.4, 2.8)
     for axes, (label, cost) in zip(drawing.subplots(1, 2), COSTS.items(), strict=True):
         curves(axes, held, cost)
         axes.set_xlabel(label)
@@ -31,7 +31,7 @@ def draw(held: Results) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=7)
         axes.grid(color=FAINT, linewidth=0.3, alpha=0.4)
-        axes.legend(fontsize=6, frameon=False)
+    axes.legend(fontsize=6, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))  # beside the last one, for both
     drawing.tight_layout(w_pad=1.6)
     return drawing
 

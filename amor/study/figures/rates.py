@@ -15,7 +15,7 @@ MARKS = "osv^DPX*"
 
 
 def draw(held: Results) -> Figure:
-    drawing = figure(7.2, 2.8)
+    drawing = figure(8.4, 2.8)
     near, far = drawing.subplots(1, 2)
     gated = [row for row in held.ledger.rows if held.of(row, "rates")]
     for number, row in enumerate(gated):
@@ -23,8 +23,8 @@ def draw(held: Results) -> Figure:
         for axes in (near, far):
             line(axes, held, row, "gate", style)
     for row in gated[:1]:
-        line(near, held, row, "random", {"color": FAINT, "marker": "s", "label": f"chance, {row}", "linestyle": "--"})
-        line(far, held, row, "random", {"color": FAINT, "marker": "s", "linestyle": "--"})
+        for axes in (near, far):
+            line(axes, held, row, "random", {"color": FAINT, "marker": "s", "label": f"chance, {row}", "linestyle": "--"})
         line(far, held, row, "oracle", {"color": FAINT, "marker": "^", "label": f"oracle, {row}", "linestyle": ":"})
     for axes, title in ((near, "gates and chance"), (far, "and the oracle, who knows the next token")):
         axes.set_title(title, fontsize=8)
@@ -32,7 +32,7 @@ def draw(held: Results) -> Figure:
         axes.set_ylabel("saved over never firing (nats a token)")
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=7)
-        axes.legend(fontsize=6, frameon=False)
+    far.legend(fontsize=6, frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))  # beside the last one, for both
     drawing.tight_layout(w_pad=1.6)
     return drawing
 
