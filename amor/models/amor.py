@@ -234,8 +234,7 @@ class Amor(nn.Module):
         """Let every gate that measures take in the gains of one optimiser step, one a block: a sample of the global batch."""
         for block, one in zip(self.each_block(), measured, strict=True):
             if one is not None:
-                real = ~one.gain.isnan()
-                block.gate.learn(one.x[real], one.gain[real])
+                block.gate.learn(one.x, one.gain)
 
     @property
     def measures(self) -> bool:

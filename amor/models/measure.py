@@ -31,7 +31,7 @@ class Measured:
     """The sample of one gate."""
 
     x: Tensor  # [n, D] what its block read
-    gain: Tensor  # [n] nats; not a number where there is no next token
+    gain: Tensor  # [n] nats; 0 where the loss asks for no next token, so that there is nothing to save
 
 
 class Measure:
@@ -71,8 +71,8 @@ class Measure:
         return h
 
     def _nll(self, h: Tensor) -> Tensor:
-        """[..., n, D] residuals -> [..., n] nats of the true next tokens, not a number where there is none."""
+        """[..., n, D] residuals -> [..., n] nats of the true next tokens, 0 where there is none."""
         targets = self.targets.expand(h.shape[:-1])
         found = head.read(self.model.output_vector(h).flatten(0, -2), self.model.head_weight, targets.flatten()).nll
         assert found is not None
-        return found.view(h.shape[:-1]).masked_fill(targets == head.IGNORE, torch.nan)
+        return found.view(h.shape[:-1]).masked_fill(targets == head.IGNORE, 0)
