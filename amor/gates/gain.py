@@ -67,10 +67,11 @@ class Gain(Adaptive):
     def forward(self, evidence: Evidence) -> Verdict:
         with torch.autocast(evidence.x.device.type, enabled=False):  # nats differ by less than bf16 can tell
             predicted = linear(evidence.x.float(), self.weight.float()[None]).squeeze(-1) + self.bias.float()
-        if self._settled():
-            return Verdict(predicted > self.threshold, predicted)
-        score = torch.where(self.reach > 0, predicted, spread(evidence.position, self.salt + self.lessons))
+        score = predicted if self._settled() else self._explored(predicted, evidence.position)
         return Verdict(score > self.threshold, score)
+
+    def _explored(self, predicted: Tensor, position: Tensor) -> Tensor:
+        return torch.where(self.reach > 0, predicted, spread(position, self.salt + self.lessons))
 
     def _settled(self) -> bool:
         """Whether it predicts, where looking costs nothing: a device would have to be waited for, and a graph would break."""
