@@ -182,8 +182,19 @@ class Attend:
     size: int
 
 
-Instruction = Product | Norm | GatedNorm | Gate | Add | Conv | Scan | Delta | Keys | Attend
-INSTRUCTIONS: tuple[type[Instruction], ...] = (Product, Norm, GatedNorm, Gate, Add, Conv, Scan, Delta, Keys, Attend)
+@dataclass(frozen=True)
+class Dot:
+    """One number: x times a weight, and a bias."""
+
+    kind: ClassVar[int] = 10
+    x: Vector
+    out: Vector
+    weight: Tensor  # [width]
+    bias: Tensor | None  # one number
+
+
+Instruction = Product | Norm | GatedNorm | Gate | Add | Conv | Scan | Delta | Keys | Attend | Dot
+INSTRUCTIONS: tuple[type[Instruction], ...] = (Product, Norm, GatedNorm, Gate, Add, Conv, Scan, Delta, Keys, Attend, Dot)
 ROOM = -1
 
 
@@ -246,18 +257,18 @@ class Program:
         gate, up = self.linear(x, mlp.gate_proj, mlp.up_proj).split(*(2 * [mlp.gate_proj.weight.shape[0]]))
         return self.linear(self.gate(up, gate, "silu"), mlp.down_proj)
 
-    def add(self, x: Vector, y: Vector, scale: Tensor | None = None) -> Vector:
-        out = self.vector(x.width)
+    def add(self, x: Vector, y: Vector, scale: Tensor | None = None, out: Vector | None = None) -> Vector:
+        out = out or self.vector(x.width)
         self.steps.append(Add(x, y, out, scale))
         return out
 
-    def accumulate(self, h: Vector, y: Vector, scale: Tensor | None = None) -> None:
-        """h += scale y; where y is what a product has just given, the product adds by itself."""
+    def accumulate(self, h: Vector, y: Vector) -> None:
+        """h += y; where y is what a product has just given, the product adds by itself."""
         last = self.steps[-1]
-        if isinstance(last, Product) and last.out == y and scale is None:
+        if isinstance(last, Product) and last.out == y:
             self.steps[-1] = replace(last, out=h, add=1)
         else:
-            self.steps.append(Add(h, y, h, scale))
+            self.add(h, y, out=h)
 
     def conv(self, x: Vector, conv: ShortConv, name: str) -> Vector:
         plainly(conv)
@@ -292,6 +303,11 @@ class Program:
     def attend(self, q: Vector, size: int, theta: float, name: str) -> Vector:
         out, heads = self.vector(q.width), q.width // size
         self.steps.append(Attend(q, out, self.held(name, heads, size, theta=theta), heads, size))
+        return out
+
+    def dot(self, x: Vector, weight: Tensor, bias: Tensor | None = None, out: Vector | None = None) -> Vector:
+        out = out or self.vector(1)
+        self.steps.append(Dot(x, out, weight, bias))
         return out
 
     def held(self, name: str, *shape: int, theta: float = 0.0) -> Held:

@@ -219,11 +219,13 @@ def test_the_last_block_looks_at_the_last_token_of_a_prompt_only():
 
 
 def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypatch):
-    from amor.decode.blocks import BlockPass
+    from amor.decode.blocks import Chain
 
-    asked = []
-    honest = BlockPass.fire
-    monkeypatch.setattr(BlockPass, "fire", lambda self, index, h, *more: asked.append(len(h)) or honest(self, index, h, *more))
+    asked, fire, run = [], Chain.fire, Chain.run
+    monkeypatch.setattr(Chain, "fire", lambda self, index, h, *more: asked.append(len(h)) or fire(self, index, h, *more))
+    monkeypatch.setattr(  # without foresight it runs to the end from the last block alone
+        Chain, "run", lambda self, index, h, *more: asked.append(len(h) * (3 - index)) or run(self, index, h, *more)
+    )
     engine = Engine(small("amor-mamba2"), policy=Fixed(False))
     session = engine.prefill(prompts_of(LENGTHS))
     fired = 0
@@ -264,7 +266,7 @@ def reader_of(model, head, greedy):
 
 def decided(model, head, greedy, h):
     """By the gate of block 0, which reads the residual itself."""
-    return reader_of(model, head, greedy).decide(0, Asked(h, h, h), torch.zeros(len(h)), None)
+    return reader_of(model, head, greedy).decide(0, Asked(h, h, h), torch.zeros(len(h)))
 
 
 @torch.no_grad()
@@ -274,7 +276,7 @@ def test_a_cheap_probe_gives_the_exact_decision_or_asks_the_exact_head():
     for seed in range(20):
         h = torch.randn(2, 64, generator=torch.Generator().manual_seed(seed)) * (0.03 + 0.02 * seed)
         heads = {cheap: Head(model.embed.weight, "float32", cheap) for cheap in (True, False)}
-        found = {cheap: decided(model, head, cheap, h).fire.tolist() for cheap, head in heads.items()}
+        found = {cheap: decided(model, head, cheap, h)[0] for cheap, head in heads.items()}
         assert found[True] == found[False]
         assert heads[True].passes.cheap == 1 and heads[False].passes.cheap == 0
         sure += heads[True].passes.rows == 0
@@ -285,7 +287,7 @@ def test_a_threshold_at_the_entropy_itself_is_never_left_to_the_cheap_probe():
     model = small("amor-mamba2", **{"blocks.count": 1})
     gate = model.each_block()[0].gate
     h = torch.randn(1, 64, generator=torch.Generator().manual_seed(3)) * 0.1
-    gate.mu.copy_(decided(model, Head(model.embed.weight, "float32", False), False, h).score[0])
+    gate.mu.fill_(decided(model, Head(model.embed.weight, "float32", False), False, h)[1][0])
     gate.sigma.zero_()
     head = Head(model.embed.weight, "float32", True)
     decided(model, head, True, h)

@@ -158,15 +158,15 @@ def test_a_program_that_norms_by_the_mean_of_the_weights_is_noticed(monkeypatch)
 
 
 def test_a_program_that_leaves_out_alpha_is_noticed(monkeypatch):
-    honest = Program.accumulate
-    monkeypatch.setattr(Program, "accumulate", lambda self, h, y, scale=None: honest(self, h, y))
+    honest = Program.add
+    monkeypatch.setattr(Program, "add", lambda self, x, y, scale=None, out=None: honest(self, x, y, None, out))
     caught("amor-mamba2", *ENGINE)
 
 
 def test_a_program_that_leaves_out_the_norm_of_the_mlp_is_noticed(monkeypatch):
-    def unnormed(self, p, h, x):
-        p.accumulate(h, self.attention.queries_program(p, x), self.alpha.detach().sigmoid())
-        p.accumulate(h, p.swiglu(h, self.mlp))
+    def unnormed(self, p, h, x, out):
+        p.add(h, self.attention.queries_program(p, x), self.alpha.detach().sigmoid(), out)
+        p.accumulate(out, p.swiglu(out, self.mlp))
 
     monkeypatch.setattr(Block, "program", unnormed)
     caught("amor-mamba2-mlp", *ENGINE)

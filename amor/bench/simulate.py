@@ -23,6 +23,7 @@ from amor.models.amor import Amor
 from amor.models.build import build
 from amor.ops.spent import counting
 from amor.presets import preset
+from amor.program import Program, Vector
 from amor.records.bench import Spent
 from amor.state import State
 
@@ -60,6 +61,12 @@ class Scheduled(Gate):
     def forward(self, evidence: Evidence) -> Verdict:
         plans = [self.plan[self.place(p)] for p in evidence.position.flatten().tolist()]
         return Verdict(torch.tensor(plans).view(evidence.position.shape), self._own[0](evidence).score)
+
+    def program(self, p: Program, x: Vector, score: Vector) -> None:
+        self._own[0].program(p, x, score)
+
+    def stamp(self) -> tuple[object, ...]:
+        return self._own[0].stamp()
 
     def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
         """Of a bound it is asked once by the 8-bit head, and where that left a doubt once more, of a narrower one."""

@@ -28,8 +28,8 @@ class Chance:
     def rows(self) -> int:
         return len(self.keys)
 
-    def below(self, high: int, count: int) -> np.ndarray:
-        """Integers in [0, high), each as likely as any other."""
+    def below(self, high: int | np.ndarray, count: int) -> np.ndarray:
+        """Integers in [0, high), each as likely as any other; high: one for all rows, or [rows, 1]."""
         return _scaled(self._bits(count), high)
 
     def shares(self, count: int) -> np.ndarray:
@@ -68,7 +68,7 @@ def _counted(keys: np.ndarray, places: np.ndarray) -> np.ndarray:
     return mixed(mixed(keys)[:, None] + steps)
 
 
-def _scaled(bits: np.ndarray, high: int) -> np.ndarray:
+def _scaled(bits: np.ndarray, high: int | np.ndarray) -> np.ndarray:
     return ((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 * high).astype(np.int64)
 
 

@@ -2,17 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from amor.decode.compile import Compiled
+from amor.config import Config
+from amor.decode.compile import Compiled, Pack
 from amor.decode.policy import Policy
 from amor.decode.reader import Asked, HeadReader
 from amor.form import Part
-from amor.gates.base import Verdict
 from amor.layout import Layout
+from amor.models.block import Block
+from amor.parts import RMSNorm
+from amor.program import Program
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The residual [R, D] before a block, or behind the last one, and what is known to be read of it: columns, [R, D] each."""
+
+    h: Tensor
+    columns: dict[int, Tensor]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """All blocks one after the other as if all of them fired, in one program of which parts may be run.
+
+    Handed in are the residuals before each block and behind the last, what each block reads, and what the output reads: of the
+    last residual, or (`final`) of all of them but the first, for then gates ask about it.
+    """
+
+    compiled: Compiled
+    begins: list[int]  # of each block: the instruction its keys begin with,
+    fires: list[int]  # the one behind its keys,
+    ends: list[int]  # and the one behind all of it: norms of what is read next follow
+    final: bool
+    normed: bool  # whether what the output reads is more than the residual
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], final_norm: RMSNorm | None, config: Config, pack: Pack) -> Chain:
+        count, final = len(blocks), config.blocks.probe == "final"
+        p = Program(*[config.width] * (2 * count + 1 + (count if final else 1)))
+        residuals, inputs, outputs = p.given[: count + 1], p.given[count + 1 : 2 * count + 1], p.given[2 * count + 1 :]
+        begins, fires, ends = [], [], []
+        for index, block in enumerate(blocks):
+            p.layer(index)
+            begins.append(len(p.steps))
+            block.keys_program(p, inputs[index])
+            fires.append(len(p.steps))
+            block.program(p, residuals[index], inputs[index], residuals[index + 1])
+            ends.append(len(p.steps))
+            after, last = residuals[index + 1], index + 1 == count
+            coming = None if last else blocks[index + 1].norm
+            if coming is not None:
+                p.norm(after, coming, out=inputs[index + 1])
+            if final_norm is not None and (final or last):
+                p.norm(after, final_norm, out=outputs[index if final else 0])
+        return cls(Compiled(p, pack), begins, fires, ends, final, final_norm is not None)
+
+    def fire(self, index: int, now: Tensor, x: Tensor, parts: list[Part], layout: Layout, rows: Tensor | None) -> Tensor:
+        """The residual of some rows or of all behind block `index`; their keys are written already."""
+        given, moved = [now] * len(self.compiled.given), torch.empty_like(now)
+        given[len(self.ends) + 1 + index], given[index + 1] = x.contiguous(), moved
+        self.compiled(given, parts, layout, rows, steps=(self.fires[index], self.ends[index]))
+        return moved
+
+    def run(self, index: int, now: Tensor, x: Tensor, parts: list[Part], layout: Layout) -> tuple[list[Residual], Tensor]:
+        """From block `index` on: the residual behind every block, and what the head is asked of each, [blocks, R, D]."""
+        count = len(self.ends)
+        given = list(torch.empty(len(self.compiled.given), *now.shape).unbind())
+        given[index], given[count + 1 + index] = now, x
+        self.compiled(given, parts, layout, steps=(self.begins[index], len(self.compiled.steps)))
+        found = []
+        for block in range(index, count):
+            after, columns = given[block + 1], {}
+            if block + 1 < count:
+                columns[block + 1] = given[count + 2 + block]
+            if self.final or block + 1 == count:
+                columns[count] = given[2 * count + 1 + (block if self.final else 0)] if self.normed else after
+            found.append(Residual(after, columns))
+        return found, torch.stack([one.columns[count if self.final else block + 1] for block, one in enumerate(found, index)])
 
 
 @dataclass(frozen=True)
@@ -21,12 +93,9 @@ class Blocks:
 
     norm_f: Compiled | None  # of the residual, in place; None where it is block 0's pre-norm
     inputs: list[Compiled]  # by first column: what blocks from there on and the output read of the residual
-    keys: Compiled  # of all blocks, one after the other
-    key_steps: list[int]  # how many of its instructions belong to the first 0, 1, ... blocks
-    fired: list[Compiled]
-
-    def each(self) -> list[Compiled]:
-        return [*([self.norm_f] if self.norm_f else []), *self.inputs, self.keys, *self.fired]
+    closed: Compiled  # of a token that no block fires on: what each block reads, and its keys; then what the output reads
+    closed_steps: list[int]  # how many of its instructions belong to the first 0, 1, ... columns
+    chain: Chain
 
 
 class BlockPass:
@@ -48,28 +117,41 @@ class BlockPass:
         self.count = len(parts)
         self.fires: list[list[bool]] = []  # block by block, of every row
         self.scores: list[list[float]] = []
-        self.verdict: Verdict | None = None  # of the last block
         self.written = 0  # blocks whose keys and values are written
-        self.ahead: dict[int, Tensor] = {}  # the residual after a block if all rows fire there, and at those run ahead before it
-        if parts:
-            self.move(h, 0)
+        self.ahead: dict[int, Residual] = {}  # behind a block if all rows fire there, and at those run ahead before it
+        self.move(Residual(h, {}), 0)
 
-    def move(self, h: Tensor, start: int) -> None:
-        """From here on the residual is h [R, D], and what blocks from `start` on and the output read is known with it."""
-        self.h, self.start, self.inputs = h, start, self.read_of(h, start)
+    def move(self, to: Residual, start: int) -> None:
+        """From here on the residual is another, and what blocks from `start` on and the output read is what they read of it."""
+        self.h, self.start, self.known = to.h, start, to.columns
+        self._inputs: Tensor | None = None
+
+    @property
+    def inputs(self) -> Tensor:
+        """[columns, R, D] what is read of the residual by columns from `start` on, if no more block fires."""
+        if self._inputs is None:
+            self._inputs = self.read_of(self.h, self.start)
+        return self._inputs
+
+    def column(self, index: int) -> Tensor:
+        """[R, D] what block `index`, or (behind the last) the output, reads of the residual."""
+        if index in self.known:
+            return self.known[index]
+        return self.inputs[index - self.start] if self.normed[index] else self.h
 
     def read_of(self, h: Tensor, start: int) -> Tensor:
         """[columns, R, D] what is read of a residual by columns from `start` on, if no more block fires."""
+        out = self.room(h, start)
+        self.blocks.inputs[start]([h, *out])
+        return out
+
+    def room(self, h: Tensor, start: int) -> Tensor:
+        """Memory for what columns from `start` on read of h; those that read h as it is have it already."""
         out = torch.empty(self.count + 1 - start, *h.shape)
         for column, normed in zip(out, self.normed[start:], strict=True):
             if not normed:
                 column.copy_(h)
-        self.blocks.inputs[start]([h, *out])
         return out
-
-    def asked(self, x: Tensor) -> Tensor:
-        """What the head is asked about by the gate of a block that reads x of the present residual."""
-        return self.inputs[-1] if self.reader.final else x
 
     def some_inputs(self, h: Tensor, columns: list[int]) -> Tensor:
         """What the head is asked of h, the present residual or some of its rows."""
@@ -84,63 +166,76 @@ class BlockPass:
             self.through(index, sparse, policy)
         self.write_keys(self.count)
         policy.observe(self.fires)
-        return self.inputs[-1]
+        return self.column(self.count)
 
     def through(self, index: int, sparse: bool, policy: Policy) -> None:
         """Block `index`: queries, attention and what follows only for rows that fire."""
-        x = self.inputs[index - self.start]
-        self.verdict = self.reader.decide(index, Asked(self.h, x, self.asked(x)), self.layout.start, self.verdict)
-        fires = self.verdict.fire.tolist()
-        self.fires.append(fires)
-        self.scores.append(self.verdict.score.tolist())
+        fires = self.decide(index)
         foreseen = self.ahead.pop(index, None)
         if foreseen is not None and not all(fires):  # then what later blocks read is not what was run ahead
             self.ahead, self.written, foreseen = {}, index + 1, None
         if not any(fires) and sparse:
             return
-        self.write_keys(index + 1)
-        if foreseen is not None:
-            self.move(foreseen, index + 1)
-            return
-        if all(fires):
-            moved = self.fire(index, self.h, x)
-        elif sparse:
-            rows = torch.tensor(fires).nonzero()[:, 0]
-            moved = self.h.index_put((rows,), self.fire(index, self.h[rows], x[rows], rows))
+        if foreseen is None and all(fires) and self.foresees(index, policy):
+            foreseen = self.run_ahead(index)
+        if foreseen is None:
+            foreseen = Residual(self.fire(index, fires, sparse), {})
+        self.move(foreseen, index + 1)
+
+    def decide(self, index: int) -> list[bool]:
+        """Which rows fire at block `index`; a gate that follows the one before it need not be asked."""
+        if not self.reader.follows(index):
+            x = self.column(index)
+            asked = Asked(self.h, x, self.column(self.count) if self.reader.final else x)
+            fires, scores = self.reader.decide(index, asked, self.layout.start)
+            self.fires.append(fires)
+            self.scores.append(scores)
         else:
-            moved = torch.where(torch.tensor(fires)[:, None], self.fire(index, self.h, x), self.h)
-        self.move(moved, index + 1)
-        if all(fires) and self.worth_foreseeing(index + 1) and policy.foresees():
-            self.foresee()
+            self.fires.append(self.fires[-1])
+            self.scores.append(self.scores[-1])
+        return self.fires[-1]
 
-    def worth_foreseeing(self, first: int) -> bool:
-        """Whether one pass over the head can serve all columns from `first` on, and more than the output's."""
-        coming = self.count + 1 - first
-        every = self.reader.asked[-coming:] == list(range(first, self.count + 1))
-        return self.reader.joint and every and coming >= 2 and coming * len(self.h) <= self.reader.most
+    def foresees(self, index: int, policy: Policy) -> bool:
+        """Whether, as all rows fire at a block, the blocks to come are run as if they did there too."""
+        coming = range(index + 1, self.count)
+        if all(self.reader.follows(block) for block in coming):  # then they will
+            return True
+        columns = [*coming, self.count]
+        every = self.reader.asked[-len(columns) :] == columns
+        served = self.reader.joint and every and len(columns) * len(self.h) <= self.reader.most  # by one pass over the head
+        return served and policy.foresees()
 
-    def foresee(self) -> None:
-        """Run the blocks to come as if all rows fired, and ask the head once about all of them and the output."""
-        h, start, vectors = self.h, self.start, []
-        for index in range(start, self.count):
-            self.write_keys(index + 1)
-            vectors.append(self.asked(self.inputs[0]))
-            self.ahead[index] = self.fire(index, self.h, self.inputs[0])
-            self.move(self.ahead[index], index + 1)
-        vectors.append(self.inputs[0])
-        self.move(h, start)
-        self.reader.foretell(start, torch.stack(vectors))
+    def run_ahead(self, index: int) -> Residual:
+        """Run block `index` and those to come as if all rows fired; where gates to come ask the head, ask once for all."""
+        self.write_keys(index)
+        found, asked = self.blocks.chain.run(index, self.h, self.column(index), self.parts, self.layout)
+        self.written = self.count
+        self.ahead = dict(enumerate(found, index))
+        if any(not self.reader.follows(block) for block in range(index + 1, self.count)):
+            self.reader.foretell(index + 1, asked)
+        return self.ahead.pop(index)
+
+    def fire(self, index: int, fires: list[bool], sparse: bool) -> Tensor:
+        """The residual behind block `index`, which rows that do not fire keep."""
+        self.write_keys(index + 1)
+        chain, h, x = self.blocks.chain, self.h, self.column(index)
+        if all(fires) or not sparse:
+            moved = chain.fire(index, h, x, self.parts, self.layout, None)
+            return moved if all(fires) else torch.where(torch.tensor(fires)[:, None], moved, h)
+        rows = torch.tensor(fires).nonzero()[:, 0]
+        return h.index_put((rows,), chain.fire(index, h[rows], x[rows], self.parts, self.layout, rows))
 
     def write_keys(self, to: int) -> None:
-        """Keys and values of blocks up to `to`, in one call; the residual has not moved since the last ones."""
-        if to > self.written:
-            ends, known = self.blocks.key_steps, range(self.written, to)
-            read = [self.inputs[k - self.start] if k in known else self.h for k in range(self.count)]
-            self.blocks.keys(read, self.parts, self.layout, steps=(ends[self.written], ends[to]))
-        self.written = max(self.written, to)
+        """Keys and values of blocks up to `to`, in one call; the residual has not moved since the last ones.
 
-    def fire(self, index: int, h: Tensor, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The residual h of some rows or of all, fired."""
-        moved = h.clone()
-        self.blocks.fired[index]([moved, x.contiguous()], [self.parts[index]], self.layout, rows)
-        return moved
+        What they read, and behind the last what the output reads, is found on the way, or once more to the same bits.
+        """
+        if to > self.written:
+            read = self.room(self.h, self.start) if self._inputs is None else self._inputs
+            ends, last = self.blocks.closed_steps, to + (to == self.count)
+            self.blocks.closed(
+                [self.h] * (1 + self.start) + list(read), self.parts, self.layout, steps=(ends[self.written], ends[last])
+            )
+            if self.written == self.start and to == self.count:
+                self._inputs = read
+        self.written = max(self.written, to)

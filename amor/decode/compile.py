@@ -165,13 +165,14 @@ class Compiled:
         room = torch.empty(count * self.room)
         keep: list[Any] = [room]
         with self.lock:  # another thread may step another session
+            batch = 0 if layout is None else layout.start.shape[0]
             for index, one in enumerate(self.held):
-                self._memory(index, one, parts, layout, keep)
+                self._memory(index, one, parts, layout, batch, keep)
             held = type(self.memory).from_buffer_copy(self.memory)
         memory = (c_void_p * len(given))(*(t.data_ptr() for t in given))
         row = at = None
         if layout is not None:
-            whole = torch.arange(len(layout.start)) if rows is None else rows.contiguous()
+            whole = _all_rows(batch) if rows is None else rows.contiguous()
             places = layout.start.contiguous() if rows is None else layout.start[rows]
             keep += [whole, places]
             row, at = whole.data_ptr(), places.data_ptr()
@@ -184,13 +185,13 @@ class Compiled:
             assert layout is not None
             raise AmorError(f"positions {layout.start.tolist()} lie outside the slots of the state; is it of this batch?")
 
-    def _memory(self, index: int, held: Held, parts: Sequence[Part], layout: Layout | None, keep: list[Any]) -> None:
+    def _memory(self, index: int, held: Held, parts: Sequence[Part], layout: Layout | None, rows: int, keep: list[Any]) -> None:
         """Where a tensor of the state lies, refused before native code sees it where it is not what the program needs.
 
         A session hands in the same memory step after step, so what was looked at the last time is not looked at again.
         """
         assert layout is not None
-        found, rows, struct = parts[held.part].get(held.name), len(layout.start), self.memory[index]
+        found, struct = parts[held.part].get(held.name), self.memory[index]
         if held.theta:
             memory = found.buffer if isinstance(found, KV) else None
             if memory is None or memory is not self.met[index]() or memory.k.shape[0] != rows:
@@ -239,6 +240,12 @@ class Compiled:
                 seen = int((layout.start if which is None else layout.start[which]).sum()) + rows
                 numbers = seen * math.prod(one.attends.shape)
                 spend("attention", 4 * numbers, 2 * 4 * numbers)
+
+
+@cache
+def _all_rows(count: int) -> Tensor:
+    """[count] 0, 1, ...: only read."""
+    return torch.arange(count)
 
 
 def _spent(step: Instruction, matrices: tuple[Matrix, ...]) -> Spent:

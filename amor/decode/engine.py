@@ -24,6 +24,7 @@ from amor.decode.known import Next, Tally
 from amor.decode.policy import Fixed, Follow, Policy
 from amor.decode.reader import HeadReader, ReadAhead
 from amor.decode.savings import Savings
+from amor.decode.scores import Scorers
 from amor.decode.seal import Seal
 from amor.decode.step import CompiledModel, uncompiled
 from amor.errors import AmorError
@@ -58,6 +59,7 @@ class Engine:
         self._gates = None if gates is None else list(gates)
         self.tally = Tally(len(model.each_block()))
         self.passes = Passes()
+        self.scorers = Scorers()
         self.repack()
 
     def behind(self, gates: Sequence[Gate], policy: Policy | None = None) -> Engine:
@@ -160,7 +162,13 @@ class Engine:
         kept: list[Part] = [{"kv": _keys(part).with_open_slots(layout)} for part in state.parts[len(parts) :]]
         final = self.model.config.blocks.probe == "final"
         reader = HeadReader(
-            self.head, self.gates, lambda h, columns: walk.some_inputs(h, columns), self.savings.joint, best, final
+            self.head,
+            self.gates,
+            lambda h, columns: walk.some_inputs(h, columns),
+            self.savings.joint,
+            best,
+            final,
+            scorers=self.scorers,
         )
         walk = BlockPass(compiled.blocks, compiled.normed, h, layout, kept, reader)
         hidden = walk.run(self.savings.sparse, self.policy) if kept else h

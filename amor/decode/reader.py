@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from amor.decode.head import Head
+from amor.decode.scores import Scorers
 from amor.errors import AmorError
 from amor.gates.base import Evidence, Gate, Verdict
 from amor.layout import Layout
@@ -79,6 +80,7 @@ class HeadReader:
     greedy: bool = False  # of the output only the best token is wanted, and the copy finds it
     final: bool = False  # every gate asks about the output's vector, as it is before its block
     most: int = ROWS  # vectors that one pass serves at little more than the price of one
+    scorers: Scorers = field(default_factory=Scorers)
     columns: dict[int, Column] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,23 +94,33 @@ class HeadReader:
         bounded = all(gate.needs <= {"entropy"} and (not gate.needs or _decides_by_ends(gate)) for gate in self.gates)
         self.greedy = self.greedy and self.head.copy is not None and bounded
 
-    def decide(self, index: int, asked: Asked, positions: Tensor, before: Verdict | None) -> Verdict:
-        """Which rows fire at block `index`, and what its gate looked at; `before`: of the block before."""
-        gate = self.gates[index]
-        if gate.needs == {"entropy"} and _decides_by_ends(gate):
-            fires, scores = self._by_ends(index, asked, positions.tolist())
-            return Verdict(torch.tensor(fires), torch.tensor(scores))
-        return gate(self.evidence(index, asked, positions, before))
+    def follows(self, index: int) -> bool:
+        """Whether a gate decides as the one before it did, whatever that was."""
+        return self.gates[index].decider is not self.gates[index]
 
-    def evidence(self, index: int, asked: Asked, positions: Tensor, before: Verdict | None) -> Evidence:
+    def decide(self, index: int, asked: Asked, positions: Tensor) -> tuple[list[bool], list[float]]:
+        """Which rows fire at block `index`, and what its gate looked at."""
+        gate = self.gates[index]
+        scorer = self.scorers(gate, asked.x.shape[1])
+        if scorer is not None:
+            told = asked.x.new_empty(len(asked.x), 1)
+            scorer([asked.x, told])
+            scores = told[:, 0].tolist()
+            return [bool(fire) for fire in _there(gate.between(scores, scores, positions.tolist()))], scores
+        if gate.needs == {"entropy"} and _decides_by_ends(gate):
+            return self._by_ends(index, asked, positions.tolist())
+        verdict = gate(self.evidence(index, asked, positions))
+        return verdict.fire.tolist(), verdict.score.tolist()
+
+    def evidence(self, index: int, asked: Asked, positions: Tensor) -> Evidence:
         """What gate `index` may know of its rows, from the exact head."""
         x = asked.x
         if not self.gates[index].needs:
-            return Evidence(x, positions, before=before)
+            return Evidence(x, positions)
         self._know(index, asked.vector, asked.h)
         said = self._rows(index)
         entropy, margin = torch.tensor([[s.entropy for s in said], [s.margin for s in said]], device=x.device)
-        return Evidence(x, positions, entropy, margin if self.margins else None, before=before)
+        return Evidence(x, positions, entropy, margin if self.margins else None)
 
     def _by_ends(self, index: int, asked: Asked, positions: list[int]) -> tuple[list[bool], list[float]]:
         gate, x = self.gates[index], asked.vector
@@ -251,7 +263,7 @@ class ReadAhead:
         if x.shape[1] > 1 or layout.valid is not None:
             return self.plain(index, h, x, layout, needs, opened, before)
         asked = Asked(h[:, 0], x[:, 0], self.plain.model.asked(h, x)[:, 0])
-        seen = self.reader.evidence(index, asked, layout.positions[:, 0], None)
+        seen = self.reader.evidence(index, asked, layout.positions[:, 0])
         entropy, margin = (None if t is None else t[:, None] for t in (seen.entropy, seen.margin))
         return Evidence(x, layout.positions, entropy, margin, before=before)
 

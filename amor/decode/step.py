@@ -7,12 +7,11 @@ runs its own forward between two stretches. So do the blocks, all together, wher
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from amor.decode.blocks import Blocks
+from amor.decode.blocks import Blocks, Chain
 from amor.decode.compile import SOURCE, Compiled
 from amor.errors import AmorError
 from amor.form import Part
@@ -64,10 +63,15 @@ class CompiledModel:
         if why:
             raise AmorError(f"steps cannot be compiled: {why}; the model's own forward decodes without that")
         self.model, self.weights = model, weights
-        self.pack = partial(pack, name=weights)
+        self._packed: dict[int, Matrix] = {}  # of a weight by identity: several programs may read one
         self.blocks, self.blocks_why = self._blocks()
         self.stretches = self._stretches()
         use_huge_pages(t for m in self.matrices() for t in (m.weight, m.scales) if t is not None)
+
+    def pack(self, weight: Tensor) -> Matrix:
+        if id(weight) not in self._packed:
+            self._packed[id(weight)] = pack(weight, self.weights)
+        return self._packed[id(weight)]
 
     def _stretches(self) -> list[Stretch]:
         said: list[tuple[int, Layer, str]] = []
@@ -129,17 +133,17 @@ class CompiledModel:
                         p.norm(p.given[0], norm, out=out)
                 inputs.append(Compiled(p, self.pack))
             self.normed = [norm is not None for norm in norms]
-            keys, ends, fired = Program(*([width] * len(blocks))), [0], []
-            for index, block in enumerate(blocks):
-                keys.layer(index)
-                block.keys_program(keys, keys.given[index])
-                ends.append(len(keys.steps))
-                p = Program(width, width)
-                block.program(p, *p.given)
-                fired.append(Compiled(p, self.pack))
+            closed, ends = Program(*[width] * (2 + len(blocks))), []
+            for index, norm in enumerate(norms):
+                x = closed.given[0] if norm is None else closed.norm(closed.given[0], norm, out=closed.given[1 + index])
+                if index < len(blocks):
+                    closed.layer(index)
+                    blocks[index].keys_program(closed, x)
+                ends.append(len(closed.steps))
+            chain = Chain.of(blocks, norms[-1], model.config, self.pack)
         except UnsaidError as why:
             return None, str(why)
-        return Blocks(norm_f, inputs, Compiled(keys, self.pack), ends, fired), ""
+        return Blocks(norm_f, inputs, Compiled(closed, self.pack), [0, *ends], chain), ""
 
     @property
     def path(self) -> str:
@@ -155,8 +159,7 @@ class CompiledModel:
 
     def matrices(self) -> list[Matrix]:
         """Every matrix of layers and blocks."""
-        compiled = [s.compiled for s in self.stretches if s.compiled is not None]
-        return [m for one in (*compiled, *(self.blocks.each() if self.blocks else [])) for m in one.matrices]
+        return list(self._packed.values())
 
     @property
     def nbytes(self) -> int:

@@ -43,6 +43,7 @@ struct Scan { enum { kind = 6 }; Vector u, dt, B, C, out; const float *A, *D, *d
 struct Delta { enum { kind = 7 }; Vector q, k, v, a, b, out; const float *A, *dt_bias; long state, heads, size, value, rates; };
 struct Keys { enum { kind = 8 }; Vector k, v; long kv, heads, size; };
 struct Attend { enum { kind = 9 }; Vector q, out; long kv, heads, size; };
+struct Dot { enum { kind = 10 }; Vector x, out; const float *weight, *bias; };
 struct Step { long kind; const void* what; };
 
 namespace {
@@ -167,6 +168,12 @@ struct Thread {  // one of a team
         });
     }
 
+    void run(const Dot& s) {
+        each(1, [&](long r, long) {
+            *at(s.out, r) = dot_row(at(s.x, r), s.weight, s.x.width) + (s.bias ? *s.bias : 0.f);
+        });
+    }
+
     void run(const Attend& s) {
         using namespace attention;
         const Held& kv = call.held[s.kv];
@@ -199,6 +206,7 @@ void as_it_is(const Step& step, Work work) {
         case Delta::kind: return work(*(const Delta*)step.what);
         case Keys::kind: return work(*(const Keys*)step.what);
         case Attend::kind: return work(*(const Attend*)step.what);
+        case Dot::kind: return work(*(const Dot*)step.what);
     }
 }
 
@@ -245,6 +253,7 @@ LAYOUT(STRUCT(Vector, where, offset, of, start, width)
        STRUCT(Delta, q, k, v, a, b, out, A, dt_bias, state, heads, size, value, rates)
        STRUCT(Keys, k, v, kv, heads, size)
        STRUCT(Attend, q, out, kv, heads, size)
+       STRUCT(Dot, x, out, weight, bias)
        NUMBER(Product.kind, Product::kind)
        NUMBER(Norm.kind, Norm::kind)
        NUMBER(GatedNorm.kind, GatedNorm::kind)
@@ -254,4 +263,5 @@ LAYOUT(STRUCT(Vector, where, offset, of, start, width)
        NUMBER(Scan.kind, Scan::kind)
        NUMBER(Delta.kind, Delta::kind)
        NUMBER(Keys.kind, Keys::kind)
-       NUMBER(Attend.kind, Attend::kind))
+       NUMBER(Attend.kind, Attend::kind)
+       NUMBER(Dot.kind, Dot::kind))

@@ -17,6 +17,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from amor.errors import AmorError
+from amor.program import Program, UnsaidError, Vector
 from amor.typed import Share
 
 
@@ -63,11 +64,19 @@ class Gate(nn.Module):
         return self
 
     def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None] | None:
-        """Of tokens whose entropy lies between two ends, whether it fires; None where the ends differ.
+        """Of tokens whose score lies between two ends, whether it fires; None where the ends differ.
 
-        None instead of a list: it looks at more than the entropy and has to be asked by `forward`.
+        None instead of a list: it looks at more than a score and has to be asked by `forward`.
         """
         return None
+
+    def program(self, p: Program, x: Vector, score: Vector) -> None:
+        """Its score of one token, from what the block reads, as decode compiles it; refused where there is more to look at."""
+        raise UnsaidError(f"gate {self.kind!r} states no program")
+
+    def stamp(self) -> tuple[object, ...]:
+        """What changes whenever the numbers do that its program and its threshold are made of."""
+        return ()
 
     def observe(self, scores: Tensor) -> None:
         """Take in the scores of one optimiser step: every real token of the global batch."""
@@ -106,6 +115,7 @@ class Adaptive(Gate):
         self.register_buffer("quantiles", torch.zeros(SKETCH))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         self.aimed: float | None = None
+        self._known: tuple[tuple[object, ...], float] | None = None  # a stamp, and the threshold of then
 
     def trained_threshold(self) -> Tensor:
         raise NotImplementedError
@@ -115,6 +125,24 @@ class Adaptive(Gate):
         if self.aimed is not None:
             return self.quantile(1 - self.aimed)
         return torch.where(self.updates > 0, self.trained_threshold(), torch.inf)
+
+    def made_of(self) -> tuple[Tensor, ...]:
+        """The numbers that decide."""
+        return self.mu, self.sigma, self.quantiles, self.updates
+
+    def stamp(self) -> tuple[object, ...]:
+        return (self.aimed, *(t.data_ptr() + t._version for t in self.made_of()))
+
+    def cut(self) -> float:
+        """The threshold as a number, computed anew only where it may have changed: decode asks for it at every token."""
+        now = self.stamp()
+        if self._known is None or self._known[0] != now:
+            self._known = now, float(self.threshold)
+        return self._known[1]
+
+    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        cut = self.cut()
+        return [a > cut if (a > cut) == (b > cut) else None for a, b in zip(low, high, strict=True)]
 
     def quantile(self, q: float) -> Tensor:
         """A quantile of the scores met, between the kept ones by a straight line."""

@@ -1,7 +1,5 @@
 """The paper's gate: attention runs where the normalised entropy of the next token exceeds mu + kappa sigma."""
 
-from collections.abc import Sequence
-
 from amor.gates.base import Evidence, Gate, MedianGate, Verdict
 
 
@@ -13,10 +11,6 @@ class ByEntropy(Gate):
     def forward(self, evidence: Evidence) -> Verdict:
         assert evidence.entropy is not None
         return Verdict(evidence.entropy > self.threshold, evidence.entropy)
-
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        cut = float(self.threshold)
-        return [a > cut if (a > cut) == (b > cut) else None for a, b in zip(low, high, strict=True)]
 
 
 class Entropy(ByEntropy, MedianGate):

@@ -19,6 +19,7 @@ from torch import Tensor
 from amor.gates.base import Adaptive, Evidence, Verdict
 from amor.gates.random import spread
 from amor.ops.linear import linear
+from amor.program import Program, UnsaidError, Vector
 from amor.typed import Share
 
 UNIFORM = 0.5, 12**-0.5  # mean and spread of the scores it explores with
@@ -69,6 +70,14 @@ class Gain(Adaptive):
             predicted = linear(evidence.x.float(), self.weight.float()[None]).squeeze(-1) + self.bias.float()
         score = predicted if self._settled() else self._explored(predicted, evidence.position)
         return Verdict(score > self.threshold, score)
+
+    def program(self, p: Program, x: Vector, score: Vector) -> None:
+        if not self._settled():
+            raise UnsaidError("gate 'gain' explores, on positions it draws")
+        p.dot(x, self.weight, self.bias, score)
+
+    def made_of(self) -> tuple[Tensor, ...]:
+        return *super().made_of(), self.weight, self.bias, self.reach
 
     def _explored(self, predicted: Tensor, position: Tensor) -> Tensor:
         return torch.where(self.reach > 0, predicted, spread(position, self.salt + self.lessons))

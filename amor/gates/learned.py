@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from amor.gates.base import Adaptive, Evidence, Verdict
+from amor.parts import touched
+from amor.program import Program, UnsaidError, Vector
 from amor.typed import Share
 
 
@@ -35,3 +37,11 @@ class Learned(Adaptive):
         fire = score > self.threshold
         soft = torch.sigmoid(score - self.threshold)
         return Verdict(fire, score.detach(), fire + (soft - soft.detach()))
+
+    def program(self, p: Program, x: Vector, score: Vector) -> None:
+        if touched(self.router):
+            raise UnsaidError(touched(self.router))
+        p.dot(x, self.router.weight[0], out=score)
+
+    def made_of(self) -> tuple[Tensor, ...]:
+        return *super().made_of(), self.router.weight

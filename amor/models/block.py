@@ -145,11 +145,11 @@ class Block(nn.Module):
         """What every token needs: its key and value."""
         self.attention.keys_program(p, x)
 
-    def program(self, p: Program, h: Vector, x: Vector) -> None:
-        """What a token that fires needs besides; h, its residual, is updated in place."""
-        p.accumulate(h, self.attention.queries_program(p, x), self.alpha.detach().float().sigmoid())
+    def program(self, p: Program, h: Vector, x: Vector, out: Vector) -> None:
+        """What a token that fires needs besides: from its residual h the one after the block."""
+        p.add(h, self.attention.queries_program(p, x), self.alpha.detach().float().sigmoid(), out)
         if self.mlp is not None and self.mlp_norm is not None:
-            p.accumulate(h, p.swiglu(p.norm(h, self.mlp_norm), self.mlp))
+            p.accumulate(out, p.swiglu(p.norm(out, self.mlp_norm), self.mlp))
 
     def cost(self, context: int, fire_rate: float) -> Cost:
         """One more token: keys and values always, the rest on a share of tokens."""

@@ -26,7 +26,7 @@ Tokens = Annotated[int, Meta(ge=1, le=2**20)]
 Values = Annotated[tuple[Any, ...], Meta(min_length=1, max_length=256)]
 Rates = Annotated[tuple[typed.Share, ...], Meta(min_length=1, max_length=64)]
 
-TableName = Literal["models", "gates", "value", "rates", "frontier", "recall", "sweep"]
+TableName = Literal["models", "gates", "value", "rates", "frontier", "recall", "reach", "sweep"]
 FigureName = Literal["losses", "rates", "frontier"]
 
 
@@ -68,6 +68,12 @@ class OnTask(Part, frozen=True):
     seed: Seed = 0
 
 
+class AtSizes(OnTask, frozen=True):
+    """The run's own task with these options changed."""
+
+    at: Annotated[tuple[dict[Label, Any], ...], Meta(max_length=64)] = ()
+
+
 class Judging(Part, frozen=True):
     """Kind -> what is asked of it; None: it is not judged."""
 
@@ -77,6 +83,7 @@ class Judging(Part, frozen=True):
     value: OnText | None = None
     rates: AtRates | None = None
     recall: OnTask | None = None
+    reach: AtSizes | None = None
     speed: OnClock | None = None
 
     def asked(self, gated: bool = True) -> dict[str, Part]:
@@ -138,6 +145,7 @@ NEEDS: Mapping[str, frozenset[str]] = {
     "frontier": frozenset({"rates"}),
     "losses": frozenset({"loss"}),
     "recall": frozenset({"recall"}),
+    "reach": frozenset({"reach"}),
 }
 
 
@@ -234,6 +242,12 @@ class AllRates(Part, frozen=True):
     notes: tuple[Words, ...]
 
 
+class Reach(Part, frozen=True):
+    """A task at several sizes, in the order they were asked for."""
+
+    sizes: tuple[Recall, ...]
+
+
 class Decoded(Part, frozen=True):
     """Decode at one firing rate. Bytes are those of weights and state that a token reads, in float32."""
 
@@ -255,5 +269,6 @@ class Speed(Part, frozen=True):
 
 
 FOUND: Mapping[str, type] = {
-    **{"size": Size, "loss": Losses, "gate": Gates, "value": Value, "rates": AllRates, "recall": Recall, "speed": Speed}
+    **{"size": Size, "loss": Losses, "gate": Gates, "value": Value, "rates": AllRates},
+    **{"recall": Recall, "reach": Reach, "speed": Speed},
 }

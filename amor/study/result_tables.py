@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from amor.numbers import perplexity
 from amor.records.recall import Recall
-from amor.records.study import BlockMean
+from amor.records.study import BlockMean, Reach
 from amor.records.value import Value
 from amor.study import paper_models
 from amor.study.paired import Gap, Grid
@@ -210,9 +210,8 @@ def recall(held: Results) -> Table:
         found: list[Recall] = list(held.of(row, "recall").values())
         if not found:
             continue
-        right = [(100 * one.token.mean, 100 * (one.token.se or 0.0)) for one in found if one.token.mean is not None]
         cells = (
-            Cell(statistics.mean(mean for mean, _ in right), _both(right), 1) if right else None,
+            _right(found),
             _mean((100 * one.chance for one in found), 1),
             _mean((100 * block.questions for one in found for block in one.blocks), 1),
             _mean((100 * block.elsewhere for one in found for block in one.blocks), 1),
@@ -224,6 +223,26 @@ def recall(held: Results) -> Table:
     said = "right: the best token at every token of an answer; state: numbers held by a row"
     remarks = (said, *chosen_on(held, "the task's valid stream, reported on its test stream"), *lacking(held))
     return Table(f"{held.study.title}: what is remembered", "model", columns, tuple(lines), notes=remarks)
+
+
+def _right(found: Sequence[Recall]) -> Cell | None:
+    """Right answers in percent, over seeds."""
+    right = [(100 * one.token.mean, 100 * (one.token.se or 0.0)) for one in found if one.token.mean is not None]
+    return Cell(statistics.mean(mean for mean, _ in right), _both(right), 1) if right else None
+
+
+def reach(held: Results) -> Table:
+    """How much is remembered of the task at other sizes."""
+    asked = held.study.judge.reach
+    assert asked is not None
+    lines = []
+    for row in held.ledger.rows:
+        found: list[Reach] = list(held.of(row, "reach").values())
+        if found:
+            lines.append(Line(row, "ours", tuple(_right(each) for each in zip(*(one.sizes for one in found), strict=True))))
+    columns = tuple(", ".join(f"{key} {value}" for key, value in changes.items()) for changes in asked.at)
+    remarks = ("right answers in percent, of runs that have learned the task at its own size", *lacking(held))
+    return Table(f"{held.study.title}: at other sizes", "model", columns, tuple(lines), notes=remarks)
 
 
 def sweep(held: Results) -> Table:
@@ -274,5 +293,6 @@ MAKERS: dict[str, Callable[[Results], Table]] = {
     "rates": rates,
     "frontier": frontier,
     "recall": recall,
+    "reach": reach,
     "sweep": sweep,
 }

@@ -2,13 +2,19 @@
 
 A quarter of the vocabulary are keys, a quarter values, half is filler. What follows a key can be looked up; what follows anything
 else cannot be known. A gate that fires where the next token is uncertain fires on the filler.
+
+With many pairs a model learns to look up sooner if it also meets few: `fewest` lets the rows of training have between so many and
+all of them, as zoology mixes its sizes. What a model is judged by always has all.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from amor.data.chance import Chance
+from amor.data.loader import Windows
 from amor.data.tasks.base import Drawn, FillerShare, Length, Loss, Some, Task, Words, ask, at_most, blank
 from amor.errors import AmorError
 
@@ -18,6 +24,7 @@ class StreamOptions:
     vocab: Words = 512
     length: Length = 128
     pairs: Some = 16
+    fewest: Annotated[int, Meta(ge=0, le=2**16)] = 0  # pairs of a row of training, at least; filler stands for the others. 0: all
     filler: FillerShare = 0.5  # share of the tokens behind the pairs
     loss: Loss = "all"
 
@@ -32,6 +39,7 @@ class StreamOptions:
 
     def check(self) -> None:
         at_most("stream: pairs", self.pairs, self.vocab // 4, f"keys are a quarter of a vocabulary of {self.vocab:,}")
+        at_most("stream: fewest", self.fewest, self.pairs, "a row has no more pairs")
         if self.behind < 2 or not self.questions:
             raise AmorError(
                 f"stream: length {self.length} with {self.pairs} pairs and filler {self.filler:g} leaves no room for a question; "
@@ -48,13 +56,24 @@ class Stream(Task):
     def chance(self) -> float:
         return 1 / (self.vocab // 4)
 
+    def rows(self, seed: int, stream: str, step: int, first: int, last: int) -> Windows:
+        if self.options.fewest and stream != "train":
+            return self.change(fewest=0).rows(seed, stream, step, first, last)
+        return super().rows(seed, stream, step, first, last)
+
     def draw(self, chance: Chance) -> Drawn:
         o, quarter = self.options, self.options.vocab // 4
+        pairs: int | np.ndarray = o.pairs  # of all rows, or [rows, 1]
+        if o.fewest:
+            pairs = o.fewest + chance.below(o.pairs - o.fewest + 1, 1)
         keys = chance.distinct(quarter, o.pairs)
         values = chance.distinct(quarter, o.pairs) + quarter
         tokens = chance.below(o.vocab - 2 * quarter, o.length + 1) + 2 * quarter
-        tokens[:, 0 : 2 * o.pairs : 2], tokens[:, 1 : 2 * o.pairs : 2] = keys, values
-        which = chance.below(o.pairs, o.questions)
+        given = np.arange(o.pairs) < pairs
+        for place, token in enumerate((keys, values)):
+            shown = tokens[:, place : 2 * o.pairs : 2]
+            shown[:] = np.where(given, token, shown)
+        which = chance.below(pairs, o.questions)
         units = o.behind - o.questions  # a question is two tokens
         # the unit a question is, counted from the left, and how many questions stand before it
         units_asked = np.sort(chance.distinct(units, o.questions), axis=1)
