@@ -6,8 +6,9 @@ from laws import close, small, tokens
 
 import amor
 from amor import registry
+from amor.decode.scores import Scorers
 from amor.errors import AmorError
-from amor.gates.base import Evidence
+from amor.gates.base import Adaptive, Evidence
 from amor.gates.words import chosen
 from amor.judge.check import check
 
@@ -116,6 +117,53 @@ def test_the_router_learns_from_every_token_through_a_hard_decision():
     assert set(verdict.weight.detach().tolist()[0]) <= {0.0, 1.0}
     (verdict.weight * torch.rand(50)).sum().backward()
     assert gate.router.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["gain", "learned"])
+@torch.no_grad()
+def test_a_score_is_compiled_from_the_program_of_a_gate_and_follows_its_numbers(kind):
+    gate, seen, scorers = gate_of(kind), evidence(1, 50), Scorers()
+    x, position = seen.x[0], seen.position[0].tolist()
+
+    def compiled():
+        told = torch.empty(50, 1)
+        scorers(gate, 64)([x, told])
+        scores = told[:, 0].tolist()
+        return told[:, 0], gate.between(scores, scores, position)
+
+    def agrees():
+        verdict, (scores, fires) = gate(seen), compiled()
+        close(scores, verdict.score[0])
+        far = (verdict.score[0] - gate.threshold).abs() > 1e-5  # a tie may fall either way
+        assert [f for f, here in zip(fires, far.tolist()) if here] == verdict.fire[0][far].tolist()
+        return scores
+
+    if kind == "gain":
+        assert scorers(gate, 64) is None, "while it explores it looks at positions"
+        gate.learn(torch.randn(600, 64), torch.rand(600))
+    first = agrees()
+    held = scorers(gate, 64)
+    assert scorers(gate, 64) is held, "compiled once"
+    fired = sum(compiled()[1])
+    gate.aim(0.9)
+    assert sum(compiled()[1]) > fired
+    if kind == "gain":
+        gate.learn(torch.randn(600, 64), torch.rand(600) + 1)
+    else:
+        gate.router.weight.mul_(2)
+    assert not torch.equal(agrees(), first)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_threshold_as_a_number_is_the_one_that_decides(kind):
+    gate = gate_of(kind)
+    if not isinstance(gate, Adaptive):
+        return
+    for change in (lambda: None, lambda: gate.observe(torch.full((9,), 0.7)), lambda: gate.aim(0.3), lambda: gate.aim(None)):
+        change()
+        assert gate.cut() == float(gate.threshold)
+    gate.load_state_dict({name: number * 0.5 for name, number in gate.state_dict().items()})
+    assert gate.cut() == float(gate.threshold)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,6 +18,7 @@ from training import trained
 from amor import typed
 from amor.cli import main
 from amor.data.loader import cut
+from amor.data.tasks.base import read_task
 from amor.errors import AmorError
 from amor.experiment import jobs, judging
 from amor.experiment import plan as plans
@@ -30,6 +31,7 @@ from amor.gates.words import aimed
 from amor.judge.gates import own_gates
 from amor.judge.loop import gathered, read
 from amor.judge.policies import Reader
+from amor.judge.recall import recall
 from amor.records.run import EvalTiming, Evaluated, Valid
 from amor.records.study import AllRates, Judgement, Losses, Planned, Policy, Size, Study
 from amor.records.value import Text
@@ -119,6 +121,30 @@ def test_a_loss_is_that_of_the_run_s_model_on_held_out_text(smoke, prepared):
     found = gathered(read(subject.model, subject.windows(asked)))
     assert judged(smoke, "amor-mamba2", 1, "loss")["windows"] == found.nll.double().mean(1).tolist()
     assert Path(judged(smoke, "amor-mamba2", 1, "loss")["data"]["source"]) == prepared / "valid"
+
+
+def test_a_study_of_a_task_tells_what_is_remembered_at_its_size_and_at_others(tmp_path):
+    (tmp_path / "task.toml").write_text(
+        """
+        title = "A task"
+        recipe = "recall/stream"
+        tables = ["recall", "reach"]
+        set = {steps = 2, batch = 2, micro_batch = 2, eval.every = 1, eval.windows = 2, task.pairs = 4, task.fewest = 2}
+        judge = {recall = {rows = 9}, reach = {rows = 9, at = [{pairs = 2}, {pairs = 3, length = 30}]}}
+        [[runs]]
+        name = "mamba2"
+        model = "mamba2"
+        """
+    )
+    assert main(["study", str(tmp_path / "task.toml"), "--out", str(tmp_path / "study"), "--jobs", "1"]) == 0
+    subject = Subject(Run(tmp_path / "study/runs/mamba2/seed-1"))
+    task = read_task(subject.recipe.task)
+    told = [recall(subject.model, each, rows=9) for each in (task, task.change(pairs=2), task.change(pairs=3, length=30))]
+    own, others = tables(results.read(tmp_path / "study"))
+    assert [own.lines[0].cells[0].value, *(cell.value for cell in others.lines[0].cells)] == [
+        100 * one.token.mean for one in told
+    ]
+    assert others.columns == ("pairs 2", "pairs 3, length 30")
 
 
 # kills

@@ -137,6 +137,28 @@ def test_seeds_steps_and_streams_never_meet(kind):
     assert len(np.unique(keys)) == len(keys)
 
 
+def test_rows_of_training_may_have_fewer_pairs_and_those_of_judging_have_all():
+    tree = {"kind": "stream", "vocab": 64, "pairs": 8, "length": 40, "filler": 0.2}
+    met = set()
+    _, found = drawn({**tree, "fewest": 3}, rows=200)
+    for tokens, targets, asked in zip(found.tokens.tolist(), found.targets.tolist(), found.asked.tolist(), strict=True):
+        keys, values = tokens[0:16:2], tokens[1:16:2]
+        count = sum(key < 16 for key in keys)
+        met.add(count)
+        assert all(key < 16 <= value < 32 for key, value in zip(keys[:count], values[:count], strict=True))
+        assert all(token >= 32 for token in tokens[2 * count : 16]), "filler stands for the others"
+        known = dict(zip(keys[:count], values[:count], strict=True))
+        for place in (place for place, number in enumerate(asked) if number):
+            assert targets[place] == known[tokens[place]]
+    assert met == set(range(3, 9))
+    for stream in ("valid", "test"):
+        _, eased = drawn({**tree, "fewest": 3}, stream=stream)
+        _, plain = drawn(tree, stream=stream)
+        assert torch.equal(eased.tokens, plain.tokens) and torch.equal(eased.asked, plain.asked)
+    with pytest.raises(AmorError, match="fewest is 9, at most 8"):
+        read_task({**tree, "fewest": 9})
+
+
 def test_numbers_look_like_chance():
     """Both ways of drawing without repetition give every ordered pair equally often; the first by weight follows the weights."""
     chance = Chance(row_keys(0, "train", 0, 0, 24_000))

@@ -33,7 +33,7 @@ from amor.train.recipe import Recipe
 
 LOCK = "lock"
 ALONE = frozenset({"speed"})  # measured with nothing beside it
-TEXTLESS = frozenset({"size", "gate", "recall"})  # no text has a part in them
+TEXTLESS = frozenset({"size", "gate", "recall", "reach"})  # no text has a part in them
 
 
 def judge(kind: str) -> Callable[[Subject, Any], Part]:
