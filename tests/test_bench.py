@@ -231,6 +231,25 @@ def test_the_best_laps_together_are_kept_beside_whole_rounds(monkeypatch: pytest
     assert alternate({"it": lambda: None}, rounds=3)["it"].by_laps is None, "nothing was marked"
 
 
+def test_sides_that_come_in_pieces_take_turns_piece_by_piece(monkeypatch):
+    now, order = [0.0], []
+    monkeypatch.setattr(timing, "_clock", lambda: now[0])
+
+    def side(name, seconds):
+        def begin():
+            for number, taken in enumerate(seconds):
+                order.append(f"{name}{number}")
+                now[0] += taken
+                yield
+            now[0] += 0.5  # what follows the last piece belongs to the round
+
+        return begin
+
+    found = timing.interleaved({"a": side("a", [1, 2]), "b": side("b", [3, 1, 1])}, rounds=2)
+    assert order == ["a0", "a1", "b0", "b1", "b2"] + 2 * ["a0", "b0", "a1", "b1", "b2"], "the first time to warm up, one by one"
+    assert found["a"].rounds == (3.5, 3.5) and found["b"].rounds == (5.5, 5.5) and found["b"].by_laps == 5.5
+
+
 def test_a_watched_model_marks_its_layers_on_both_ways_and_computes_what_it_did() -> None:
     tokens, found = torch.arange(12).view(2, 6), []
     for watched in (False, True):

@@ -8,7 +8,7 @@ import amor
 from amor import registry
 from amor.decode.scores import Scorers
 from amor.errors import AmorError
-from amor.gates.base import Adaptive, Evidence
+from amor.gates.base import Adaptive, Evidence, speaks_of_its_forward
 from amor.gates.words import chosen
 from amor.judge.check import check
 
@@ -152,6 +152,23 @@ def test_a_score_is_compiled_from_the_program_of_a_gate_and_follows_its_numbers(
     else:
         gate.router.weight.mul_(2)
     assert not torch.equal(agrees(), first)
+
+
+def test_what_was_said_of_another_forward_is_not_believed():
+    class Late(registry.find("gates", "learned")):
+        def forward(self, evidence):
+            return super().forward(evidence)
+
+    class Early(registry.find("gates", "entropy")):
+        def forward(self, evidence):
+            return super().forward(evidence)
+
+    own = gate_of("learned")
+    assert Scorers()(own, 64) is not None
+    assert Scorers()(Late(64, own.options, 0), 64) is None
+    assert not speaks_of_its_forward(Early, "between") and speaks_of_its_forward(type(gate_of("quantile")), "between")
+    own.register_forward_hook(lambda *_: None)
+    assert Scorers()(own, 64) is None, "whoever watches it sees it decide"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,7 +27,7 @@ from amor.bench.memory import extra_peak
 from amor.bench.rates import firing_on, firing_rates, opened
 from amor.bench.simulate import Rounds, filled, speaking
 from amor.bench.table import Row, Table
-from amor.bench.timing import alternate
+from amor.bench.timing import alternate, interleaved
 from amor.decode.engine import Engine
 from amor.decode.savings import Savings
 from amor.errors import AmorError
@@ -154,7 +154,7 @@ def fits(name: str, scale: str, context: int, sides: dict[str, Rounds]) -> bool:
 
 def timed(row: Row, sides: dict[str, Rounds], rounds: int) -> list[Timed]:
     """Seconds, bytes and FLOPs a token of every side."""
-    taken = alternate({label: side.run for label, side in sides.items()}, rounds)
+    taken = interleaved({label: side.pieces for label, side in sides.items()}, rounds)
     row.time({label: taken[label].each(side.tokens) for label, side in sides.items()})
     found = []
     for label, side in sides.items():

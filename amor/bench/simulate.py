@@ -6,7 +6,7 @@ it are random; how long a step takes does not depend on them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -165,7 +165,12 @@ class Rounds:
         return self.fired / self.tokens
 
     def run(self) -> None:
-        """One round, and back to where it began: the keys written are given up, the recurrent states stay as they are."""
+        """One round."""
+        for _ in self.pieces():
+            lap()
+
+    def pieces(self) -> Iterator[None]:
+        """One round, token by token, and back to where it began: the keys written are given up, the recurrent states stay."""
         session = Session(self.engine, self.base, None)
         for gate in self.engine.gates:
             decider = gate.decider
@@ -173,7 +178,7 @@ class Rounds:
             decider.asked = -1
         for token in range(self.tokens):
             _ = session.step(torch.tensor([17 + token]), self.best).entropy  # which writing shows of every token, gates or not
-            lap()
+            yield
         self.base = back(session.state, self.base)
 
     def spend(self) -> Spent:

@@ -3,7 +3,8 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -60,6 +61,7 @@ def clock(work: Callable[[], Any]) -> float:
 
 
 _laps: list[float] = []
+_END = object()
 
 
 def lap() -> None:
@@ -81,6 +83,18 @@ def watch(model: nn.Module) -> None:
             layer.register_forward_hook(mark)
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Nothing is collected meanwhile."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int = 5, least: float = 0.0) -> dict[str, Times]:
     """Each side in turn, `rounds` times; a side faster than `least` seconds is repeated inside a round to fill them.
 
@@ -92,9 +106,7 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int = 5, least: fl
     repeats = {name: max(1, int(least / max(clock(work), 1e-9))) if least else 1 for name, work in sides.items()}
     taken: dict[str, list[float]] = {name: [] for name in sides}
     laps: dict[str, list[list[float]]] = {name: [] for name in sides}
-    gc_was_on = gc.isenabled()
-    gc.disable()
-    try:
+    with undisturbed():
         for _ in range(rounds):
             for name, work in sides.items():
                 _laps.clear()
@@ -104,15 +116,36 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int = 5, least: fl
                 end = _clock()
                 taken[name].append((end - start) / repeats[name])
                 laps[name].append([b - a for a, b in pairwise([start, *_laps, end])])
-    finally:
-        if gc_was_on:
-            gc.enable()
     found = {}
     for name, times in taken.items():
         counts = {len(each) for each in laps[name]}
         marked = repeats[name] == 1 and len(counts) == 1 and counts != {1}
         found[name] = of_rounds(times, warm[name], sum(map(min, zip(*laps[name], strict=True))) if marked else None)
     return found
+
+
+def interleaved(sides: Mapping[str, Callable[[], Iterator[Any]]], rounds: int = 5) -> dict[str, Times]:
+    """Sides whose rounds come in pieces: each does one piece in turn, so that a disturbance of a second meets all of them.
+
+    A round is the sum of its pieces, and rounds are compared as those of `alternate` are; a piece is a lap.
+    """
+    warm = {name: clock(lambda begin=begin: list(begin())) for name, begin in sides.items()}  # type: ignore[misc]
+    taken: dict[str, list[list[float]]] = {name: [] for name in sides}
+    with undisturbed():
+        for _ in range(rounds):
+            pieces: dict[str, list[float]] = {name: [] for name in sides}
+            going = {name: begin() for name, begin in sides.items()}
+            while going:
+                for name, work in list(going.items()):
+                    start = _clock()
+                    ended = next(work, _END) is _END
+                    pieces[name].append(_clock() - start)
+                    if ended:
+                        del going[name]
+            for name in sides:
+                taken[name].append(pieces[name])
+    laps = {name: sum(map(min, zip(*each, strict=True))) for name, each in taken.items()}
+    return {name: of_rounds([sum(one) for one in each], warm[name], laps[name]) for name, each in taken.items()}
 
 
 def best(work: Callable[[], Any], rounds: int = 5, least: float = 0.0) -> float:

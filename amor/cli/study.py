@@ -6,8 +6,8 @@
   amor study my-study.toml --data DATA --steps 200 --format markdown
 
 A study is a TOML file, or one of the package by name: smoke; paper-mini and gates, each also -short; recall, recall-transformer,
-recall-gates and recall-size. STUDY gets a run directory a run, what was judged of each, tables as text, Markdown and LaTeX, figures, and
-index.html with all of them.
+recall-gates and recall-size. STUDY gets a run directory a run, what was judged of each, tables as text, Markdown and LaTeX,
+figures, and index.html with all of them.
 docs/study.md tells how to write one.
 Exit codes: 0 everything is there; 1 a run failed, and is named; 2 something to mend, said in one line; 130 stopped by Ctrl-C.
 """

@@ -25,7 +25,7 @@ from torch import Tensor
 from amor.decode.head import Head
 from amor.decode.scores import Scorers
 from amor.errors import AmorError
-from amor.gates.base import Evidence, Gate, Verdict
+from amor.gates.base import Evidence, Gate, Verdict, speaks_of_its_forward
 from amor.layout import Layout
 from amor.models.probe import DirectProbe, Residuals
 from amor.ops.head.reference import HeadStats
@@ -274,7 +274,7 @@ def unread(like: Tensor, rows: int) -> Tensor:
 
 
 def _decides_by_ends(gate: Gate) -> bool:
-    return type(gate).between is not Gate.between
+    return speaks_of_its_forward(type(gate), "between")
 
 
 def _there(value: T | None) -> T:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from amor.decode.compile import Compiled
-from amor.gates.base import Gate
+from amor.gates.base import Gate, speaks_of_its_forward
 from amor.ops.product import pack
+from amor.parts import touched
 from amor.program import Program, UnsaidError
 
 
@@ -18,7 +19,7 @@ class Scorers:
 
     def __call__(self, gate: Gate, width: int) -> Compiled | None:
         """It is called with x [R, width] and writes the scores to [R, 1]; None for a gate that has to be asked by its forward."""
-        if type(gate).program is Gate.program:
+        if not speaks_of_its_forward(type(gate), "program") or touched(gate):
             return None
         now, known = gate.stamp(), self.known.get(gate)
         if known is None or known[0] != now:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, ClassVar
 
 import torch
@@ -89,6 +90,13 @@ class Gate(nn.Module):
         raise AmorError(f"gate {self.kind!r} keeps no score quantiles, so it cannot aim at a firing rate")
 
 
+@cache
+def speaks_of_its_forward(gate: type, name: str) -> bool:
+    """Whether a class has a `between` or a `program`, and one of the forward that it has, not of one that it has replaced."""
+    forward, said = (next(base for base in gate.__mro__ if word in vars(base)) for word in ("forward", name))
+    return said is not Gate and issubclass(said, forward)
+
+
 @dataclass(frozen=True)
 class Nothing:
     """Options of a gate that has none."""
@@ -140,7 +148,8 @@ class Adaptive(Gate):
             self._known = now, float(self.threshold)
         return self._known[1]
 
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+    def by_cut(self, low: Sequence[float], high: Sequence[float]) -> list[bool | None]:
+        """`between` of a gate that fires where its score exceeds the threshold."""
         cut = self.cut()
         return [a > cut if (a > cut) == (b > cut) else None for a, b in zip(low, high, strict=True)]
 

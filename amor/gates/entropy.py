@@ -1,9 +1,11 @@
 """The paper's gate: attention runs where the normalised entropy of the next token exceeds mu + kappa sigma."""
 
-from amor.gates.base import Evidence, Gate, MedianGate, Verdict
+from collections.abc import Sequence
+
+from amor.gates.base import Adaptive, Evidence, MedianGate, Verdict
 
 
-class ByEntropy(Gate):
+class ByEntropy(Adaptive):
     """Fires where the normalised entropy exceeds the threshold, whichever that is."""
 
     needs = frozenset({"entropy"})
@@ -11,6 +13,9 @@ class ByEntropy(Gate):
     def forward(self, evidence: Evidence) -> Verdict:
         assert evidence.entropy is not None
         return Verdict(evidence.entropy > self.threshold, evidence.entropy)
+
+    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        return self.by_cut(low, high)
 
 
 class Entropy(ByEntropy, MedianGate):

@@ -9,6 +9,7 @@ worth. w = (C + ridge)^-1 c. The ridge is the one that fits best where a share r
 channels alike: mean(diag C) D / (n r).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -70,6 +71,9 @@ class Gain(Adaptive):
             predicted = linear(evidence.x.float(), self.weight.float()[None]).squeeze(-1) + self.bias.float()
         score = predicted if self._settled() else self._explored(predicted, evidence.position)
         return Verdict(score > self.threshold, score)
+
+    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        return self.by_cut(low, high)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         if not self._settled():

@@ -4,6 +4,7 @@ Mixture-of-Depths takes the best k tokens of a sequence, which looks ahead; here
 met before, so a decision needs this token only.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,9 @@ class Learned(Adaptive):
         fire = score > self.threshold
         soft = torch.sigmoid(score - self.threshold)
         return Verdict(fire, score.detach(), fire + (soft - soft.detach()))
+
+    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        return self.by_cut(low, high)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         if touched(self.router):

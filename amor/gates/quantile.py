@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from amor.gates.base import Adaptive
 from amor.gates.entropy import ByEntropy
 from amor.typed import Share
 
@@ -15,7 +14,7 @@ class QuantileOptions:
     eta: Share = 0.01
 
 
-class Quantile(ByEntropy, Adaptive):
+class Quantile(ByEntropy):
     kind = "quantile"
     Options = QuantileOptions
 
