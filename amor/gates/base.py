@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, ClassVar
 
 import torch
@@ -90,8 +89,7 @@ class Gate(nn.Module):
         raise AmorError(f"gate {self.kind!r} keeps no score quantiles, so it cannot aim at a firing rate")
 
 
-@cache
-def speaks_of_its_forward(gate: type, name: str) -> bool:
+def speaks_of_its_forward(gate: type[Gate], name: str) -> bool:
     """Whether a class has a `between` or a `program`, and one of the forward that it has, not of one that it has replaced."""
     forward, said = (next(base for base in gate.__mro__ if word in vars(base)) for word in ("forward", name))
     return said is not Gate and issubclass(said, forward)
