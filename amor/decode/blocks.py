@@ -91,6 +91,7 @@ class Chain:
 class Blocks:
     """The K blocks and the norms around them, compiled."""
 
+    norms: list[RMSNorm | None]  # by column: of what each block and the output read; None: the residual as it is
     norm_f: Compiled | None  # of the residual, in place; None where it is block 0's pre-norm
     inputs: list[Compiled]  # by first column: what blocks from there on and the output read of the residual
     closed: Compiled  # of a token that no block fires on: what each block reads, and its keys; then what the output reads
@@ -112,23 +113,24 @@ class BlockPass:
     position), and no query can have met them in between, so no trace is left.
     """
 
-    def __init__(self, blocks: Blocks, normed: list[bool], h: Tensor, layout: Layout, parts: list[Part], reader: HeadReader):
-        self.blocks, self.normed, self.layout, self.parts, self.reader = blocks, normed, layout, parts, reader
+    def __init__(self, blocks: Blocks, h: Tensor, read: Tensor | None, layout: Layout, parts: list[Part], reader: HeadReader):
+        """read: what is read of the residual h by all columns, where it is known."""
+        self.blocks, self.layout, self.parts, self.reader = blocks, layout, parts, reader
         self.count = len(parts)
         self.fires: list[list[bool]] = []  # block by block, of every row
         self.scores: list[list[float]] = []
         self.written = 0  # blocks whose keys and values are written
         self.ahead: dict[int, Residual] = {}  # behind a block if all rows fire there, and at those run ahead before it
-        self.move(Residual(h, {}), 0)
+        self.move(Residual(h, {}), 0, read)
 
-    def move(self, to: Residual, start: int) -> None:
+    def move(self, to: Residual, start: int, read: Tensor | None = None) -> None:
         """From here on the residual is another, and what blocks from `start` on and the output read is what they read of it."""
-        self.h, self.start, self.known = to.h, start, to.columns
-        self._inputs: Tensor | None = None
+        self.h, self.start, self.known, self._inputs = to.h, start, to.columns, read
 
     @property
     def inputs(self) -> Tensor:
-        """[columns, R, D] what is read of the residual by columns from `start` on, if no more block fires."""
+        """[columns, R, D] what is read of the residual by columns from `start` on, if no more block fires; where there is no norm
+        it is the residual itself, which need not stand here."""
         if self._inputs is None:
             self._inputs = self.read_of(self.h, self.start)
         return self._inputs
@@ -137,26 +139,21 @@ class BlockPass:
         """[R, D] what block `index`, or (behind the last) the output, reads of the residual."""
         if index in self.known:
             return self.known[index]
-        return self.inputs[index - self.start] if self.normed[index] else self.h
+        return self.h if self.blocks.norms[index] is None else self.inputs[index - self.start]
 
     def read_of(self, h: Tensor, start: int) -> Tensor:
-        """[columns, R, D] what is read of a residual by columns from `start` on, if no more block fires."""
-        out = self.room(h, start)
-        self.blocks.inputs[start]([h, *out])
-        return out
-
-    def room(self, h: Tensor, start: int) -> Tensor:
-        """Memory for what columns from `start` on read of h; those that read h as it is have it already."""
+        """The same of any residual."""
         out = torch.empty(self.count + 1 - start, *h.shape)
-        for column, normed in zip(out, self.normed[start:], strict=True):
-            if not normed:
-                column.copy_(h)
+        self.blocks.inputs[start]([h, *out])
         return out
 
     def some_inputs(self, h: Tensor, columns: list[int]) -> Tensor:
         """What the head is asked of h, the present residual or some of its rows."""
         first = self.start if h is self.h else columns[0]
         ahead = self.inputs if h is self.h else self.read_of(h, first)
+        for column in columns:
+            if self.blocks.norms[column] is None:
+                ahead[column - first].copy_(h)
         places = [c - first for c in columns]
         return ahead[places[0] : places[-1] + 1] if places[-1] + 1 - places[0] == len(places) else ahead[places]
 
@@ -231,7 +228,7 @@ class BlockPass:
         What they read, and behind the last what the output reads, is found on the way, or once more to the same bits.
         """
         if to > self.written:
-            read = self.room(self.h, self.start) if self._inputs is None else self._inputs
+            read = torch.empty(self.count + 1 - self.start, *self.h.shape) if self._inputs is None else self._inputs
             ends, last = self.blocks.closed_steps, to + (to == self.count)
             self.blocks.closed(
                 [self.h] * (1 + self.start) + list(read), self.parts, self.layout, steps=(ends[self.written], ends[last])

@@ -155,7 +155,7 @@ class Engine:
 
     def _compiled_step(self, compiled: CompiledModel, tokens: Tensor, state: State, best: bool) -> tuple[State, Next]:
         layout = state.layout(1, None, None)
-        h, parts = compiled.through_layers(tokens, state, layout)
+        h, parts, read = compiled.through_layers(tokens, state, layout)
         if compiled.blocks is None:
             mixed = state.read_on([*parts, *state.parts[len(parts) :]])
             return self._forward(tokens[:, None], mixed, "true_sparse", residual=h[:, None])
@@ -170,7 +170,7 @@ class Engine:
             final,
             scorers=self.scorers,
         )
-        walk = BlockPass(compiled.blocks, compiled.normed, h, layout, kept, reader)
+        walk = BlockPass(compiled.blocks, h, read, layout, kept, reader)
         hidden = walk.run(self.savings.sparse, self.policy) if kept else h
         after = state.advance(layout, [*parts, *kept], tokens[:, None], compiled.overwrites and not state.memory)
         shape = len(walk.fires), len(hidden)

@@ -6,6 +6,7 @@ runs its own forward between two stretches. So do the blocks, all together, wher
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +23,16 @@ from amor.models.backbone import Layer
 from amor.ops import native
 from amor.ops.product import Matrix, pack
 from amor.ops.product.pages import use_huge_pages
-from amor.parts import touched
+from amor.parts import RMSNorm, touched
 from amor.program import Program, UnsaidError, plainly
 from amor.state import State
+
+
+def _say_norms(p: Program, norms: Sequence[RMSNorm | None]) -> None:
+    """What columns read of the residual, the first memory of a program: a column that reads it as it is has no norm."""
+    for norm, out in zip(norms, p.given[1:], strict=True):
+        if norm is not None:
+            p.norm(p.given[0], norm, out=out)
 
 
 def uncompiled(model: Amor) -> str:
@@ -43,12 +51,13 @@ class Stretch:
     layers: list[Layer]
     compiled: Compiled | None = None
     why: str = ""
-    normed: bool = False  # norm_f is its last instruction
+    normed: bool = False  # norm_f is among its instructions
+    columns: int = 0  # then what is read of the residual, so many columns
 
-    def __call__(self, h: Tensor, parts: list[Part], layout: Layout) -> Tensor:
-        """h [R, D] through the layers; `parts`, of all layers, become what they are after the token."""
+    def __call__(self, h: Tensor, parts: list[Part], layout: Layout, read: Sequence[Tensor]) -> Tensor:
+        """h [R, D] through the layers; `parts`, of all layers, become what they are after the token, `read` what is read of h."""
         if self.compiled is not None:
-            self.compiled([h], parts, layout)
+            self.compiled([h, *read], parts, layout)
             return h
         (layer,) = self.layers
         moved, parts[self.first] = layer(h[:, None], parts[self.first], layout)
@@ -100,14 +109,16 @@ class CompiledModel:
         return ""
 
     def _compile(self, first: int, layers: list[Layer], last: bool) -> Stretch:
-        program = Program(self.model.config.width)
+        ends = last and self.blocks is not None and self.blocks.norm_f is not None
+        norms = self.blocks.norms if ends and self.blocks is not None and self.model.blocks else []
+        program = Program(*[self.model.config.width] * (1 + len(norms)))
         for index, layer in enumerate(layers):
             program.layer(first + index)
             layer.program(program, program.given[0])
-        ends = last and self.blocks is not None and self.blocks.norm_f is not None
-        if ends:  # the norm behind the layers needs no call of its own
+        if ends:  # the norms behind the layers need no call of their own
             program.norm(program.given[0], self.model.norm_f, out=program.given[0])
-        return Stretch(first, list(layers), Compiled(program, self.pack), normed=ends)
+            _say_norms(program, norms)
+        return Stretch(first, list(layers), Compiled(program, self.pack), normed=ends, columns=len(norms))
 
     def _blocks(self) -> tuple[Blocks | None, str]:
         model, width = self.model, self.model.config.width
@@ -128,11 +139,8 @@ class CompiledModel:
             inputs = []
             for first in range(len(norms)):
                 p = Program(width, *([width] * (len(norms) - first)))
-                for norm, out in zip(norms[first:], p.given[1:], strict=True):
-                    if norm is not None:
-                        p.norm(p.given[0], norm, out=out)
+                _say_norms(p, norms[first:])
                 inputs.append(Compiled(p, self.pack))
-            self.normed = [norm is not None for norm in norms]
             closed, ends = Program(*[width] * (2 + len(blocks))), []
             for index, norm in enumerate(norms):
                 x = closed.given[0] if norm is None else closed.norm(closed.given[0], norm, out=closed.given[1 + index])
@@ -143,7 +151,7 @@ class CompiledModel:
             chain = Chain.of(blocks, norms[-1], model.config, self.pack)
         except UnsaidError as why:
             return None, str(why)
-        return Blocks(norm_f, inputs, Compiled(closed, self.pack), [0, *ends], chain), ""
+        return Blocks(norms, norm_f, inputs, Compiled(closed, self.pack), [0, *ends], chain), ""
 
     @property
     def path(self) -> str:
@@ -166,8 +174,9 @@ class CompiledModel:
         """Bytes of matrices one step reads without the head; every block as if it fired."""
         return sum(m.nbytes for m in self.matrices())
 
-    def through_layers(self, tokens: Tensor, state: State, layout: Layout) -> tuple[Tensor, list[Part]]:
-        """The residual [R, D] behind the layers (and norm_f, where blocks are compiled), and their parts of the state after it.
+    def through_layers(self, tokens: Tensor, state: State, layout: Layout) -> tuple[Tensor, list[Part], Tensor | None]:
+        """The residual [R, D] behind the layers (and norm_f, where blocks are compiled), their parts of the state after it, and
+        what blocks and the output read of it [columns, R, D], where that was found on the way.
 
         Recurrent tensors of the state are written over, unless it remembers tokens for rollback.
         """
@@ -177,11 +186,13 @@ class CompiledModel:
             for layer, part in enumerate(state.parts[:depth])
         ]
         h = self.model.embed(tokens).contiguous()
+        read = None
         for stretch in self.stretches:
-            h = stretch(h, parts, layout)
+            read = torch.empty(stretch.columns, *h.shape) if stretch.columns else None
+            h = stretch(h, parts, layout, () if read is None else list(read))
         if self.blocks is not None and self.blocks.norm_f is not None and not self.stretches[-1].normed:
             self.blocks.norm_f([h])
-        return h, parts
+        return h, parts, read
 
     def _writes(self, layer: int) -> bool:
         """Whether compiled code writes a layer's part of the state; a layer's own forward gives a new one."""
