@@ -54,7 +54,9 @@ class Column:
 
     def stale(self, x: Tensor) -> list[int]:
         """The rows of which nothing is known, for these vectors."""
-        if torch.equal(self.x, x):
+        if self.x.data_ptr() == x.data_ptr() or torch.equal(
+            self.x, x
+        ):  # the same memory holds the same vectors while a step lasts
             return [row for row, said in enumerate(self.rows) if said is None]
         same = (self.x == x).all(-1).tolist()
         return [row for row, said in enumerate(self.rows) if said is None or not same[row]]
@@ -216,9 +218,9 @@ class HeadReader:
     def _keep(self, columns: list[int], rows: list[int], of: int, vectors: Tensor, found: HeadStats, exact: bool) -> None:
         """Take in one pass: found holds [columns * rows] numbers, and logits of the last of them."""
         n, count = len(rows), vectors.shape[0] * len(rows)
-        zero = torch.zeros(count, device=vectors.device)
-        told = torch.stack([_there(found.entropy), zero if exact or found.bound is None else found.bound]) / self.log_vocab
-        (entropy, bound), margin = told.tolist(), self._margins(found) if self.margins else [0.0] * count
+        entropy = (_there(found.entropy) / self.log_vocab).tolist()
+        bound = [0.0] * count if exact or found.bound is None else (found.bound / self.log_vocab).tolist()
+        margin = self._margins(found) if self.margins else [0.0] * count
         first = count if found.logits is None else count - len(found.logits)  # the first vector whose logits are kept
         for i, column in enumerate(columns):
             here = self.columns.get(column)
