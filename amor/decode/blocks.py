@@ -70,8 +70,8 @@ class Chain:
         self.compiled(given, parts, layout, rows, steps=(self.fires[index], self.ends[index]))
         return moved
 
-    def run(self, index: int, now: Tensor, x: Tensor, parts: list[Part], layout: Layout) -> tuple[list[Residual], Tensor]:
-        """From block `index` on: the residual behind every block, and what the head is asked of each, [blocks, R, D]."""
+    def run(self, index: int, now: Tensor, x: Tensor, parts: list[Part], layout: Layout) -> list[Residual]:
+        """From block `index` on: the residual behind every block."""
         count = len(self.ends)
         given = list(torch.empty(len(self.compiled.given), *now.shape).unbind())
         given[index], given[count + 1 + index] = now, x
@@ -84,7 +84,7 @@ class Chain:
             if self.final or block + 1 == count:
                 columns[count] = given[2 * count + 1 + (block if self.final else 0)] if self.normed else after
             found.append(Residual(after, columns))
-        return found, torch.stack([one.columns[count if self.final else block + 1] for block, one in enumerate(found, index)])
+        return found
 
 
 @dataclass(frozen=True)
@@ -205,11 +205,12 @@ class BlockPass:
     def run_ahead(self, index: int) -> Residual:
         """Run block `index` and those to come as if all rows fired; where gates to come ask the head, ask once for all."""
         self.write_keys(index)
-        found, asked = self.blocks.chain.run(index, self.h, self.column(index), self.parts, self.layout)
+        found = self.blocks.chain.run(index, self.h, self.column(index), self.parts, self.layout)
         self.written = self.count
         self.ahead = dict(enumerate(found, index))
         if any(not self.reader.follows(block) for block in range(index + 1, self.count)):
-            self.reader.foretell(index + 1, asked)
+            asked = [self.count if self.reader.final else block + 1 for block in self.ahead]
+            self.reader.foretell(index + 1, torch.stack([one.columns[c] for one, c in zip(found, asked, strict=True)]))
         return self.ahead.pop(index)
 
     def fire(self, index: int, fires: list[bool], sparse: bool) -> Tensor:
