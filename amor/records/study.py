@@ -68,10 +68,10 @@ class OnTask(Part, frozen=True):
     seed: Seed = 0
 
 
-class AtSizes(OnTask, frozen=True):
+class AtSizes(OnTask, frozen=True, kw_only=True):
     """The run's own task with these options changed."""
 
-    at: Annotated[tuple[dict[Label, Any], ...], Meta(max_length=64)] = ()
+    at: Annotated[tuple[dict[Label, Any], ...], Meta(min_length=1, max_length=64)]
 
 
 class Judging(Part, frozen=True):
