@@ -263,6 +263,18 @@ def test_a_judgement_that_fails_stops_no_other(begun, monkeypatch, capsys):
 
 # wrong studies
 
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("{at = [{pears = 2}]}", "pears"), ("{at = [{pairs = 100}]}", "pairs is 100, at most 64"), ("{rows = 9}", "at")],
+)
+def test_sizes_that_no_task_has_are_refused_before_anything_is_trained(asked, said, tmp_path, capsys):
+    text = f"title = 't'\nrecipe = 'recall/stream'\njudge.reach = {asked}\ntables = ['reach']\n[[runs]]\nname = 'a'\n"
+    (tmp_path / "one.toml").write_text(text)
+    assert main(["study", str(tmp_path / "one.toml"), "--out", str(tmp_path / "study"), "--plan"]) == 2
+    assert said in capsys.readouterr().err
+
+
 WRONG = [
     ("title = 3", "title: expected str"),
     ("seeds = []", "seeds"),

@@ -170,7 +170,7 @@ struct Thread {  // one of a team
 
     void run(const Dot& s) {
         each(1, [&](long r, long) {
-            *at(s.out, r) = dot_row(at(s.x, r), s.weight, s.x.width) + (s.bias ? *s.bias : 0.f);
+            *at(s.out, r) = attention::dot(at(s.x, r), s.weight, s.x.width) + (s.bias ? *s.bias : 0.f);
         });
     }
 

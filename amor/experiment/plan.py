@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from amor import typed
 from amor.config import flat
 from amor.data.shards import splits
+from amor.data.tasks.base import read_task
 from amor.errors import AmorError, nearest
 from amor.files import folder_to_write, replace_file
 from amor.records.study import LEDGER, MOST_RUNS, Compared, Ledger, Planned, Study
@@ -101,6 +102,8 @@ def plan(study: Study, name: str, data: str | None, folder: str | Path) -> Plan:
             raise AmorError(f"{name}: {run.row} reads text; give --data FOLDER, written by `amor prepare`")
         if study.lr and not recipe.eval.every:
             raise AmorError(f"{name}: {run.row}: lr is chosen by the validation loss, and eval.every is 0; make it 1 or more")
+        for changes in study.judge.reach.at if study.judge.reach and recipe.task else ():
+            read_task({**recipe.task, **changes}, "judge.reach: task")
         checked.append(replace(run, steps=recipe.total_steps))
     return Plan(Ledger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder))
 

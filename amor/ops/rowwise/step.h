@@ -1,4 +1,4 @@
-// RMS norm and SwiGLU of one vector, and the product of two.
+// RMS norm and SwiGLU of one vector.
 #pragma once
 #include <cmath>
 
@@ -18,10 +18,4 @@ static inline void swiglu_row(const float* gate, const float* up, long from, lon
         const vec g = get(gate + from + i, part);
         put(out + from + i, g * sigmoid(g) * get(up + from + i, part), part);
     });
-}
-
-static inline float dot_row(const float* x, const float* weight, long n) {
-    vec products{};
-    over(n, [&](long i, int part) { products += get(x + i, part) * get(weight + i, part); });
-    return sum(products);
 }
