@@ -154,8 +154,7 @@ class BlockPass:
         for column in columns:
             if self.blocks.norms[column] is None:
                 ahead[column - first].copy_(h)
-        places = [c - first for c in columns]
-        return ahead[places[0] : places[-1] + 1] if places[-1] + 1 - places[0] == len(places) else ahead[places]
+        return torch.stack([ahead[column - first] for column in columns])
 
     def run(self, sparse: bool, policy: Policy) -> Tensor:
         """Through all blocks; the output's vectors [R, D]."""

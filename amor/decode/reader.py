@@ -93,8 +93,7 @@ class HeadReader:
         for gate in self.gates:
             if "gain" in gate.needs:
                 raise AmorError("the oracle gate needs the true next tokens, which a step does not know; use another gate")
-        bounded = all(gate.needs <= {"entropy"} and (not gate.needs or _decides_by_ends(gate)) for gate in self.gates)
-        self.greedy = self.greedy and self.head.copy is not None and bounded
+        self.greedy = self.greedy and self.head.copy is not None and all(map(_served_by_bounds, self.gates))
 
     def follows(self, index: int) -> bool:
         """Whether a gate decides as the one before it did, whatever that was."""
@@ -103,13 +102,13 @@ class HeadReader:
     def decide(self, index: int, asked: Asked, positions: Tensor) -> tuple[list[bool], list[float]]:
         """Which rows fire at block `index`, and what its gate looked at."""
         gate = self.gates[index]
-        scorer = self.scorers(gate, asked.x.shape[1])
+        scorer = None if gate.needs else self.scorers(gate, asked.x.shape[1])
         if scorer is not None:
             told = asked.x.new_empty(len(asked.x), 1)
             scorer([asked.x, told])
             scores = told[:, 0].tolist()
             return [bool(fire) for fire in _there(gate.between(scores, scores, positions.tolist()))], scores
-        if gate.needs == {"entropy"} and _decides_by_ends(gate):
+        if gate.needs and _served_by_bounds(gate):
             return self._by_ends(index, asked, positions.tolist())
         verdict = gate(self.evidence(index, asked, positions))
         return verdict.fire.tolist(), verdict.score.tolist()
@@ -277,6 +276,11 @@ def unread(like: Tensor, rows: int) -> Tensor:
 
 def _decides_by_ends(gate: Gate) -> bool:
     return speaks_of_its_forward(type(gate), "between")
+
+
+def _served_by_bounds(gate: Gate) -> bool:
+    """Whether it can decide by an entropy that is known up to a bound, or asks for none."""
+    return not gate.needs or (gate.needs == {"entropy"} and _decides_by_ends(gate))
 
 
 def _there(value: T | None) -> T:
