@@ -274,13 +274,9 @@ def unread(like: Tensor, rows: int) -> Tensor:
     return like.new_full((rows, like.shape[-1]), torch.nan)
 
 
-def _decides_by_ends(gate: Gate) -> bool:
-    return speaks_of_its_forward(type(gate), "between")
-
-
 def _served_by_bounds(gate: Gate) -> bool:
     """Whether it can decide by an entropy that is known up to a bound, or asks for none."""
-    return not gate.needs or (gate.needs == {"entropy"} and _decides_by_ends(gate))
+    return not gate.needs or (gate.needs == {"entropy"} and speaks_of_its_forward(type(gate), "between"))
 
 
 def _there(value: T | None) -> T:
