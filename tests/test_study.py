@@ -36,7 +36,7 @@ from amor.records.run import EvalTiming, Evaluated, Valid
 from amor.records.study import AllRates, Judgement, Losses, Planned, Policy, Size, Study
 from amor.records.value import Text
 from amor.run import Run
-from amor.study import results
+from amor.study import figures, results
 from amor.study.paired import Grid
 from amor.study.result_tables import points, tables
 from amor.study.results import One, chosen
@@ -446,6 +446,16 @@ def test_a_table_names_what_it_lacks_and_no_seed_that_it_has_not(prepared, tmp_p
     assert {"missing: a: seed 2 (loss)", "missing: b: seed 2 (loss)"} <= set(notes)
     assert "1 steps; seeds 1; 1 thread a run" in notes and "errors: of windows alone, for there is one seed" in notes
     assert any("chosen on windows of the same held-out split" in note for note in notes)
+
+
+def test_nothing_of_the_losses_figure_is_cut_off_beside_long_names(prepared, tmp_path):
+    pytest.importorskip("matplotlib")
+    name = "amor-gated-deltanet-classic"
+    rows = [{"name": name}, {"name": "b"}]
+    invented(tmp_path, prepared, {(name, 1, "loss"): losses(4.4, 4.5), ("b", 1, "loss"): losses(5.2, 5.3)}, runs=rows)
+    drawing = figures.draw("losses", results.read(tmp_path))
+    paper, drawn = drawing.bbox_inches, drawing.get_tightbbox()
+    assert paper.x0 <= drawn.x0 and drawn.x1 <= paper.x1 and paper.y0 <= drawn.y0 and drawn.y1 <= paper.y1
 
 
 def test_rows_are_compared_with_those_of_the_same_axes_and_the_same_text(prepared, tmp_path):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def draw(held: Results) -> Figure:
     rows = [(row, grid) for row in held.ledger.rows if (grid := held.losses(row)) is not None]
-    drawing = figure(5.2, 0.9 + 0.24 * max(len(rows), 1))
+    drawing = figure(5.2, 1.0 + 0.24 * max(len(rows), 1))
     axes = drawing.subplots()
     for place, (row, grid) in enumerate(rows):
         colour = BLOCKS[0] if held.of(row, "loss") and any(f.fire for f in held.of(row, "loss").values()) else INK
@@ -21,7 +21,7 @@ def draw(held: Results) -> Figure:
         axes.errorbar([grid.mean], [place], xerr=[grid.error], color=colour, marker="o", markersize=4, capsize=2)
     axes.set_yticks(range(len(rows)), [row for row, _ in rows])
     axes.invert_yaxis()
-    axes.set_xlabel("held-out loss (nats a token); small: each seed, bars: one standard error")
+    axes.set_xlabel("held-out loss (nats a token)\nsmall: each seed, bars: one standard error")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=7)
     axes.grid(axis="x", color=FAINT, linewidth=0.3, alpha=0.4)
