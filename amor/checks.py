@@ -31,6 +31,7 @@ Taps = Annotated[int, Meta(ge=2, le=256)]  # of a convolution
 Theta = Annotated[float, Meta(ge=1, le=1e12)]
 Spread = Annotated[float, Meta(gt=0, le=10)]  # of first weights
 Eps = Annotated[float, Meta(gt=0, le=1)]
+Floor = Annotated[float, Meta(ge=0, lt=1)]  # of alpha, a sigmoid
 Seed = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 
 

@@ -66,6 +66,15 @@ def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return out
 
 
+NORMS = (  # which norms can have an epsilon of their own
+    "mixer_norm",  # before the mixer of a layer
+    "mixer",  # inside a mixer
+    "mlp_norm",  # before the MLP of a layer
+    "norm_f",  # behind the layers
+    "block",  # inside the gated blocks
+    "final_norm",  # behind the gated blocks
+)
+CONV_INITS = ("normal", "uniform")
 CHOICES = {  # words of Blocks
     "first": ("plain", "prenorm"),
     "probe": ("block", "final"),
@@ -88,6 +97,9 @@ class Blocks:
     probe: str = "block"  # what gates ask the head about: what the "block" reads, or the "final" norm of the residual before it
     decide: str = "each"  # "each" block has a gate, or "once": the one of block 0 decides for all
     final: str = "norm"  # behind the blocks a "norm", or "none": closed gates then leave the backbone's own output to the head
+    alpha_floor: checks.Floor = (
+        0.0  # alpha is never smaller; a channel at the floor gets no gradient. 0: the paper's plain sigmoid
+    )
 
     def check(self, width: int) -> None:
         for key, words in CHOICES.items():
@@ -115,8 +127,10 @@ class Config:
     d_ff: checks.InnerWidth  # of the MLPs; 0: layers have none
     pattern: checks.Pattern
     context: checks.Context = 3072
-    norm_eps: checks.Eps = 1e-5
+    norm_eps: checks.Eps = 1e-5  # of every norm that norm_eps_of does not name
+    norm_eps_of: Mapping[str, checks.Eps] = field(default_factory=dict)  # epsilon by norm, one of NORMS
     init_spread: checks.Spread = 0.02  # standard deviation of first weights, the paper's at widths of 768 and more
+    conv_init: str = "normal"  # short convolutions: "normal" as all other weights, or "uniform" in +-1/sqrt(taps) as nn.Conv1d
     tied: bool = True  # the head's weights are the embedding's; false: it has its own
     mixers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by mixer kind
     blocks: Blocks = Blocks()
@@ -137,6 +151,11 @@ class Config:
             raise AmorError("blocks.mlp is true but d_ff is 0; give the MLP a width, e.g. d_ff=1216")
         if not self.pattern:
             raise AmorError("pattern is empty; give at least one layer, e.g. 'mamba2 x12'")
+        for norm in self.norm_eps_of:
+            if norm not in NORMS:
+                raise AmorError(f"norm_eps_of: no norm {norm!r}; {nearest(norm, NORMS)}")
+        if self.conv_init not in CONV_INITS:
+            raise AmorError(f"conv_init: no {self.conv_init!r}; {nearest(self.conv_init, CONV_INITS)}")
         for kind in self.mixers:
             self._options(kind)
         for kind in sorted(set(self.pattern)):
@@ -157,6 +176,10 @@ class Config:
     def gate_options(self) -> Any:
         return self.blocks.options()
 
+    def eps(self, norm: str) -> float:
+        """The epsilon of a norm, one of NORMS."""
+        return self.norm_eps_of.get(norm, self.norm_eps)
+
     @property
     def parameters(self) -> int:
         """About how many numbers the model holds, without its vectors; no memory is taken to find out."""
@@ -165,7 +188,7 @@ class Config:
         mlp, found = 3 * self.width * self.d_ff, self.vocab * self.width * (1 if self.tied else 2)
         for kind in sorted(set(self.pattern)):
             with torch.device("meta"):
-                mixer = registry.find("mixers", kind)(self.width, self.mixer_options(kind), self.norm_eps)
+                mixer = registry.find("mixers", kind)(self.width, self.mixer_options(kind), self.eps("mixer"))
             found += self.pattern.count(kind) * (sum(p.numel() for p in mixer.parameters()) + mlp)
         return found + self.blocks.count * (4 * self.width**2 + (mlp if self.blocks.mlp else 0))
 

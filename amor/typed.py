@@ -118,22 +118,22 @@ def read(kind: type[T], path: Path, most: int = MOST_BYTES) -> T:
 
 
 def extended(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The tree of a TOML file on top of the one it `extends`, key by key."""
+    """The tree of a TOML file on top of those it `extends` (a path, or several of which later ones win), key by key."""
     path = path.resolve()
     if path in seen:
         raise AmorError(f"{path} extends itself by way of {seen[-1]}")
     if len(seen) > MOST_BELOW:
         raise AmorError(f"{seen[0]} extends more than {MOST_BELOW} files, one upon the other")
     tree = toml_tree(read_text(path), str(path))
-    base = tree.pop("extends", None)
-    if base is None:
-        return tree
-    if not isinstance(base, str):
-        raise AmorError(f"{path}: extends: {base!r} is not the path of a file")
-    below = path.parent / base
-    if not below.is_file():
-        raise AmorError(f"{path} extends {base!r}, which is not there")
-    return _over(extended(below, (*seen, path)), tree)
+    bases = tree.pop("extends", [])
+    below: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [bases]:
+        if not isinstance(base, str):
+            raise AmorError(f"{path}: extends: {base!r} is not the path of a file")
+        if not (path.parent / base).is_file():
+            raise AmorError(f"{path} extends {base!r}, which is not there")
+        below = _over(below, extended(path.parent / base, (*seen, path)))
+    return _over(below, tree)
 
 
 def _over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:

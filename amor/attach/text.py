@@ -72,7 +72,8 @@ def calibrate(model: Amor, windows: Windows) -> list[dict[str, float | None]]:
     Blocks start as no-ops, so the score of every token is what it would be whatever the others decide.
     """
     scores = gathered(read(model, windows)).score
-    model.observe([block.flatten() for block in scores])
+    for block, seen in zip(model.each_block(), scores, strict=True):
+        block.gate.observe(seen.flatten())
     found = []
     for gate, seen in zip(own_gates(model), scores, strict=True):
         decider = gate.decider

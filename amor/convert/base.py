@@ -105,5 +105,7 @@ def plain_backbone(config: Config, kind: str, layout: str) -> None:
     others = sorted(set(config.pattern) - {kind})
     if others:
         raise AmorError(f"{layout} has layers of {kind} alone; this model has {', '.join(others)} too: use --to hf")
+    if len({config.eps(norm) for norm in ("mixer_norm", "mixer", "mlp_norm", "norm_f")}) > 1:
+        raise AmorError(f"{layout} has one epsilon for all norms, this model has several (norm_eps_of): use --to hf")
     if config.blocks.count:
         raise AmorError(f"{layout} has no gated blocks, this model has {config.blocks.count}: use --to hf")

@@ -113,7 +113,7 @@ class GatedDeltaNetFLA(Layout):
         }
         shape |= {"num_heads": heads, "num_v_heads": None, "head_dim": o.head_size, "expand_v": float(o.expand_v)}
         shape |= {"conv_size": o.conv, "intermediate_size": config.d_ff, "max_position_embeddings": config.context}
-        same = {"norm_eps": config.norm_eps, "use_gate": True, "use_short_conv": True, "allow_neg_eigval": False}
+        same = {"norm_eps": config.eps("mixer"), "use_gate": True, "use_short_conv": True, "allow_neg_eigval": False}
         ends = {"hidden_act": "swish", "attn": None, "tie_word_embeddings": config.tied}
         keys = heads * o.head_size
         return kind | shape | same | ends, dict(_renamed(weights, [keys, keys, keys * o.expand_v]))

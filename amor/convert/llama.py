@@ -88,7 +88,7 @@ class Llama(Layout):
         shape = {"hidden_size": config.width, "vocab_size": config.vocab, "num_hidden_layers": len(config.pattern)}
         shape |= {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": o.head_size}
         shape |= {"intermediate_size": config.d_ff, "max_position_embeddings": config.context}
-        same = {"rms_norm_eps": config.norm_eps, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+        same = {"rms_norm_eps": config.eps("mixer_norm"), "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
         turns = {"rope_theta": o.rope_theta, "rope_parameters": {"rope_type": "default", "rope_theta": o.rope_theta}}
         ends = {"tie_word_embeddings": config.tied, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         return kind | shape | same | turns | ends, {_theirs(name): t for name, t in weights.items()}

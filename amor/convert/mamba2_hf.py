@@ -73,7 +73,7 @@ class Mamba2HF(Layout):
         shape |= {"num_heads": o.expand * config.width // o.head_size, "head_dim": o.head_size, "expand": o.expand}
         shape |= {"state_size": o.state_size, "n_groups": o.groups, "conv_kernel": o.conv}
         kind = {"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "dtype": "float32"}
-        same = {"layer_norm_epsilon": config.norm_eps, "use_bias": False, "use_conv_bias": True, "hidden_act": "silu"}
+        same = {"layer_norm_epsilon": config.eps("mixer"), "use_bias": False, "use_conv_bias": True, "hidden_act": "silu"}
         ends = {"tie_word_embeddings": config.tied, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         named = {
             "embed.weight": "backbone.embeddings.weight",

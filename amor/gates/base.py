@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from msgspec import Meta
@@ -45,6 +45,7 @@ class Gate(nn.Module):
     Options: ClassVar[type]
     needs: ClassVar[frozenset[str]] = frozenset()  # of Evidence: entropy, margin, gain
     measures: ClassVar[bool] = False  # whether the trainer is to measure gains for `learn`
+    updates_in_forward: bool = False  # whether every training forward updates its statistics, before the decision
 
     def __init__(self, width: int, options: object, salt: int):
         super().__init__()
@@ -78,8 +79,16 @@ class Gate(nn.Module):
         """What changes whenever the numbers do that its program and its threshold are made of."""
         return ()
 
+    def start_statistics(self) -> None:
+        """Set the statistics that a fresh model begins with; buffers are 0 before."""
+
     def observe(self, scores: Tensor) -> None:
         """Take in the scores of one optimiser step: every real token of the global batch."""
+
+    def observe_step(self, scores: Tensor) -> None:
+        """`observe` at the end of an optimiser step, unless the forwards of the step have done it already."""
+        if not self.updates_in_forward:
+            self.observe(scores)
 
     def learn(self, x: Tensor, gain: Tensor) -> None:
         """Take in the gains [n] measured on some tokens of one optimiser step, and what the block read there, [n, D]."""
@@ -170,12 +179,15 @@ class Adaptive(Gate):
         places = torch.linspace(0, 1, SKETCH, device=ordered.device, dtype=torch.float64) * last
         low = places.long()
         sketch = torch.lerp(ordered[low], ordered[(low + 1).clamp(max=last)], (places - low).float())
-        # of an even number the lower middle one, as torch.median; the spread of one token is 0; in float64, so that
+        # of an even number the lower middle one, as torch.median; the std of one token is 0; in float64, so that
         # the number of threads cannot move its last bit
-        seen = {"mu": ordered[last // 2], "sigma": ordered.double().std(correction=0).float(), "quantiles": sketch}
-        eta = torch.where(self.updates > 0, self.options.eta, 1.0).to(ordered.device)  # type: ignore[attr-defined]
-        for name, value in seen.items():
+        std = ordered.double().std(correction=1 if self.updates_in_forward and last else 0).float()
+        for name, value in {"mu": ordered[last // 2], "sigma": std, "quantiles": sketch}.items():
             buffer = getattr(self, name)
+            known = self.updates > 0
+            if name == "quantiles":  # a gate may start with a median and a std alone
+                known = known & self.quantiles.any()
+            eta = torch.where(known, self.options.eta, 1.0).to(ordered.device)  # type: ignore[attr-defined]
             buffer.copy_(torch.lerp(buffer, value, eta))
         self.updates += 1
 
@@ -185,21 +197,46 @@ class Adaptive(Gate):
                 raise AmorError(f"firing rate {rate} is not between 0 and 1")
             if int(self.updates) == 0:
                 raise AmorError("this gate has met no data yet, so it knows no quantiles; train or calibrate it first")
+            if not bool(self.quantiles.any()):
+                raise AmorError(
+                    "this gate has a threshold but no quantiles of its scores, so it cannot aim at a firing rate; "
+                    "calibrate it on text first: amor fit MODEL --data DATA --target none"
+                )
         self.aimed = rate
+
+
+Statistic = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 
 @dataclass(frozen=True)
 class MedianOptions:
-    """Threshold = mu + kappa sigma; mu and sigma follow the batch median and spread with rate eta."""
+    """Threshold = mu + kappa sigma; mu and sigma are EMAs of the batch median and std of the scores."""
 
-    kappa: Annotated[float, Meta(ge=-1e6, le=1e6)] = 0.2
-    eta: Share = 0.01
+    kappa: Annotated[float, Meta(ge=-1e6, le=1e6)] = 0.2  # the paper's
+    eta: Share = 0.01  # weight of a new batch in the EMA; the paper's
+    start: Annotated[
+        tuple[Statistic, ...], Meta(max_length=2)
+    ] = ()  # (mu, sigma) before the first batch; (): the first batch's own
+    update: Literal["step", "forward"] = "step"  # EMA once per optimiser step, or in every training forward, over its own tokens
+
+    def __post_init__(self) -> None:
+        if len(self.start) == 1:
+            raise AmorError(f"start: {list(self.start)} is one number; give the median and the std, e.g. [0.3, 0.1]")
 
 
 class MedianGate(Adaptive):
     """Fires where the score exceeds mu + kappa sigma."""
 
     Options = MedianOptions
+
+    @property
+    def updates_in_forward(self) -> bool:  # type: ignore[override]
+        return self.options.update == "forward"  # type: ignore[attr-defined]
+
+    def start_statistics(self) -> None:
+        if self.options.start:  # type: ignore[attr-defined]
+            for buffer, value in zip((self.mu, self.sigma, self.updates), (*self.options.start, 1), strict=True):  # type: ignore[attr-defined]
+                buffer.fill_(value)
 
     def trained_threshold(self) -> Tensor:
         return self.mu + self.options.kappa * self.sigma  # type: ignore[attr-defined]

@@ -23,6 +23,13 @@ class Opened(Gate):
         return self._gate[0].needs
 
     @property
+    def updates_in_forward(self) -> bool:  # type: ignore[override]
+        return self._gate[0].updates_in_forward
+
+    def observe(self, scores: Tensor) -> None:
+        self._gate[0].observe(scores)
+
+    @property
     def threshold(self) -> Tensor:
         return self._gate[0].threshold
 

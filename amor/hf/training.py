@@ -73,7 +73,10 @@ class GateStatistics(TrainerCallback):
     def _begin(self) -> None:
         blocks = self._core.each_block()
         self.scores = [[] for _ in blocks]
-        self.fresh = [i for i, b in enumerate(blocks) if isinstance(b.gate, Adaptive) and int(b.gate.updates) == 0]
+        gates = [block.gate for block in blocks]
+        self.fresh = [
+            i for i, g in enumerate(gates) if isinstance(g, Adaptive) and not g.updates_in_forward and int(g.updates) == 0
+        ]
 
     @property
     def _core(self) -> Amor:

@@ -60,12 +60,12 @@ class Amor(nn.Module):
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.width)
         self.backbone = Backbone(config)
-        self.norm_f = RMSNorm(config.width, config.norm_eps)
+        self.norm_f = RMSNorm(config.width, config.eps("norm_f"))
         self.blocks = nn.ModuleList()
         for k in range(config.blocks.count):
             self.blocks.append(Block(config, k, self.each_block()[0].gate if k else None))
         normed = config.blocks.count and config.blocks.final == "norm"
-        self.final_norm = RMSNorm(config.width, config.norm_eps) if normed else None
+        self.final_norm = RMSNorm(config.width, config.eps("final_norm")) if normed else None
         self.head = None if config.tied else Linear(config.width, config.vocab)
         self._form: tuple[tuple[object, ...], Form] | None = None  # of its States, and what it was then
 
@@ -227,7 +227,7 @@ class Amor(nn.Module):
     def observe(self, scores: list[Tensor]) -> None:
         """Let every gate take in the scores of one optimiser step, [n] each: real tokens of the global batch."""
         for block, seen in zip(self.each_block(), scores, strict=True):
-            block.gate.observe(seen)
+            block.gate.observe_step(seen)
 
     @torch.no_grad()
     def learn(self, measured: Sequence[Measured | None]) -> None:

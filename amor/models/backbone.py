@@ -20,9 +20,9 @@ class Layer(nn.Module):
 
     def __init__(self, config: Config, kind: str):
         super().__init__()
-        self.mixer_norm = RMSNorm(config.width, config.norm_eps)
-        self.mixer: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.norm_eps)
-        self.mlp_norm = RMSNorm(config.width, config.norm_eps) if config.d_ff else None
+        self.mixer_norm = RMSNorm(config.width, config.eps("mixer_norm"))
+        self.mixer: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
+        self.mlp_norm = RMSNorm(config.width, config.eps("mlp_norm")) if config.d_ff else None
         self.mlp = SwiGLU(config.width, config.d_ff) if config.d_ff else None
 
     def forward(self, h: Tensor, state: Part, layout: Layout, last: bool = False) -> tuple[Tensor, Part]:

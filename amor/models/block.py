@@ -6,6 +6,7 @@ Keys and values are computed and kept for every token. Queries are computed for 
 where the gate fires (`true_sparse`); both give the same numbers, and `auto` takes the faster, in training too.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,13 +58,14 @@ class Block(nn.Module):
     def __init__(self, config: Config, index: int, first: Gate | None = None):
         """first: the gate of block 0; None for that block itself."""
         super().__init__()
-        blocks = config.blocks
+        blocks, eps = config.blocks, config.eps("block")
         # block 0 takes its input as it comes: norm_f's output, or (prenorm) it is normed by norm_f itself
-        self.norm = RMSNorm(config.width, config.norm_eps) if index else None
-        self.attention = Attention(config.width, AttentionOptions(blocks.head_size, blocks.rope_theta), config.norm_eps)
-        self.alpha = nn.Parameter(torch.zeros(config.width))
+        self.norm = RMSNorm(config.width, eps) if index else None
+        self.attention = Attention(config.width, AttentionOptions(blocks.head_size, blocks.rope_theta), eps)
+        self.alpha = nn.Parameter(torch.zeros(config.width))  # before the sigmoid
+        self.alpha_floor = blocks.alpha_floor
         self.gate = gate_of(config, index, first)
-        self.mlp_norm = RMSNorm(config.width, config.norm_eps) if blocks.mlp else None
+        self.mlp_norm = RMSNorm(config.width, eps) if blocks.mlp else None
         self.mlp = SwiGLU(config.width, config.d_ff) if blocks.mlp else None
 
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
@@ -101,7 +103,7 @@ class Block(nn.Module):
         def opened() -> Tensor:
             return self.update(h, self.attention.all_queries(x, k, v, layout))
 
-        verdict = gate(probe(h, x.detach(), layout, gate.needs, lambda: (h, opened()), before))
+        verdict = self.decide(gate, probe(h, x.detach(), layout, gate.needs, lambda: (h, opened()), before), layout)
         fire = verdict.fire if layout.valid is None else verdict.fire & layout.valid
         learns = verdict.weight is not None and torch.is_grad_enabled()
         if learns or dense_pays(fire, compute):
@@ -110,9 +112,21 @@ class Block(nn.Module):
             out = self.fired_only(h, x, k, v, layout, fire)
         return out, {"kv": after}, replace(verdict, fire=fire, score=verdict.score.detach())
 
+    def decide(self, gate: Gate, evidence: Evidence, layout: Layout) -> Verdict:
+        """The gate's decision; a gate that updates its statistics in every training forward does so before it."""
+        verdict = gate(evidence)
+        if not (gate.updates_in_forward and self.training and torch.is_grad_enabled()):
+            return verdict
+        gate.observe(verdict.score if layout.valid is None else verdict.score[layout.valid])
+        return gate(evidence)
+
+    def scale(self) -> Tensor:
+        """alpha [D], by which attention is scaled: sigmoid of its parameter, not below the floor."""
+        return floored_sigmoid(self.alpha, self.alpha_floor)
+
     def update(self, h: Tensor, a: Tensor) -> Tensor:
         """The residual of tokens that fired, from their attention output."""
-        h = h + self.alpha.sigmoid().to(a.dtype) * a
+        h = h + self.scale().to(a.dtype) * a
         if self.mlp is None or self.mlp_norm is None:
             return h
         return h + self.mlp(self.mlp_norm(h))
@@ -124,7 +138,7 @@ class Block(nn.Module):
         flat, tokens = rows * fire.shape[1] + columns, h.flatten(0, 1)  # one index: selected and added to far faster than by two
         a = self.attended(k, v, layout, x.flatten(0, 1).index_select(0, flat), (rows, columns))
         if self.mlp is None:  # added in place: what flows back through the residual stays as it is
-            return tokens.index_add(0, flat, (self.alpha.sigmoid().to(a.dtype) * a).to(h.dtype)).view_as(h)
+            return tokens.index_add(0, flat, (self.scale().to(a.dtype) * a).to(h.dtype)).view_as(h)
         return tokens.index_copy(0, flat, self.update(tokens.index_select(0, flat), a)).view_as(h)
 
     def fired_at(self, k: Tensor, v: Tensor, layout: Layout, h: Tensor, x: Tensor, here: Place) -> Tensor:
@@ -147,7 +161,7 @@ class Block(nn.Module):
 
     def program(self, p: Program, h: Vector, x: Vector, out: Vector) -> None:
         """What a token that fires needs besides: from its residual h the one after the block."""
-        p.add(h, self.attention.queries_program(p, x), self.alpha.detach().float().sigmoid(), out)
+        p.add(h, self.attention.queries_program(p, x), self.scale().detach().float(), out)
         if self.mlp is not None and self.mlp_norm is not None:
             p.accumulate(out, p.swiglu(p.norm(out, self.mlp_norm), self.mlp))
 
@@ -161,6 +175,11 @@ class Block(nn.Module):
             fired = fired + self.mlp.cost() + Cost(weights=self.mlp_norm.weight.numel())
         small = self.alpha.numel() * (2 if self.norm else 1)
         return fired * fire_rate + Cost(flops=2 * always, weights=always + small, state_held=whole.state_held)
+
+
+def floored_sigmoid(raw: Tensor, floor: float) -> Tensor:
+    """sigmoid(raw), at least `floor`: raw is clamped, so below the floor it gets no gradient."""
+    return (raw.clamp(min=math.log(floor / (1 - floor))) if floor else raw).sigmoid()
 
 
 def gate_of(config: Config, index: int, first: Gate | None) -> Gate:

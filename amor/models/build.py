@@ -30,10 +30,15 @@ def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def initialise(model: Amor, seed: int) -> None:
-    """Linear, embedding and convolution weights ~ N(0, init_spread); norms 1; biases 0; W_O of blocks 0; then what mixers say."""
+    """Linear, embedding and convolution weights ~ N(0, init_spread); norms 1; biases 0; W_O of blocks 0; then what mixers say.
+
+    conv_init = "uniform": weights and biases of short convolutions as nn.Conv1d draws them.
+    """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding | ShortConv):
+        if isinstance(module, ShortConv) and model.config.conv_init == "uniform":
+            uniform_conv(module, generator)
+        elif isinstance(module, nn.Linear | nn.Embedding | ShortConv):
             module.weight.normal_(0.0, model.config.init_spread, generator=generator)
             if isinstance(module, ShortConv) and module.bias is not None:
                 module.bias.zero_()
@@ -41,11 +46,20 @@ def initialise(model: Amor, seed: int) -> None:
             module.weight.fill_(1.0)
         elif isinstance(module, Mixer):
             module.reset_parameters(generator)
+    for buffer in model.buffers():
+        buffer.zero_()
     for module in model.modules():
         if isinstance(module, Block):
             closed_start(module)
-    for buffer in model.buffers():
-        buffer.zero_()
+            module.gate.start_statistics()
+
+
+def uniform_conv(conv: ShortConv, generator: torch.Generator) -> None:
+    """As nn.Conv1d initialises itself: every number uniform in +-1/sqrt(taps), since a channel reads only itself."""
+    bound = conv.weight.shape[-1] ** -0.5
+    for parameter in (conv.weight, conv.bias):
+        if parameter is not None:
+            parameter.uniform_(-bound, bound, generator=generator)
 
 
 @torch.no_grad()

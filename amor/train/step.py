@@ -108,6 +108,7 @@ class Stepper:
             self.update(norm)
             if not fresh:
                 self.model.observe(pooled)
+            self.share_statistics()
             self.model.learn(measured)
         blocks = self.blocks_found(tally, pooled, used)
         told = ("skipped" if skipped else "taken") if spike else None
@@ -130,7 +131,9 @@ class Stepper:
 
     def meet(self, pieces: list[Windows]) -> bool:
         """Show gates that have met nothing the whole batch, before they decide on it; whether there were any."""
-        fresh = any(isinstance(b.gate, Adaptive) and int(b.gate.updates) == 0 for b in self.blocks())
+        fresh = any(
+            isinstance(b.gate, Adaptive) and not b.gate.updates_in_forward and int(b.gate.updates) == 0 for b in self.blocks()
+        )
         if fresh:
             tally = Tally(self.nothing())
             with torch.no_grad():
@@ -155,6 +158,12 @@ class Stepper:
             out.loss.backward()
             tally.add(out.loss, out.gates, out.measured)
         return tally
+
+    def share_statistics(self) -> None:
+        """Gates that update in the forward have seen the tokens of their own rank: rank 0's statistics become everyone's."""
+        for block in self.blocks() if self.team.world > 1 else ():
+            if block.gate.updates_in_forward:
+                block.gate.load_state_dict(self.team.broadcast(block.gate.state_dict()), strict=False)
 
     def sample(self, step: int, rows: range, columns: int) -> Tensor | None:
         """Where gains are measured; nowhere, if no gate asks."""
@@ -196,7 +205,7 @@ class Stepper:
         for block in self.blocks():
             gate = block.gate.decider
             numbers = {"mu": gate.mu, "sigma": gate.sigma} if isinstance(gate, Adaptive) else {}
-            numbers |= {"tau": gate.threshold, "alpha": self.team.full_tensor(block.alpha).detach().sigmoid().mean()}
+            numbers |= {"tau": gate.threshold, "alpha": self.team.full_tensor(block.scale()).detach().mean()}
             found.append({name: finite(float(value)) for name, value in numbers.items()})
         return found
 

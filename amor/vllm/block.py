@@ -11,7 +11,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from amor.config import Config
 from amor.gates.base import Gate
 from amor.mixers.attention import AttentionOptions
-from amor.models.block import gate_of
+from amor.models.block import floored_sigmoid, gate_of
 from amor.vllm.gate import Decider
 from amor.vllm.layers import Attention, SwiGLU
 
@@ -27,10 +27,10 @@ class Block(nn.Module):
         prefix: str,
     ):
         super().__init__()
-        blocks, width, eps = config.blocks, config.width, config.norm_eps
+        blocks, width, eps = config.blocks, config.width, config.eps("block")
         self.norm = RMSNorm(width, eps) if index else None
         self.attention = Attention(width, AttentionOptions(blocks.head_size, blocks.rope_theta), vllm, f"{prefix}.attention")
-        self.alpha = nn.Parameter(torch.zeros(width))
+        self.alpha, self.alpha_floor = nn.Parameter(torch.zeros(width)), blocks.alpha_floor
         self.decider = Decider(gate_of(config, index, first), head, vllm, f"{prefix}.gate", f"{prefix}.attention.attn")
         self.mlp_norm = RMSNorm(width, eps) if blocks.mlp else None
         self.mlp = SwiGLU(width, config.d_ff, vllm, f"{prefix}.mlp") if blocks.mlp else None
@@ -38,7 +38,7 @@ class Block(nn.Module):
     def forward(self, h: Tensor, x: Tensor, asked: Tensor, positions: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """The residual after the block, and where it fired; before: where the block before did."""
         fire = self.decider(asked, x, positions, before)
-        opened = h + self.alpha.sigmoid() * self.attention(x, positions)
+        opened = h + floored_sigmoid(self.alpha, self.alpha_floor) * self.attention(x, positions)
         if self.mlp is not None and self.mlp_norm is not None:
             opened = opened + self.mlp(self.mlp_norm(opened))
         return torch.where(fire[:, None], opened, h), fire

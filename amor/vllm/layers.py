@@ -84,7 +84,7 @@ class Mamba2(MambaMixer2):
 class Fused(nn.Module):
     def __init__(self, config: Config, vllm: VllmConfig, prefix: str):
         super().__init__()
-        options, width, eps = config.mixer_options("fused"), config.width, config.norm_eps
+        options, width, eps = config.mixer_options("fused"), config.width, config.eps("mixer")
         self.mamba2 = Mamba2(width, options.mamba2, eps, vllm, f"{prefix}.mamba2")
         self.attention = Attention(width, options.attention(width), vllm, f"{prefix}.attention")
         self.mamba2_norm, self.attention_norm = RMSNorm(width, eps), RMSNorm(width, eps)
@@ -102,7 +102,7 @@ def mixer_of(config: Config, kind: str, vllm: VllmConfig, prefix: str) -> nn.Mod
     if kind == "attention":
         return Attention(config.width, config.mixer_options(kind), vllm, prefix)
     if kind == "mamba2":
-        return Mamba2(config.width, config.mixer_options(kind), config.norm_eps, vllm, prefix)
+        return Mamba2(config.width, config.mixer_options(kind), config.eps("mixer"), vllm, prefix)
     return Own(config, kind, vllm, prefix)
 
 
@@ -111,9 +111,9 @@ class Layer(nn.Module):
 
     def __init__(self, config: Config, kind: str, vllm: VllmConfig, prefix: str):
         super().__init__()
-        self.mixer_norm = RMSNorm(config.width, config.norm_eps)
+        self.mixer_norm = RMSNorm(config.width, config.eps("mixer_norm"))
         self.mixer = mixer_of(config, kind, vllm, f"{prefix}.mixer")
-        self.mlp_norm = RMSNorm(config.width, config.norm_eps) if config.d_ff else None
+        self.mlp_norm = RMSNorm(config.width, config.eps("mlp_norm")) if config.d_ff else None
         self.mlp = SwiGLU(config.width, config.d_ff, vllm, f"{prefix}.mlp") if config.d_ff else None
 
     def forward(self, h: Tensor, positions: Tensor) -> Tensor:

@@ -44,13 +44,13 @@ class Skeleton(nn.Module):
         head = ParallelLMHead(config.vocab, config.width, prefix="head")
         self.head = head.tie_weights(self.embed) if config.tied else head
         self.layers = nn.ModuleList(Layer(config, kind, vllm_config, f"layers.{i}") for i, kind in enumerate(config.pattern))
-        self.norm_f = RMSNorm(config.width, config.norm_eps)
+        self.norm_f = RMSNorm(config.width, config.eps("norm_f"))
         self.blocks = nn.ModuleList()
         for k in range(config.blocks.count):
             first = self.each_block()[0].decider.gate if k else None
             self.blocks.append(Block(config, k, first, self.head, vllm_config, f"layers.{len(self.layers) + k}"))
         ends = config.blocks.count and config.blocks.final == "norm"
-        self.final_norm = RMSNorm(config.width, config.norm_eps) if ends else None
+        self.final_norm = RMSNorm(config.width, config.eps("final_norm")) if ends else None
         self.prenorm = config.blocks.count > 0 and config.blocks.first == "prenorm"
         self.asks_final = config.blocks.probe == "final"
 

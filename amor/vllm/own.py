@@ -26,14 +26,14 @@ from amor.mixers.base import Mixer
 def fresh_state(config: Config, kind: str, dtype: torch.dtype) -> Part:
     """Of one row, on the meta device."""
     with torch.device("meta"):
-        mixer: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.norm_eps)
+        mixer: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
         return mixer.start(1, torch.device("meta"), dtype)
 
 
 class Own(nn.Module, MambaBase):
     def __init__(self, config: Config, kind: str, vllm: VllmConfig, prefix: str):
         super().__init__()
-        self.inner: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.norm_eps)
+        self.inner: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
         self.state = fresh_state(config, kind, vllm.model_config.dtype)
         self.prefix = prefix
         self.kv_cache: tuple[Tensor, ...] = ()
