@@ -48,6 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "final": {"blocks.probe": "final"},
     "once": {"blocks.decide": "once"},
     "gain": {"blocks.gate": "gain", "blocks.decide": "once"},
+    "router": {"blocks.gate": "router"},
 }
 CHANGES = ABLATIONS | VARIANTS
 

@@ -193,8 +193,21 @@ class Dot:
     bias: Tensor | None  # one number
 
 
-Instruction = Product | Norm | GatedNorm | Gate | Add | Conv | Scan | Delta | Keys | Attend | Dot
-INSTRUCTIONS: tuple[type[Instruction], ...] = (Product, Norm, GatedNorm, Gate, Add, Conv, Scan, Delta, Keys, Attend, Dot)
+@dataclass(frozen=True)
+class SiluDot:
+    """out += weight . silu(x + bias): the output of a hidden layer."""
+
+    kind: ClassVar[int] = 11
+    x: Vector
+    out: Vector
+    bias: Tensor  # [width]
+    weight: Tensor  # [width]
+
+
+Instruction = Product | Norm | GatedNorm | Gate | Add | Conv | Scan | Delta | Keys | Attend | Dot | SiluDot
+INSTRUCTIONS: tuple[type[Instruction], ...] = (
+    *(Product, Norm, GatedNorm, Gate, Add, Conv, Scan, Delta, Keys, Attend, Dot, SiluDot),
+)
 ROOM = -1
 
 
@@ -309,6 +322,10 @@ class Program:
         out = out or self.vector(1)
         self.steps.append(Dot(x, out, weight, bias))
         return out
+
+    def silu_dot(self, x: Vector, bias: Tensor, weight: Tensor, out: Vector) -> None:
+        """out += weight . silu(x + bias), one number per row."""
+        self.steps.append(SiluDot(x, out, bias, weight))
 
     def held(self, name: str, *shape: int, theta: float = 0.0) -> Held:
         return Held(self.part, name, shape, theta)

@@ -112,7 +112,7 @@ def test_uniform_convolutions_are_drawn_as_torch_draws_its_own():
     convs = [module for module in model.modules() if isinstance(module, ShortConv)]
     drawn = torch.cat([conv.weight.detach().flatten() for conv in convs])
     assert convs and float(drawn.abs().max()) <= 0.5 and float(drawn.std()) == pytest.approx(1 / math.sqrt(12), rel=0.05)
-    assert all(conv.bias is not None and float(conv.bias.abs().max()) > 0.1 for conv in convs)
+    assert all(conv.bias is not None and float(conv.bias.detach().abs().max()) > 0.1 for conv in convs)
     plain = amor.build(small())
     assert float(next(m for m in plain.modules() if isinstance(m, ShortConv)).weight.std()) == pytest.approx(0.02, rel=0.2)
     with pytest.raises(AmorError, match="conv_init"):

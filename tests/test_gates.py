@@ -39,7 +39,7 @@ def part(seen, rows, columns):
 
 
 def test_the_registry_finds_every_gate():
-    assert set(KINDS) == {"entropy", "margin", "always", "never", "random", "learned", "oracle", "gain", "quantile"}
+    assert set(KINDS) == {"entropy", "margin", "always", "never", "random", "learned", "oracle", "gain", "quantile", "router"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -347,8 +347,9 @@ def test_declared_state_bytes_are_those_held(name, context):
     assert model(tokens(1, context)).state.nbytes == model.cost(context).state_held
     probes = sum(1 for block in model.each_block() if block.gate.needs)
     every = sum(p.numel() for p in model.parameters()) - (0 if model.head is None else model.embed.weight.numel())
+    every += sum(block.gate.cost().weights for block in model.each_block())  # routers are buffers
     assert model.cost(context).weights - every == 211 * 64 * probes  # of an embedding that is no head a token reads one row
-    assert (probes == 3) == (name in [n for n in AMORS if not n.endswith(("classic", "nogate", "once", "gain"))])
+    assert (probes == 3) == (name in [n for n in AMORS if not n.endswith(("classic", "nogate", "once", "gain", "router"))])
 
 
 def test_wrong_calls_are_refused_with_a_reason():

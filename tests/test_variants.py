@@ -112,10 +112,10 @@ def test_a_measured_gain_is_the_loss_with_all_blocks_closed_less_that_with_them_
     one = small("amor-mamba2-gain", **{"blocks.count": 1, "blocks.decide": decide})
     found = one(TEXT, targets=TARGETS, measure=EVERYWHERE).measured[0]
     closed, opened = (one(TEXT, targets=TARGETS, gates=all_told(one, fire)).nll for fire in (False, True))
-    close(found.gain.view_as(TEXT), closed - opened)
+    close(found.value.view_as(TEXT), closed - opened)
     model = small("amor-mamba2-gain", **{"blocks.decide": decide})
     out = model(TEXT, targets=TARGETS, measure=EVERYWHERE)
-    gain, fire = out.measured[0].gain.view_as(TEXT), out.gates[0].fire
+    gain, fire = out.measured[0].value.view_as(TEXT), out.gates[0].fire
     assert [m is not None for m in out.measured] == [True, decide == "each", decide == "each"]
     if decide == "once":
         closed = model(TEXT, targets=TARGETS, gates=all_told(model, False)).nll
@@ -124,7 +124,7 @@ def test_a_measured_gain_is_the_loss_with_all_blocks_closed_less_that_with_them_
         watched = [Watched(gate, "gain") for gate in own_gates(model)]
         model(TEXT, targets=TARGETS, gates=watched)
         for gate, measured in zip(watched, out.measured, strict=True):
-            close(measured.gain.view_as(TEXT), gate.seen("gain", 0))
+            close(measured.value.view_as(TEXT), gate.seen("gain", 0))
 
 
 @torch.no_grad()
@@ -133,8 +133,8 @@ def test_a_gain_is_measured_inside_its_own_document_and_not_where_nothing_follow
     reset, targets = torch.zeros_like(TEXT, dtype=torch.bool), TARGETS.clone()
     reset[:, 30], targets[0, 3] = True, head.IGNORE
     measured = model(TEXT, targets=targets, reset=reset, measure=EVERYWHERE).measured
-    whole = measured[0].gain.view_as(TEXT)
-    second = model(TEXT[:, 30:], targets=targets[:, 30:], measure=EVERYWHERE[:, :30]).measured[0].gain.view(3, 30)
+    whole = measured[0].value.view_as(TEXT)
+    second = model(TEXT[:, 30:], targets=targets[:, 30:], measure=EVERYWHERE[:, :30]).measured[0].value.view(3, 30)
     close(whole[:, 30:], second)
     assert (whole == 0).nonzero().tolist() == [[0, 3]]
     gate = model.each_block()[0].gate

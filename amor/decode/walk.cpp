@@ -44,6 +44,7 @@ struct Delta { enum { kind = 7 }; Vector q, k, v, a, b, out; const float *A, *dt
 struct Keys { enum { kind = 8 }; Vector k, v; long kv, heads, size; };
 struct Attend { enum { kind = 9 }; Vector q, out; long kv, heads, size; };
 struct Dot { enum { kind = 10 }; Vector x, out; const float *weight, *bias; };
+struct SiluDot { enum { kind = 11 }; Vector x, out; const float *bias, *weight; };
 struct Step { long kind; const void* what; };
 
 namespace {
@@ -174,6 +175,10 @@ struct Thread {  // one of a team
         });
     }
 
+    void run(const SiluDot& s) {
+        each(1, [&](long r, long) { *at(s.out, r) += silu_dot(at(s.x, r), s.bias, s.weight, s.x.width); });
+    }
+
     void run(const Attend& s) {
         using namespace attention;
         const Held& kv = call.held[s.kv];
@@ -207,6 +212,7 @@ void as_it_is(const Step& step, Work work) {
         case Keys::kind: return work(*(const Keys*)step.what);
         case Attend::kind: return work(*(const Attend*)step.what);
         case Dot::kind: return work(*(const Dot*)step.what);
+        case SiluDot::kind: return work(*(const SiluDot*)step.what);
     }
 }
 
@@ -254,6 +260,7 @@ LAYOUT(STRUCT(Vector, where, offset, of, start, width)
        STRUCT(Keys, k, v, kv, heads, size)
        STRUCT(Attend, q, out, kv, heads, size)
        STRUCT(Dot, x, out, weight, bias)
+       STRUCT(SiluDot, x, out, bias, weight)
        NUMBER(Product.kind, Product::kind)
        NUMBER(Norm.kind, Norm::kind)
        NUMBER(GatedNorm.kind, GatedNorm::kind)
@@ -264,4 +271,5 @@ LAYOUT(STRUCT(Vector, where, offset, of, start, width)
        NUMBER(Delta.kind, Delta::kind)
        NUMBER(Keys.kind, Keys::kind)
        NUMBER(Attend.kind, Attend::kind)
-       NUMBER(Dot.kind, Dot::kind))
+       NUMBER(Dot.kind, Dot::kind)
+       NUMBER(SiluDot.kind, SiluDot::kind))

@@ -17,6 +17,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from amor.errors import AmorError
+from amor.parts import Cost
 from amor.program import Program, UnsaidError, Vector
 from amor.typed import Share
 
@@ -44,7 +45,7 @@ class Gate(nn.Module):
     kind: str
     Options: ClassVar[type]
     needs: ClassVar[frozenset[str]] = frozenset()  # of Evidence: entropy, margin, gain
-    measures: ClassVar[bool] = False  # whether the trainer is to measure gains for `learn`
+    measures: str = ""  # what the trainer is to measure on a sample of tokens for `learn`: "gain", "entropy" or nothing
     updates_in_forward: bool = False  # whether every training forward updates its statistics, before the decision
 
     def __init__(self, width: int, options: object, salt: int):
@@ -75,6 +76,14 @@ class Gate(nn.Module):
         """Its score of one token, from what the block reads, as decode compiles it; refused where there is more to look at."""
         raise UnsaidError(f"gate {self.kind!r} states no program")
 
+    def cost(self) -> Cost:
+        """What it reads and computes per token by itself, besides passes over the head."""
+        return Cost()
+
+    def settled(self) -> bool:
+        """Whether it decides by what it has learned; a gate that learns from measurements fires at random before."""
+        return True
+
     def stamp(self) -> tuple[object, ...]:
         """What changes whenever the numbers do that its program and its threshold are made of."""
         return ()
@@ -90,8 +99,8 @@ class Gate(nn.Module):
         if not self.updates_in_forward:
             self.observe(scores)
 
-    def learn(self, x: Tensor, gain: Tensor) -> None:
-        """Take in the gains [n] measured on some tokens of one optimiser step, and what the block read there, [n, D]."""
+    def learn(self, x: Tensor, value: Tensor) -> None:
+        """Take in what was measured [n] on some tokens of one optimiser step, and what the block read there, [n, D]."""
 
     def aim(self, rate: float | None) -> None:
         """Fire on about this share of tokens from now on; None goes back to the trained threshold."""
@@ -205,18 +214,16 @@ class Adaptive(Gate):
         self.aimed = rate
 
 
-Statistic = Annotated[float, Meta(ge=-1e6, le=1e6)]
+Kappa = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 
 @dataclass(frozen=True)
 class MedianOptions:
     """Threshold = mu + kappa sigma; mu and sigma are EMAs of the batch median and std of the scores."""
 
-    kappa: Annotated[float, Meta(ge=-1e6, le=1e6)] = 0.2  # the paper's
+    kappa: Kappa = 0.2  # the paper's
     eta: Share = 0.01  # weight of a new batch in the EMA; the paper's
-    start: Annotated[
-        tuple[Statistic, ...], Meta(max_length=2)
-    ] = ()  # (mu, sigma) before the first batch; (): the first batch's own
+    start: Annotated[tuple[Kappa, ...], Meta(max_length=2)] = ()  # (mu, sigma) before the first batch; (): the first batch's own
     update: Literal["step", "forward"] = "step"  # EMA once per optimiser step, or in every training forward, over its own tokens
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ class Gain(Adaptive):
 
     kind = "gain"
     Options = GainOptions
-    measures = True
+    measures = "gain"
 
     weight: Tensor
     bias: Tensor
@@ -69,14 +69,14 @@ class Gain(Adaptive):
     def forward(self, evidence: Evidence) -> Verdict:
         with torch.autocast(evidence.x.device.type, enabled=False):  # nats differ by less than bf16 can tell
             predicted = linear(evidence.x.float(), self.weight.float()[None]).squeeze(-1) + self.bias.float()
-        score = predicted if self._settled() else self._explored(predicted, evidence.position)
+        score = predicted if self.settled() else self._explored(predicted, evidence.position)
         return Verdict(score > self.threshold, score)
 
     def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
         return self.by_cut(low, high)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
-        if not self._settled():
+        if not self.settled():
             raise UnsaidError("gate 'gain' explores, on positions it draws")
         p.dot(x, self.weight, self.bias, score)
 
@@ -86,12 +86,13 @@ class Gain(Adaptive):
     def _explored(self, predicted: Tensor, position: Tensor) -> Tensor:
         return torch.where(self.reach > 0, predicted, spread(position, self.salt + self.lessons))
 
-    def _settled(self) -> bool:
+    def settled(self) -> bool:
         """Whether it predicts, where looking costs nothing: a device would have to be waited for, and a graph would break."""
         return self.reach.device.type == "cpu" and not torch.compiler.is_compiling() and bool(self.reach > 0)
 
     @torch.no_grad()
-    def learn(self, x: Tensor, gain: Tensor) -> None:
+    def learn(self, x: Tensor, value: Tensor) -> None:
+        gain = value
         if not len(gain):
             return
         self.lessons += 1

@@ -44,8 +44,8 @@ class GateStatistics(TrainerCallback):
             raise AmorError(f"GateStatistics: {type(model).__name__} holds no model of amor")
         if found[0].core.measures:
             raise AmorError(
-                "GateStatistics: gates of kind 'gain' learn from gains that only `amor train` measures; "
-                "without this callback they stay as they are"
+                f"GateStatistics: gates of kind {found[0].core.each_block()[0].gate.kind!r} learn from what only `amor train` "
+                "measures; without this callback they stay as they are"
             )
         self.model = found[0]
         self.model.gates_follow = True

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from amor.decode.engine import Engine
 from amor.decode.policy import Fixed
 from amor.errors import AmorError
+from amor.gates.router import Router
 from amor.judge.feeding import WAYS, Feeder, Seen, alone
 from amor.judge.following import ENGINE_WAYS, engine_steps, engine_steps_only
 from amor.judge.gates import Told
@@ -32,6 +33,7 @@ from amor.state import State
 
 # relative to the largest number compared; a wrong mask or a lost window is off by more than 1e-2
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+MOST_LESSONS = 16  # samples shown to a gate that learns from measurements
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,9 @@ def stir(model: Amor, seed: int = 0) -> Amor:
                 module.bias.normal_(0, 0.2, generator=generator)
         elif isinstance(module, Block):
             module.alpha.normal_(0, 1, generator=generator)
+        elif isinstance(module, Router):
+            for t in module.network():
+                t.normal_(0, t.shape[-1] ** -0.5, generator=generator)
     for name, parameter in model.named_parameters():
         if name.endswith(("norm.weight", "norm_f.weight", "_scale", ".D")):
             parameter.log_normal_(0, 0.3, generator=generator)
@@ -94,7 +99,9 @@ def _stir_steps(mixer: Any, generator: torch.Generator) -> None:
 def calibrate(model: Amor, tokens: Tensor) -> None:
     """Give every gate that has met no data its statistics from these tokens, block after block."""
     targets = tokens.roll(-1, 1)  # only gates that know of gains look at them
-    if any(int(getattr(block.gate, "lessons", 1)) == 0 for block in model.each_block()):
+    for _ in range(MOST_LESSONS):
+        if all(block.gate.settled() for block in model.each_block()):
+            break
         every = torch.arange(tokens.shape[1]).expand_as(tokens)
         model.learn(model(tokens, targets=targets, measure=every).measured)
     for index, block in enumerate(model.each_block()):

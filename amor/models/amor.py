@@ -231,15 +231,15 @@ class Amor(nn.Module):
 
     @torch.no_grad()
     def learn(self, measured: Sequence[Measured | None]) -> None:
-        """Let every gate that measures take in the gains of one optimiser step, one a block: a sample of the global batch."""
+        """Let every gate that measures take in the sample of one optimiser step's global batch, one per block."""
         for block, one in zip(self.each_block(), measured, strict=True):
             if one is not None:
-                block.gate.learn(one.x, one.gain)
+                block.gate.learn(one.x, one.value)
 
     @property
     def measures(self) -> bool:
-        """Whether a gate learns from measured gains."""
-        return any(block.gate.measures for block in self.each_block())
+        """Whether a gate learns from what is measured on a sample of tokens."""
+        return any(bool(block.gate.measures) for block in self.each_block())
 
     def each_block(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]

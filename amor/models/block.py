@@ -174,7 +174,8 @@ class Block(nn.Module):
         if self.mlp is not None and self.mlp_norm is not None:
             fired = fired + self.mlp.cost() + Cost(weights=self.mlp_norm.weight.numel())
         small = self.alpha.numel() * (2 if self.norm else 1)
-        return fired * fire_rate + Cost(flops=2 * always, weights=always + small, state_held=whole.state_held)
+        rest = Cost(flops=2 * always, weights=always + small, state_held=whole.state_held)
+        return fired * fire_rate + rest + self.gate.cost()
 
 
 def floored_sigmoid(raw: Tensor, floor: float) -> Tensor:

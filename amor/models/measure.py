@@ -1,4 +1,4 @@
-"""What firing saves, measured on a sample of the tokens of one forward: for gates that learn from it.
+"""What gates are to predict, measured on a sample of the tokens of one forward: the gain of firing, or the entropy of the head.
 
 The gain of a token is the nll of its true next token with blocks closed less that with them fired. A gate of its own a block
 (decide = "each"): this block, those before it as they decided, those after it closed. One gate for all ("once"): all blocks
@@ -8,6 +8,7 @@ token that did not fire, blocks after the first have kept the key and value of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ class Measured:
     """The sample of one gate."""
 
     x: Tensor  # [n, D] what its block read
-    gain: Tensor  # [n] nats; 0 where the loss asks for no next token, so that there is nothing to save
+    value: Tensor  # [n] gain in nats (0 where the loss asks for no next token), or normalised entropy
 
 
 class Measure:
@@ -54,13 +55,27 @@ class Measure:
 
     @torch.no_grad()
     def found(self) -> tuple[Measured | None, ...]:
-        """One a block."""
+        """One per block, None where its gate measures nothing."""
         gates = [block.gate for block in self.model.each_block()]
-        measuring = [k for k, gate in enumerate(gates) if gate.measures]
-        both = [h for k in measuring for h in (self.h[k], self._opened(k, gates))]
-        nll = self._nll(torch.stack(both))
-        gains = dict(zip(measuring, nll[0::2] - nll[1::2], strict=True))
-        return tuple(Measured(self.x[k], gains[k]) if k in gains else None for k in range(len(gates)))
+        values = self._gains([k for k, gate in enumerate(gates) if gate.measures == "gain"], gates)
+        values |= self._entropies([k for k, gate in enumerate(gates) if gate.measures == "entropy"])
+        return tuple(Measured(self.x[k], values[k]) if k in values else None for k in range(len(gates)))
+
+    def _gains(self, blocks: list[int], gates: Sequence[Gate]) -> dict[int, Tensor]:
+        """[n] nats that firing saves, by block."""
+        if not blocks:
+            return {}
+        nll = self._nll(torch.stack([h for k in blocks for h in (self.h[k], self._opened(k, gates))]))
+        return dict(zip(blocks, nll[0::2] - nll[1::2], strict=True))
+
+    def _entropies(self, blocks: list[int]) -> dict[int, Tensor]:
+        """[n] normalised entropy of the head, by block."""
+        if not blocks:
+            return {}
+        vectors = torch.stack([self.model.asked(self.h[k], self.x[k]) for k in blocks])
+        entropy = head.read(vectors.flatten(0, 1), self.model.head_weight, entropy=True).entropy
+        assert entropy is not None
+        return dict(zip(blocks, (entropy / math.log(self.model.config.vocab)).view(vectors.shape[:2]), strict=True))
 
     def _opened(self, first: int, gates: Sequence[Gate]) -> Tensor:
         """The residual after block `first` fired, and after every block that follows its gate."""

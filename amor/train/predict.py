@@ -81,7 +81,7 @@ def train_flops(model: Amor, context: int) -> float:
     """FLOPs of matrix products a token of training: thrice the forward, a head pass for every gate that asks, and two on the
     sample of every gate that learns from gains."""
     forward = model.cost(context // 2, fire_rate=1.0, heads=1).flops  # attention sees half the context on average
-    passes = sum(bool(block.gate.needs) + block.gate.measures * 2 / EVERY for block in model.each_block())
+    passes = sum(bool(block.gate.needs) + bool(block.gate.measures) * 2 / EVERY for block in model.each_block())
     # of a frozen backbone no gradient is formed: it is read once
     once = 0.0 if model.embed.weight.requires_grad else 2 * model.backbone.cost(context // 2).flops
     return 3 * forward - once + passes * 2 * model.head_weight.numel()

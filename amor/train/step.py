@@ -192,7 +192,7 @@ class Stepper:
         found: list[Measured | None] = []
         for parts in zip(*tally.measured, strict=True):
             known = [part for part in parts if part is not None]
-            joined = [self.team.gather(torch.cat([getattr(part, name) for part in known])) for name in ("x", "gain") if known]
+            joined = [self.team.gather(torch.cat([getattr(part, name) for part in known])) for name in ("x", "value") if known]
             found.append(Measured(*joined) if known else None)
         return found or [None] * len(self.blocks())
 

@@ -19,3 +19,13 @@ static inline void swiglu_row(const float* gate, const float* up, long from, lon
         put(out + from + i, g * sigmoid(g) * get(up + from + i, part), part);
     });
 }
+
+// weight . silu(x + bias), [n] each
+static inline float silu_dot(const float* x, const float* bias, const float* weight, long n) {
+    vec total{};
+    over(n, [&](long i, int part) {
+        const vec a = get(x + i, part) + get(bias + i, part);
+        total += a * sigmoid(a) * get(weight + i, part);
+    });
+    return sum(total);
+}

@@ -1,0 +1,170 @@
+"""Predicts a score from what the block reads, by a small network: no pass over the head is needed to decide.
+
+    score = fc2 silu(fc1 x + fc1_bias) + skip x + fc2_bias        float32; hidden = 0: skip x + fc2_bias alone
+
+The score is the block's normalised entropy, as in the authors' fitted router, or its gain, the nats that firing saves. A router
+is fitted to a trained model (`amor fit`), or learned next to the model from the sample of tokens that training measures.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from msgspec import Meta
+from torch import Tensor, nn
+
+from amor.checks import InnerWidth
+from amor.gates.base import Adaptive, Evidence, Kappa, Verdict
+from amor.gates.random import spread
+from amor.ops.linear import linear
+from amor.parts import Cost, Linear
+from amor.program import Program, UnsaidError, Vector
+from amor.typed import Share
+
+BETAS, EPS = (0.9, 0.99), 1e-8  # of Adam, next to training
+NETWORK = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "skip_weight")
+
+
+@dataclass(frozen=True)
+class RouterOptions:
+    """What is predicted, by how large a network, and which threshold decides."""
+
+    target: Literal["entropy", "gain"] = "entropy"  # normalised entropy in [0, 1], or nats saved by firing
+    hidden: InnerWidth = 512  # width of the hidden layer, the authors' 512; 0: a linear map
+    rate: Share | None = None  # fire on this fraction of tokens; None: where the score exceeds mu + kappa sigma
+    kappa: Kappa = 0.2  # the paper's
+    eta: Share = 0.01  # weight of a new batch in the EMA of the statistics
+    lr: Annotated[float, Meta(gt=0, le=1)] = 1e-3  # of Adam, where it is learned next to the model
+    explore: Annotated[int, Meta(ge=1, le=2**30)] = 4096  # tokens measured in training before it predicts; random until then
+    replaced: str = ""  # the gate that the model was trained with, which `amor fit --detach` puts back
+
+
+class Router(Adaptive):
+    kind = "router"
+    Options = RouterOptions
+
+    fc1_weight: Tensor  # [hidden, D]
+    fc1_bias: Tensor  # [hidden]
+    fc2_weight: Tensor  # [1, hidden]
+    fc2_bias: Tensor  # [1]
+    skip_weight: Tensor  # [1, D]
+    moments: Tensor  # [2, numbers of the network] of Adam
+    lessons: Tensor  # steps of training it has learned from
+    measured: Tensor  # tokens it has learned from, in training or when it was fitted
+    replaced: Tensor  # [2 + quantiles + 1] mu, sigma, quantiles and updates of the gate it replaced
+
+    def __init__(self, width: int, options: RouterOptions, salt: int):
+        super().__init__(width, options, salt)
+        self.salt = salt
+        hidden = options.hidden
+        shapes = ((hidden, width), (hidden,), (1, hidden), (1,), (1, width))
+        for name, shape in zip(NETWORK, shapes, strict=True):
+            self.register_buffer(name, torch.zeros(shape))
+        self.register_buffer("moments", torch.zeros(2, sum(t.numel() for t in self.network())))
+        self.register_buffer("replaced", torch.zeros(3 + len(self.quantiles)))
+        for name in ("lessons", "measured"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.long))
+
+    @property
+    def measures(self) -> str:  # type: ignore[override]
+        return self.options.target  # type: ignore[attr-defined]
+
+    def network(self) -> list[Tensor]:
+        return [getattr(self, name) for name in NETWORK]
+
+    def start_statistics(self) -> None:
+        # fc2 starts at 0, so a hidden layer of zeros would never learn
+        generator = torch.Generator().manual_seed(self.salt)
+        width = max(self.fc1_weight.shape[1], 1)
+        self.fc1_weight.copy_(torch.randn(self.fc1_weight.shape, generator=generator) * width**-0.5)
+
+    def trained_threshold(self) -> Tensor:
+        rate = self.options.rate  # type: ignore[attr-defined]
+        return self.mu + self.options.kappa * self.sigma if rate is None else self.quantile(1 - rate)  # type: ignore[attr-defined]
+
+    def predict(self, x: Tensor) -> Tensor:
+        """x [..., D] -> scores [...], in float32 whatever x is in."""
+        with torch.autocast(x.device.type, enabled=False):
+            return network_output(x.float(), *self.network())
+
+    def forward(self, evidence: Evidence) -> Verdict:
+        score = self.predict(evidence.x)
+        if not self.settled():
+            uniform = spread(evidence.position, self.salt + self.lessons)
+            score = torch.where(self.measured >= self.options.explore, score, uniform)  # type: ignore[attr-defined]
+        return Verdict(score > self.threshold, score)
+
+    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        return self.by_cut(low, high)
+
+    def program(self, p: Program, x: Vector, score: Vector) -> None:
+        if not self.settled():
+            raise UnsaidError("gate 'router' has not learned yet: its scores are drawn by position")
+        p.dot(x, self.skip_weight[0], self.fc2_bias, score)
+        if len(self.fc1_weight):
+            with torch.device("meta"):
+                layer = Linear(1, 1)
+            layer.weight = nn.Parameter(self.fc1_weight, requires_grad=False)
+            p.silu_dot(p.linear(x, layer), self.fc1_bias, self.fc2_weight[0], score)
+
+    def cost(self) -> Cost:
+        return Cost(flops=2 * self.fc1_weight.numel(), weights=sum(t.numel() for t in self.network()))
+
+    def made_of(self) -> tuple[Tensor, ...]:
+        return *super().made_of(), *self.network(), self.measured
+
+    def settled(self) -> bool:
+        """Whether it predicts; on a GPU, or inside a compiled graph, looking would cost more than it saves."""
+        known = self.measured.device.type == "cpu" and not torch.compiler.is_compiling()
+        return known and int(self.measured) >= self.options.explore  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def learn(self, x: Tensor, value: Tensor) -> None:
+        """One step of Adam on the squared error of a sample: x [n, D] what the block read, value [n] the measured target."""
+        if not len(value):
+            return
+        if not int(self.lessons):
+            self.fc2_bias.copy_(value.mean())
+        explored = int(self.measured) >= self.options.explore  # type: ignore[attr-defined]
+        self.lessons += 1
+        self.measured += len(value)
+        self._adam(self._gradient(x.float(), value.float()))
+        if not explored and int(self.measured) >= self.options.explore:  # type: ignore[attr-defined]
+            self.updates.zero_()  # statistics so far are those of random scores
+            self.observe(self.predict(x))
+
+    def _gradient(self, x: Tensor, value: Tensor) -> Tensor:
+        with torch.enable_grad():
+            network = [t.detach().requires_grad_() for t in self.network()]
+            loss = (network_output(x, *network) - value).square().mean()
+            return torch.cat([g.flatten() for g in torch.autograd.grad(loss, network)])
+
+    def _adam(self, gradient: Tensor) -> None:
+        step = int(self.lessons)
+        for moment, beta, seen in zip(self.moments, BETAS, (gradient, gradient.square()), strict=True):
+            moment.lerp_(seen, 1 - beta)
+        first, second = (moment / (1 - beta**step) for moment, beta in zip(self.moments, BETAS, strict=True))
+        change = self.options.lr * first / (second.sqrt() + EPS)  # type: ignore[attr-defined]
+        network = self.network()
+        for t, part in zip(network, change.split([t.numel() for t in network]), strict=True):
+            t.sub_(part.view_as(t))
+
+    @torch.no_grad()
+    def remember(self, gate: Adaptive) -> None:
+        """Keep the statistics of the gate that this one replaces."""
+        numbers = torch.cat([t.float().flatten() for t in (gate.mu, gate.sigma, gate.quantiles, gate.updates)])
+        self.replaced.copy_(numbers)
+
+    @torch.no_grad()
+    def restore(self, gate: Adaptive) -> None:
+        """Give a gate the statistics that `remember` kept."""
+        mu, sigma, *quantiles, updates = self.replaced
+        gate.mu.copy_(mu), gate.sigma.copy_(sigma), gate.quantiles.copy_(torch.stack(quantiles)), gate.updates.copy_(updates)
+
+
+def network_output(x: Tensor, fc1: Tensor, bias: Tensor, fc2: Tensor, bias2: Tensor, skip: Tensor) -> Tensor:
+    """x [..., D] -> [...]; hidden layer and a linear skip."""
+    score = linear(x, skip).squeeze(-1) + bias2
+    return score + linear(F.silu(linear(x, fc1) + bias), fc2).squeeze(-1) if len(fc1) else score
