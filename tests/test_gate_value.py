@@ -87,7 +87,7 @@ def test_documents_apart_are_judged_apart(prepared):
 def test_other_gates_choose_in_front_of_the_same_attention():
     model, text, counted = small("amor-mamba2"), cut(16, 64), []
     found = choosing.choosing(model, text, text, rates=(0.1, 0.3), seen=counted.append)
-    assert sum(counted) == (choosing.passes(3, once=False, rates=2) + 1) * 16 * 64
+    assert sum(counted) == (choosing.passes(3, once=False, rates=2) + choosing.lessons()) * 16 * 64
     judged = Reader(model, text, own_gates(model))
     by_name = {choice.name: choice.levels for choice in found.choices}
     paper = mean(judged.closed - judged.told(judged.highest(0.3)))
@@ -97,19 +97,19 @@ def test_other_gates_choose_in_front_of_the_same_attention():
         assert name in ("chance", "oracle") or levels[1].saved != by_name["chance"][1].saved
         assert name == "oracle" or levels[1].saved < by_name["oracle"][1].saved
         assert more[name] == pytest.approx(levels[1].saved - paper[0], abs=1e-9)
-    assert by_name["predicted gain, once for all blocks"][1].saved > by_name["chance"][1].saved
+    assert by_name["gain by a linear map, once for all blocks"][1].saved > by_name["chance"][1].saved
     close(torch.tensor(found.always.saved), (judged.closed - judged.opened).mean())
 
 
 @torch.no_grad()
 def test_the_output_s_vector_is_what_the_final_norm_gives_and_a_measured_gain_that_of_all_blocks():
     model, text = small("amor-mamba2"), cut(4, 32)
-    others = choosing.regated(model, text)
+    others = choosing.exchanged(model, text, choosing.WAYS)
     out = model(text.tokens)
     said = model.logits(model.final_norm(model.norm_f(out.residual))).log_softmax(-1)
     scores = others["entropy of the output's vector"](text.tokens, gates=all_scoring(others["entropy of the output's vector"]))
     close(scores.gates[0].score, -(said.exp() * said).sum(-1) / math.log(model.config.vocab))
-    gain = others["predicted gain, once for all blocks"].blocks[0].gate
+    gain = others["gain by a linear map, once for all blocks"].blocks[0].gate
     assert int(gain.measured) == 4 * 32 // choosing.EVERY and gain.reach > 0
     kept = {name: held for name, held in model.state_dict().items() if ".gate." not in name}
     assert all(torch.equal(other.state_dict()[name], held) for other in others.values() for name, held in kept.items())

@@ -1,17 +1,22 @@
 """Routers: a network that predicts a gate's score, fitted to a trained model or learned next to it."""
 
 import copy
+import json
 
 import pytest
 import torch
 from laws import close, small, tokens
+from training import corpus, small_recipe
 
 import amor
+from amor.cli import main
 from amor.decode.scores import Scorers
 from amor.errors import AmorError
 from amor.gates.base import Evidence
 from amor.gates.router import Router, RouterOptions
+from amor.judge.gates import Told, Watched, own_gates
 from amor.models.measure import Measured
+from amor.train.loop import train
 
 WIDTH = 64
 
@@ -91,8 +96,6 @@ def test_a_router_is_taught_what_it_is_to_predict(target):
     other = small("amor-mamba2")
     other.load_state_dict({k: v for k, v in model.state_dict().items() if ".gate." not in k}, strict=False)
     fire = [gate.fire for gate in model(text).gates]
-    from amor.judge.gates import Told, Watched
-
     watched = [Watched(Told(one), target) for one in fire]
     other(text, targets=text.roll(-1, 1), gates=watched)
     for one, gate in zip(measured, watched, strict=True):
@@ -131,3 +134,84 @@ def test_a_router_survives_saving_and_loading(tmp_path):
     text = tokens(2, 30)
     for a, b in zip(model(text).gates, again(text).gates, strict=True):
         assert torch.equal(a.score, b.score) and torch.equal(a.fire, b.fire)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A small text, and a model trained on it for a few steps, its attention worth something."""
+    folder = tmp_path_factory.mktemp("fit")
+    data = corpus(folder)
+    train(small_recipe(data, steps=60, context=48, batch=8, micro_batch=8), folder / "run")
+    return data, folder / "run"
+
+
+def fitted(capsys, *words: str) -> dict:
+    assert main(["fit", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+SHORT = ("--tokens", "6000", "--windows", "8")
+
+
+@pytest.mark.parametrize("target", ["entropy", "gain"])
+def test_fit_writes_a_model_whose_routers_decide_and_whose_weights_are_the_same(target, trained, tmp_path, capsys):
+    data, run = trained
+    rate = ("--fire-rate", "0.3") if target == "gain" else ()
+    report = fitted(capsys, run, "--data", data, "--out", tmp_path / "m", "--target", target, "--hidden", 32, *rate, *SHORT)
+    before, after = amor.load(run)[0], amor.load(tmp_path / "m")[0]
+    for name, t in before.state_dict().items():
+        if ".gate." not in name:
+            assert torch.equal(t, after.state_dict()[name]), name
+    assert [type(gate.decider) for gate in own_gates(after)] == [Router] * 3 and after.probes() == 0
+    assert [choice["name"] for choice in report["choices"]["choices"]].count("this router") == 1
+    decided, networks = report["decisions"], report["networks"]
+    assert all(network["explained"] >= network["explained_linear"] for network in networks)
+    if target == "entropy":
+        assert all(one["agreement"] > 0.75 for one in decided), decided
+        bins = decided[0]["calibration"]
+        assert bins[-1]["measured"] - bins[0]["measured"] > 0.5 * (bins[-1]["predicted"] - bins[0]["predicted"]) > 0
+    else:
+        assert all(one["router_rate"] == pytest.approx(0.3, abs=0.15) for one in decided), decided
+
+
+def test_a_router_can_be_detached_again(trained, tmp_path, capsys):
+    data, run = trained
+    fitted(capsys, run, "--data", data, "--out", tmp_path / "m", "--hidden", 8, "--no-frontier", *SHORT)
+    fitted(capsys, tmp_path / "m", "--out", tmp_path / "native", "--detach")
+    native, again = amor.load(run)[0], amor.load(tmp_path / "native")[0]
+    text = torch.randint(0, 200, (2, 60))
+    for a, b in zip(native(text).gates, again(text).gates, strict=True):
+        assert torch.equal(a.fire, b.fire)
+    assert main(["fit", str(run), "--out", str(tmp_path / "x"), "--detach"]) == 2
+
+
+def test_quantiles_are_stored_without_moving_the_threshold(trained, tmp_path, capsys):
+    data, run = trained
+    model, tokenizer = amor.load(run)
+    for gate in own_gates(model):
+        gate.quantiles.zero_()
+    amor.save(model, tmp_path / "bare", tokenizer)
+    assert main(["trace", str(tmp_path / "bare"), "--text", "abc", "--fire-rate", "0.2"]) == 2
+    assert "amor fit" in capsys.readouterr().err
+    fitted(capsys, tmp_path / "bare", "--data", data, "--out", tmp_path / "ready", "--target", "none")
+    ready = amor.load(tmp_path / "ready")[0]
+    for a, b in zip(own_gates(model), own_gates(ready), strict=True):
+        assert torch.equal(a.threshold, b.threshold)
+        b.aim(0.2)
+    assert main(["trace", str(tmp_path / "ready"), "--text", "abc", "--fire-rate", "0.2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--hidden", "-1"), "--hidden"),
+        (("--fire-rate", "2"), "--fire-rate"),
+        (("--tokens", "0"), "--tokens"),
+        (("--data", "nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_fitted_is_said_in_one_line(words, message, trained, tmp_path, capsys):
+    data, run = trained
+    assert main(["fit", str(run), "--data", str(data), "--out", str(tmp_path / "m"), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and "Traceback" not in error

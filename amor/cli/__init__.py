@@ -32,6 +32,7 @@ ORDER = [
     "train",
     "convert",
     "attach",
+    "fit",
     "study",
     "report",
     "generate",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from amor.records.value import Value
 
 PRESETS = ("paper",)
-LEARNED = 4  # with --choices: windows of the training text that gains are learned on, for each that is judged
+LEARNED = 16  # with --choices: windows of the training text that gains are learned on, for each that is judged
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +182,7 @@ def choose(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None
         for shards, count in ((valid, args.windows), (train, LEARNED * args.windows))
     )
     passes = choosing.passes(len(model.blocks), model.config.blocks.decide == "once")
-    with Progress("choosing", passes * cut.tokens.numel() + learned.tokens.numel(), " tokens") as progress:
+    with Progress("choosing", passes * cut.tokens.numel() + choosing.lessons() * learned.tokens.numel(), " tokens") as progress:
         found = choosing.choosing(model, cut, learned, seen=progress.add)
     _judged.show_choices(Console(highlight=False), found)
     if args.out:

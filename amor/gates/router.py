@@ -139,7 +139,7 @@ class Router(Adaptive):
         with torch.enable_grad():
             network = [t.detach().requires_grad_() for t in self.network()]
             loss = (network_output(x, *network) - value).square().mean()
-            return torch.cat([g.flatten() for g in torch.autograd.grad(loss, network)])
+            return torch.cat([g.flatten() for g in torch.autograd.grad(loss, network, materialize_grads=True)])
 
     def _adam(self, gradient: Tensor) -> None:
         step = int(self.lessons)

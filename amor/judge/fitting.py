@@ -1,0 +1,268 @@
+"""Fit routers to a trained model: collect what blocks read and what is to be predicted, fit a network per block, set thresholds.
+
+The weights of the model are not touched. Vectors are collected once, with the model's own gates deciding. The linear part of a
+router is solved for (ridge regression, the ridge chosen on held-back tokens); the hidden layer is then trained by AdamW from
+there, and the epoch with the smallest error on the held-back tokens is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amor.data.loader import Windows
+from amor.errors import AmorError
+from amor.gates.base import Adaptive, Gate
+from amor.gates.router import Router, RouterOptions, network_output
+from amor.judge.gates import Watched, own_gates
+from amor.judge.loop import ROWS, gathered, read
+from amor.models.amor import Amor, Output
+from amor.models.build import build
+from amor.models.measure import Measured
+from amor.records.fit import CalibrationBin, Decisions, NetworkFit
+
+BATCH, EPOCHS = 1024, 20
+LR, DECAY = 1e-3, 1e-2
+HELD_BACK = 0.1  # fraction of the collected tokens, the last ones, that choose the ridge and the epoch
+RIDGES = tuple(10.0**p for p in range(-6, 2))  # times the mean variance of a channel
+BINS = 10
+
+
+def with_routers(model: Amor, options: dict[str, Any], decide: str) -> Amor:
+    """The weights of a model behind fresh routers, which keep the statistics of the gates they replace."""
+    own = own_gates(model)
+    given = {"replaced": own[0].kind if type(own[0]).Options is not RouterOptions else "", **options}
+    keys = {"blocks.gate": "router", "blocks.gate_options": given, "blocks.decide": decide}
+    return regated(model, keys, own)
+
+
+def regated(model: Amor, keys: dict[str, Any], own: Sequence[Gate] = ()) -> Amor:
+    """The same weights behind other gates; keys of the config that say which."""
+    other = build(model.config.change(**keys)).to(model.embed.weight)
+    weights = {name: t for name, t in model.state_dict().items() if ".gate." not in name}
+    other.load_state_dict(weights, strict=False)
+    for gate, old in zip(own_gates(other), own, strict=False):
+        gate.float()
+        if isinstance(gate, Router) and isinstance(old, Adaptive):
+            gate.remember(old)
+    return other.eval()
+
+
+def detached(model: Amor, native: Amor | None = None) -> Amor:
+    """The model with the gates that its routers replaced."""
+    routers = [gate for gate in own_gates(model) if isinstance(gate, Router)]
+    kind = routers[0].options.replaced if routers else ""  # type: ignore[attr-defined]
+    if not kind:
+        raise AmorError(f"{model.config.name} has no routers that replaced a gate, so there is nothing to detach")
+    other = regated(model, {"blocks.gate": kind, "blocks.gate_options": {}, "blocks.decide": "each"})
+    if len(routers) != len(own_gates(other)):
+        raise AmorError("one router decides for all blocks, and the gates of the others were not kept; take the original model")
+    for router, gate in zip(routers, own_gates(other), strict=True):
+        if not isinstance(gate, Adaptive) or list(gate.parameters()) or gate.measures:
+            raise AmorError(f"gate {kind!r} has weights that routers do not keep; take the model as it was before the fit")
+        router.restore(gate)
+    return other
+
+
+def collect(
+    other: Amor,
+    model: Amor,
+    text: Windows,
+    every: int,
+    seen: Callable[[int], None] = lambda tokens: None,
+) -> list[Measured | None]:
+    """What the gates of `other` are to learn, per block, on one of `every` columns; the gates of `model` decide on the way."""
+    columns = torch.arange(0, text.columns, every)
+    parts: list[tuple[Measured | None, ...]] = []
+
+    def measuring(*given: Any, **more: Any) -> Output:
+        return other(*given, measure=columns.expand(len(given[0]), -1), **more)
+
+    for piece in read(other, text, rows=ROWS, gates=own_gates(model), forward=measuring, seen=seen):
+        parts.append(piece.out.measured)
+    return [None if of_block[0] is None else _joined(of_block) for of_block in zip(*parts, strict=True)]
+
+
+def _joined(parts: Sequence[Measured | None]) -> Measured:
+    known = [part for part in parts if part is not None]
+    return Measured(torch.cat([part.x.float() for part in known]), torch.cat([part.value.float() for part in known]))
+
+
+def fit(
+    model: Amor,
+    text: Windows,
+    options: dict[str, Any],
+    decide: str = "each",
+    rate: float | None = None,  # of firing; None: the trained threshold of the gates that are replaced
+    every: int = 2,
+    seed: int = 0,
+    seen: Callable[[int], None] = lambda tokens: None,
+) -> tuple[Amor, list[NetworkFit]]:
+    """The model behind fitted routers, and how well each predicts."""
+    if not model.blocks:
+        raise AmorError(f"{model.config.name} has no gated blocks, so there is nothing to route; give an AMOR model")
+    options = options | threshold_options(model, rate)
+    other = with_routers(model, options, decide)
+    fits = []
+    for index, (gate, sample) in enumerate(zip(own_gates(other), collect(other, model, text, every, seen), strict=True)):
+        if sample is None or not isinstance(gate, Router):
+            continue
+        fits.append(fit_network(gate, sample.x, sample.value, seed + index))
+        set_statistics(gate, own_gates(model)[index], sample.x)
+    return other, fits
+
+
+def threshold_options(model: Amor, rate: float | None) -> dict[str, Any]:
+    """Options of a router that say where it fires."""
+    native = own_gates(model)[0]
+    if rate is not None:
+        return {"rate": rate}
+    options: Any = native.options
+    if not isinstance(native, Adaptive) or not hasattr(options, "kappa" if not hasattr(options, "rate") else "rate"):
+        raise AmorError(f"gate {native.kind!r} has no trained threshold to take over; give --fire-rate, e.g. 0.22")
+    if getattr(options, "rate", None) is not None:
+        return {"rate": options.rate}
+    return {"kappa": options.kappa}
+
+
+@torch.no_grad()
+def set_statistics(gate: Router, native: Gate, x: Tensor) -> None:
+    """Quantiles of the router's own scores; median and std of the gate it replaces, where it predicts that gate's score."""
+    gate.observe(gate.predict(x))
+    options: Any = gate.options
+    if options.rate is None and options.target == "entropy" and isinstance(native, Adaptive):
+        gate.mu.copy_(native.mu)
+        gate.sigma.copy_(native.sigma)
+
+
+def fit_network(gate: Router, x: Tensor, value: Tensor, seed: int) -> NetworkFit:
+    """Fit the network of one router to x [n, D] -> value [n]."""
+    cut = len(x) - max(1, round(HELD_BACK * len(x)))
+    if cut < 2:
+        raise AmorError(f"{len(x)} tokens are too few to fit a router; give more --tokens or a longer text")
+    mean, std = value.mean(), value.std().clamp(min=1e-8)
+    y = (value - mean) / std  # so that one learning rate serves entropies and gains
+    train, held = (x[:cut], y[:cut]), (x[cut:], y[cut:])
+    skip, bias = ridge(train, held)
+    network = [torch.zeros_like(t) for t in gate.network()]
+    network[0].copy_(gate.fc1_weight)  # as a fresh router draws it
+    network[3], network[4] = bias[None].float(), skip[None].float()
+    linear_error = _error(network, held)
+    error, epoch = (descend(network, train, held, linear_error, seed)) if len(network[0]) else (linear_error, 0)
+    with torch.no_grad():
+        network[2] *= std
+        network[3] = network[3] * std + mean
+        network[4] *= std
+        for t, fitted in zip(gate.network(), network, strict=True):
+            t.copy_(fitted)
+        gate.measured.fill_(max(len(x), gate.options.explore))  # type: ignore[attr-defined]
+    of = float(held[1].var())
+    return NetworkFit(tokens=len(x), explained=1 - error / of, explained_linear=1 - linear_error / of, epochs=epoch)
+
+
+Pairs = tuple[Tensor, Tensor]  # x [n, D] and y [n]
+
+
+def ridge(train: Pairs, held: Pairs) -> Pairs:
+    """Weights [D] and bias of the linear map with the smallest squared error on held-back tokens."""
+    x, y = train[0].double(), train[1].double()
+    center, level = x.mean(0), y.mean()
+    C, c = (x - center).T @ (x - center) / len(x), (x - center).T @ (y - level) / len(x)
+    scale, eye = C.diagonal().mean(), torch.eye(len(c), dtype=C.dtype)
+    best: tuple[float, Tensor, Tensor] | None = None
+    for strength in RIDGES:
+        w = torch.linalg.solve(C + strength * scale * eye, c)
+        b = level - w @ center
+        error = float((held[0].double() @ w + b - held[1]).square().mean())
+        if best is None or error < best[0]:
+            best = error, w, b
+    assert best is not None
+    return best[1], best[2]
+
+
+def descend(network: list[Tensor], train: Pairs, held: Pairs, error: float, seed: int) -> tuple[float, int]:
+    """Train a network in place by AdamW; its smallest error on held-back tokens and the epoch of it. 0: the linear map."""
+    best, kept, epoch_of = error, [t.clone() for t in network], 0
+    for t in network:
+        t.requires_grad_()
+    optimizer = torch.optim.AdamW(network, lr=LR, weight_decay=DECAY)
+    generator = torch.Generator().manual_seed(seed)
+    steps = math.ceil(len(train[0]) / BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * steps)
+    for epoch in range(1, EPOCHS + 1):
+        for rows in torch.randperm(len(train[0]), generator=generator).split(BATCH):
+            with torch.enable_grad():
+                loss = (network_output(train[0][rows], *network) - train[1][rows]).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+            schedule.step()
+        now = _error(network, held)
+        if now < best:
+            best, kept, epoch_of = now, [t.detach().clone() for t in network], epoch
+    for index, t in enumerate(kept):
+        network[index] = t.detach()
+    return best, epoch_of
+
+
+@torch.no_grad()
+def _error(network: Sequence[Tensor], held: Pairs) -> float:
+    return float((network_output(held[0], *network) - held[1]).double().square().mean())
+
+
+@torch.no_grad()
+def compare_decisions(model: Amor, other: Amor, windows: Windows) -> list[Decisions]:
+    """Per block: how often a router decides as the model's own gate does, and its predictions against what came true.
+
+    The model's own gates decide on the way, so that both see the same vectors.
+    """
+    routers = own_gates(other)
+    target = next(gate.measures for gate in routers if isinstance(gate, Router))
+    watched = [Watched(gate, "x", target) for gate in own_gates(model)]
+    fire = gathered(read(model, windows, gates=watched)).fire
+    once = sum(isinstance(gate, Router) for gate in routers) < len(routers)
+    found = []
+    for index, (gate, native) in enumerate(zip(routers, watched, strict=True)):
+        if not isinstance(gate, Router):
+            continue
+        predicted = torch.cat([gate.predict(x) for x in native.kept["x"]]).cpu()
+        chosen = predicted > gate.threshold
+        value = native.seen(target, 0).cpu()
+        found.append(
+            Decisions(
+                agreement=float((chosen == fire[index]).float().mean()),
+                native_rate=float(fire[index].float().mean()),
+                router_rate=float(chosen.float().mean()),
+                calibration=() if once and target == "gain" else calibration(predicted, value),
+            )
+        )
+    return found
+
+
+def calibration(predicted: Tensor, value: Tensor) -> tuple[CalibrationBin, ...]:
+    """Bins of equally many tokens by prediction: the mean prediction and the mean of what came true."""
+    order = predicted.flatten().argsort()
+    pairs = zip(predicted.flatten()[order].chunk(BINS), value.flatten()[order].chunk(BINS), strict=True)
+    return tuple(CalibrationBin(predicted=float(p.double().mean()), measured=float(v.double().mean())) for p, v in pairs)
+
+
+@torch.no_grad()
+def calibrated(model: Amor, text: Windows) -> Amor:
+    """A copy of the model whose gates know the quantiles of their scores on a text; thresholds stay as they are."""
+    other = copy.deepcopy(model)
+    scores = gathered(read(model, text)).score
+    for gate, score in zip(own_gates(other), scores, strict=True):
+        if not isinstance(gate, Adaptive):
+            continue
+        mu, sigma, fresh = gate.mu.clone(), gate.sigma.clone(), int(gate.updates) == 0
+        gate.quantiles.zero_()
+        gate.observe(score)
+        if not fresh:
+            gate.mu.copy_(mu)
+            gate.sigma.copy_(sigma)
+    return other
