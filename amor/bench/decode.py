@@ -16,8 +16,10 @@ import argparse
 import gc
 import statistics
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from msgspec.structs import asdict
 
 from amor import typed
@@ -39,7 +41,9 @@ from amor.records.bench import AtRate, Crossed, Found, Measured, Memory, Seconds
 
 OURS = "amor-mamba2"
 OUR_VARIANTS = tuple(f"{OURS}-{variant}" for variant in VARIANTS)
+PROMPT = 512  # tokens that prefill reads
 ROOM = 32  # tokens written beyond the context, given up after every round
+AUTHORS = "the authors' method (K + 1 head evaluations, eager)"
 EAGER = "reference"  # torch alone: no native code, no chunks
 CURVE_RATES, CURVE_CONTEXTS = (0.0, 0.22, 0.4, 0.7, 1.0), (4096, 16384, 65536)
 
@@ -55,9 +59,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--parts",
-        default="contexts,savings,curve,memory",
+        default="contexts,savings,curve,prefill,memory",
         metavar="NAMES",
-        help="which measurements, with commas (default: all, contexts,savings,curve,memory)",
+        help="which measurements, with commas (default: all, contexts,savings,curve,prefill,memory)",
     )
     add("--rounds", type=int, default=5, help="rounds a side, in turn (default 5)")
     add("--quick", action="store_true", help="tiny models, to see that everything runs; no bar is judged")
@@ -263,15 +267,21 @@ def savings(plan: Plan) -> Found:
     sides["backbone, best token"] = side("backbone", 0.0, best=True)
     sides["best token"], sides["best token, no firing"] = (side("with every saving", r, best=True) for r in (rate, 0.0))
     found += timed(row, sides, plan.rounds)
-    naive = Rounds(Engine(model, Savings.none()), filled(model, context, ROOM), rate)
+    by_torch = {
+        name: Rounds(Engine(model, kind), filled(model, context, ROOM), rate)
+        for name, kind in {"naive": Savings.none(), AUTHORS: Savings.authors()}.items()
+    }
 
-    def eagerly() -> None:
+    def eagerly(rounds: Rounds) -> None:
         with kernels(EAGER):
-            naive.run()
+            rounds.run()
 
-    slow = alternate({"naive": eagerly, "with every saving": judged["with every saving"].run}, plan.rounds)
-    row.time({"naive": slow["naive"].each(naive.tokens)})
-    row.ratio(f"{OURS} over the naive way at {rate:.0%} firing", slow["naive"], slow["with every saving"])
+    slow = {name: partial(eagerly, rounds) for name, rounds in by_torch.items()}
+    took = alternate(slow | {"with every saving": judged["with every saving"].run}, plan.rounds)
+    for name, rounds in by_torch.items():
+        row.time({name: took[name].each(rounds.tokens)})
+        over = "the naive way" if name == "naive" else name
+        row.ratio(f"{OURS} over {over} at {rate:.0%} firing", took[name], took["with every saving"])
     # like for like: the logits of the output on both sides, and below its best token alone on both
     firing, taken = f"{OURS} over its backbone at {rate:.0%} firing", row.times
     row.ratio(firing, taken["backbone"], taken["with every saving"])
@@ -284,7 +294,7 @@ def savings(plan: Plan) -> Found:
     row.ratio(alone, taken["backbone, best token"], taken["best token, no firing"])
     row.show()
     named: dict[str, Timed | Seconds] = dict(zip([*judged, *sides], found, strict=True))
-    return Found(savings=named | {"naive": Seconds(seconds=row.seconds["naive"])})
+    return Found(savings=named | {name: Seconds(seconds=row.seconds[name]) for name in by_torch})
 
 
 def curve(plan: Plan) -> Found:
@@ -318,4 +328,23 @@ def memory(plan: Plan) -> Found:
     return Found(memory=Memory(declared=declared, extra=extra))
 
 
-ROWS = {"contexts": contexts, "savings": savings, "curve": curve, "memory": memory}
+def prefill(plan: Plan) -> Found:
+    """Reading a prompt: gated models beside their backbone. The paper's gate asks the head about every token, once per block."""
+    row = plan.table.row("prefill", "product", "attend", "head", scale=plan.scale, tokens=PROMPT, rate=plan.rates[0])
+    names = (OURS.removeprefix("amor-"), OURS, *OUR_VARIANTS)
+    prompt = torch.randint(0, SCALES[plan.scale]["vocab"], (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist()
+    sides = {}
+    for name in names:
+        engine = Engine(speaking(name, plan.scale))
+        if engine.model.blocks:
+            engine = Rounds(engine, filled(engine.model, 1, ROOM), plan.rates[0]).engine
+        sides[name] = partial(engine.prefill, [prompt])
+    times = alternate(sides, plan.rounds)
+    row.time({name: taken.each(PROMPT) for name, taken in times.items()})
+    for name in names[1:]:
+        row.ratio(f"{name} over its backbone at {plan.rates[0]:.0%} firing", times[names[0]], times[name])
+    row.show()
+    return Found(prefill={name: Seconds(seconds=taken.best / PROMPT) for name, taken in times.items()})
+
+
+ROWS = {"contexts": contexts, "savings": savings, "curve": curve, "prefill": prefill, "memory": memory}

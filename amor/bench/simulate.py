@@ -28,7 +28,7 @@ from amor.records.bench import Spent
 from amor.state import State
 
 SHORTEST, LONGEST = 15, 20  # tokens of a round; a rate is met by the best whole numbers among them
-LESSONS = 512  # tokens that simulated gates have met
+LESSONS, MOST_LESSONS = 512, 16  # tokens per sample that simulated gates have met, and samples until they predict
 # share of probes an 8-bit head leaves in doubt, before and after the likeliest tokens are looked at exactly: by
 # `amor bench decode --model` of a trained model (width 256, V = 8192), block by block 0.17, 0.20, 0.19 and 0.018, 0.021, 0.025
 DOUBTS = (0.18, 0.021)
@@ -109,7 +109,10 @@ def speaking(name: str, scale: str) -> Amor:
         for block in model.each_block():
             block.attention.o_proj.weight.normal_(0, model.config.init_spread, generator=generator)
             block.gate.observe(torch.rand(LESSONS, generator=generator))
-            block.gate.learn(torch.randn(LESSONS, width, generator=generator), torch.rand(LESSONS, generator=generator))
+            for _ in range(MOST_LESSONS):
+                block.gate.learn(torch.randn(LESSONS, width, generator=generator), torch.rand(LESSONS, generator=generator))
+                if block.gate.settled():
+                    break
     return model
 
 

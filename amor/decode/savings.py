@@ -17,3 +17,8 @@ class Savings:
     def none(cls) -> "Savings":
         """The naive way: K + 1 readings of the head, attention everywhere."""
         return cls(compiled=False, joint=False, cheap=False, foresee=False, sparse=False, last=False, streamed=False)
+
+    @classmethod
+    def authors(cls) -> "Savings":
+        """As the authors' released code decodes: K + 1 readings of the head, attention only where the gate fires."""
+        return cls(compiled=False, joint=False, cheap=False, foresee=False, sparse=True, last=False, streamed=False)

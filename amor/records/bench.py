@@ -141,6 +141,7 @@ class Found(Part, frozen=True, omit_defaults=True):
     curves: tuple[Measured, ...] | None = None
     crossings: tuple[Crossed, ...] | None = None
     savings: dict[str, Timed | Seconds] | None = None
+    prefill: dict[str, Seconds] | None = None
     firing_curve: tuple[AtRate, ...] | None = None
     memory: Memory | None = None
 
