@@ -48,6 +48,7 @@ SHRUNK = [
     (r"(train tiny/(?!.*batch=).*)", r"\1 --set batch=2", "two windows a step"),
     (r"(train tiny/.*)", r"\1" + SMALLER, "a small model and short windows train alike"),
     (r"(train recall/.*)", r"\1 --steps 2 --set batch=4 --set eval.windows=4", "two small steps show that a task is learned"),
+    (r"(amor fit .*--data .*)", r"\1 --tokens 600 --windows 4 --hidden 8 --no-frontier", "a few tokens fit a small router"),
     (r"--rows 512", "", "added below"),
     (r"(amor recall .*)", r"\1 --rows 4", "four rows are judged like a hundred"),
     (r"changes.vocab=8192", "changes.vocab=4096", "the data here has fewer tokens; the preset's vocabulary holds them"),

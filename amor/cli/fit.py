@@ -1,12 +1,12 @@
 """Fit routers to a trained model: small networks that decide where attention runs without asking the head.
 
-  amor fit RUN --data DATA --out MODEL
-  amor fit RUN --data DATA --out MODEL --target gain --fire-rate 0.22 --decide once
-  amor fit MODEL --out NATIVE --detach
+  amor fit RUN --data DATA --out ROUTED
+  amor fit RUN --data DATA --out GAIN --target gain --fire-rate 0.22 --decide once
+  amor fit ROUTED --out NATIVE --detach
   amor fit MODEL --data DATA --out CALIBRATED --target none
 
 A router predicts, from what a block reads, the entropy that the model's own gate asks the head for (--target entropy), or the
-nats that firing saves (--target gain). The weights of the model stay as they are. MODEL is a model folder with the routers in it
+nats that firing saves (--target gain). The weights of the model stay as they are. ROUTED is a model folder with the routers in it
 and fit.json, the report on held-out text: how often they decide as the own gate does, calibration, and the nats saved at equal
 firing rates beside other gates. --target none keeps the gates and stores the quantiles of their scores, which --fire-rate needs.
 docs/gate.md tells what the numbers mean.
