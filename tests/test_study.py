@@ -190,7 +190,7 @@ def test_another_question_is_asked_anew_and_no_other(smoke):
     subject, judge = Subject(Run(smoke / "runs/amor-mamba2/seed-1")), results.read(smoke).study.judge
     assert not missing(subject, judge)
     assert set(missing(subject, replace(judge, loss=replace(judge.loss, windows=3)))) == {"loss"}
-    assert set(missing(replace_weights(subject), judge)) == {"size", "loss", "gate", "value", "rates", "speed"}
+    assert set(missing(replace_weights(subject), judge)) == {"size", "loss", "gate", "value", "rates", "choices", "speed"}
     assert "value" not in missing(Subject(Run(smoke / "runs/mamba2/seed-1"), threads=2), judge), "it has no gates"
 
 

@@ -13,10 +13,10 @@ from amor import typed
 from amor.checks import Context, Seed
 from amor.records import MOST_BLOCKS, Amount, Number, Part, Steps, Words
 from amor.records.recall import Recall
-from amor.records.value import Text, Value
+from amor.records.value import Choosing, Text, Value
 
 LEDGER, JUDGED = "study.json", "judged"  # a file of a study, and a folder of a run
-GATED = frozenset({"gate", "value", "rates"})  # asked of models with gates only
+GATED = frozenset({"gate", "value", "rates", "choices"})  # asked of models with gates only
 MOST_RUNS = 4096  # of one study, seeds and learning rates included
 Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]  # in one line
 Peak = Annotated[float, Meta(gt=0, le=1e3)]
@@ -26,7 +26,7 @@ Tokens = Annotated[int, Meta(ge=1, le=2**20)]
 Values = Annotated[tuple[Any, ...], Meta(min_length=1, max_length=256)]
 Rates = Annotated[tuple[typed.Share, ...], Meta(min_length=1, max_length=64)]
 
-TableName = Literal["models", "gates", "value", "rates", "frontier", "recall", "reach", "sweep"]
+TableName = Literal["models", "gates", "value", "rates", "choices", "frontier", "recall", "reach", "sweep"]
 FigureName = Literal["losses", "rates", "frontier"]
 
 
@@ -61,6 +61,13 @@ class AtRates(OnText, frozen=True):
     draws: Annotated[int, Meta(ge=1, le=1000)] = 2  # random choices that are averaged
 
 
+class AtChoices(OnText, frozen=True):
+    """Other gates in front of the same attention, at equal firing rates."""
+
+    rates: Rates = (0.05, 0.1, 0.22, 0.44)
+    learned: Windows = 512  # windows of the training text that gates learn from
+
+
 class OnTask(Part, frozen=True):
     """Rows of the run's own task, which no training sees."""
 
@@ -82,6 +89,7 @@ class Judging(Part, frozen=True):
     gate: OnMetrics | None = None
     value: OnText | None = None
     rates: AtRates | None = None
+    choices: AtChoices | None = None
     recall: OnTask | None = None
     reach: AtSizes | None = None
     speed: OnClock | None = None
@@ -142,6 +150,7 @@ NEEDS: Mapping[str, frozenset[str]] = {
     "gates": frozenset({"gate"}),
     "value": frozenset({"value"}),
     "rates": frozenset({"rates"}),
+    "choices": frozenset({"choices"}),
     "frontier": frozenset({"rates"}),
     "losses": frozenset({"loss"}),
     "recall": frozenset({"recall"}),
@@ -269,6 +278,6 @@ class Speed(Part, frozen=True):
 
 
 FOUND: Mapping[str, type] = {
-    **{"size": Size, "loss": Losses, "gate": Gates, "value": Value, "rates": AllRates},
+    **{"size": Size, "loss": Losses, "gate": Gates, "value": Value, "rates": AllRates, "choices": Choosing},
     **{"recall": Recall, "reach": Reach, "speed": Speed},
 }

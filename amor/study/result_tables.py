@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from amor.numbers import perplexity
 from amor.records.recall import Recall
 from amor.records.study import BlockMean, Reach
-from amor.records.value import Value
+from amor.records.value import Choosing, Value
 from amor.study import paper_models
 from amor.study.paired import Gap, Grid
 from amor.study.paper_models import SCALE
@@ -167,6 +167,25 @@ def _own_rate(held: Results, row: str) -> Cell | None:
     return _mean((100 * rate for policy in found for rate in policy.fire), 1)
 
 
+def choices(held: Results) -> Table:
+    """Nats saved by other gates in front of the same attention, at equal firing rates."""
+    asked = held.study.judge.choices
+    assert asked is not None
+    lines = []
+    for row in held.ledger.rows:
+        found: list[Choosing] = list(held.of(row, "choices").values())
+        for each in zip(*(one.choices for one in found), strict=True):
+            cells = []
+            for levels in zip(*(choice.levels for choice in each), strict=True):
+                mean = statistics.mean(level.saved for level in levels)
+                cells.append(Cell(mean, _both([(level.saved, level.se) for level in levels]), 4))
+            lines.append(Line(f"{row}: {each[0].name}", "ours", tuple(cells)))
+    columns = tuple(f"at {100 * rate:g} %" for rate in asked.rates)
+    said = "nats per token saved over never firing; weights as trained, gates exchanged, each firing on its highest scores"
+    remarks = (said, *notes(held, "choices"))
+    return Table(f"{held.study.title}: other gates", "chosen by", columns, tuple(lines), notes=remarks)
+
+
 def frontier(held: Results) -> Table:
     """Loss against cost: every gate at every rate, and as they are models without gates and gates that aim at none."""
     columns = ("loss", "fires in decode, %", "µs a token", "KB a token", "passes over the head")
@@ -291,6 +310,7 @@ MAKERS: dict[str, Callable[[Results], Table]] = {
     "gates": gates,
     "value": value,
     "rates": rates,
+    "choices": choices,
     "frontier": frontier,
     "recall": recall,
     "reach": reach,
