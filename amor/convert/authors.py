@@ -34,7 +34,7 @@ from amor.convert.authors_facts import (
     gdn_heads,
 )
 from amor.convert.authors_files import check_manifest, write_weights
-from amor.convert.authors_router import read_router
+from amor.convert.authors_router import read_router, write_router
 from amor.convert.authors_written import authors_forward
 from amor.convert.base import Layout, Outputs, Settings, head_of
 from amor.convert.mamba2 import mixer as mamba2_mixer
@@ -48,6 +48,7 @@ BY = "their model written out in float64"
 class Authors(Layout):
     kind = "authors"
     title = "the authors' AMOR"
+    gated = True
 
     @staticmethod
     def recognises(tree: Mapping[str, Any]) -> bool:
@@ -89,11 +90,7 @@ class Authors(Layout):
 
     @staticmethod
     def notes(source: Source) -> list[str]:
-        hub = source.tree.get("tokenizer")
-        named = f"its tokenizer is named {hub!r} on the hub" if isinstance(hub, str) else "it names no tokenizer"
-        lines = [f"{named} and no tokenizer.json is in the folder: give one with --tokenizer FILE"]
-        if (source.folder / "tokenizer.json").is_file():
-            lines = []
+        lines = []
         if source.tree["model_kwargs"].get("offset_mode") == "fixed":
             lines.append('offset_mode "fixed" is kept as a std of 0.15; further training would replace it')
         router = read_router(source.folder)
@@ -101,6 +98,12 @@ class Authors(Layout):
             size = f"{len(router.blocks)} blocks, hidden size {router.hidden_dim}"
             lines.append(f"it has a fitted router ({size}): validated, not attached; the gates ask the head")
         return lines
+
+    @staticmethod
+    def no_tokenizer(source: Source) -> str:
+        hub = source.tree.get("tokenizer")
+        known = f"its tokenizer is {hub[:200]!r} of the hub" if isinstance(hub, str) else "no tokenizer is named"
+        return f"{known}, no file of it is in the folder: text needs one, give --tokenizer FILE"
 
     @staticmethod
     def keep(source: Source) -> dict[str, str]:
@@ -146,9 +149,14 @@ class Authors(Layout):
         tree = as_released(model_kwargs(config), tensors, origin)
         (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n")
         write_weights(tensors, folder, shard)
-        if "tokenizer" in tree:
-            return []
-        return [f'{CONFIG} names no tokenizer; their loader wants the hub name of one under "tokenizer"']
+        notes = []
+        if "tokenizer" not in tree:
+            notes.append(f'{CONFIG} names no tokenizer; their loader wants a hub name under "tokenizer"')
+        router = read_router(origin)
+        if router is not None:
+            write_router(folder, router)
+            notes.append("its router is written along, bound to the new weight files")
+        return notes
 
 
 def settings(source: Source) -> Settings:

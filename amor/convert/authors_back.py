@@ -25,6 +25,7 @@ from amor.convert.authors_facts import (
     ROPE_THETA,
     gdn_heads,
 )
+from amor.convert.source import CONFIG
 from amor.errors import AmorError
 
 LEFT_OUT = ("gate.quantiles", "gate.updates")  # of a gate: their layout has a median and a std only
@@ -137,17 +138,26 @@ def as_released(kwargs: dict[str, Any], tensors: dict[str, Tensor], origin: Path
 
     Our config has no place for the tokenizer's hub name, `attention_mode` and which keys were left at their defaults.
     """
-    path = origin / KEPT
-    if not path.is_file():
+    kept = released_config(origin)
+    if kept is None:
         return {"model_kwargs": with_defaults(kwargs)}
-    kept = typed.json_tree(typed.read_text(path), str(path))
-    if not isinstance(kept, dict) or not isinstance(kept.get("model_kwargs"), dict):
-        raise AmorError(f"{path}: expected the config.json of a released folder; remove it to write one anew")
     before = {key: value for key, value in kept["model_kwargs"].items() if key != "offset_mode" or fixed(tensors)}
     full = DEFAULTS | {key: value for key, value in before.items() if value is not None}
     if any(full.get(key) != value for key, value in kwargs.items()):
         before = with_defaults(kwargs)
     return kept | {"model_kwargs": before}
+
+
+def released_config(folder: Path) -> dict[str, Any] | None:
+    """The config.json of a released folder, or the one that a converted folder kept."""
+    for path in (folder / CONFIG, folder / KEPT):
+        if path.is_file():
+            tree = typed.json_tree(typed.read_text(path), str(path))
+            if isinstance(tree, dict) and isinstance(tree.get("model_kwargs"), dict):
+                return tree
+            if path.name == KEPT:
+                raise AmorError(f"{path}: expected the config.json of a released folder; remove it to write one anew")
+    return None
 
 
 def fixed(tensors: dict[str, Tensor]) -> bool:

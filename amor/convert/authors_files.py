@@ -1,4 +1,4 @@
-"""Files of the authors' released folders: manifest.json with a checksum per file, shards, and the identity of a set of weights."""
+"""Files of the authors' folders: manifest.json with a checksum per file, shards, the identity of weights."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def write_router(folder: Path, router: AuthorsRouter) -> None:
             tensor: Tensor = getattr(one, name.replace(".", "_"))
             if tuple(tensor.shape) != shape:
                 raise AmorError(f"router of block {k}: {name} has shape {list(tensor.shape)}, not {list(shape)}")
-            held[f"blocks.{k}.{name}"] = tensor.contiguous()
+            held[f"blocks.{k}.{name}"] = tensor.clone().contiguous()
     save_file(held, folder / ROUTER, metadata={"format": "pt"})
     tree: dict[str, Any] = FORMAT | {"hidden_dim": router.hidden_dim, "model": typed.tree(model)}
     tree |= {"base_weight_sha256": weights_identity(folder), "router_sha256": sha256(folder / ROUTER)}

@@ -23,6 +23,8 @@ from amor.errors import AmorError
 
 CONTEXT = 2048  # of a recurrent source, whose config names no length: what the published ones were trained at
 
+NO_TOKENIZER = "no tokenizer.json lies there: text cannot be read or written until one does"
+
 
 @dataclass(frozen=True)
 class Outputs:
@@ -38,6 +40,7 @@ class Outputs:
 class Layout:
     kind: str
     title: ClassVar[str]  # for people
+    gated: ClassVar[bool] = False  # whether its models have gates, whose entropies belong to one size of vocabulary
 
     @staticmethod
     def recognises(tree: Mapping[str, Any]) -> bool:
@@ -73,6 +76,11 @@ class Layout:
     def notes(source: Source) -> list[str]:
         """What a user should know of this folder, a line each."""
         return []
+
+    @staticmethod
+    def no_tokenizer(source: Source) -> str:
+        """What to note where the folder holds no tokenizer.json and none was given."""
+        return NO_TOKENIZER
 
     @staticmethod
     def keep(source: Source) -> dict[str, str]:

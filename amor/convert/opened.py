@@ -12,7 +12,7 @@ from torch import Tensor
 
 from amor import registry
 from amor.config import Config
-from amor.convert.base import Layout, Outputs
+from amor.convert.base import NO_TOKENIZER, Layout, Outputs
 from amor.convert.peer import run_by_transformers
 from amor.convert.source import CONFIG, TOKENIZER_FILES, Source
 from amor.errors import AmorError, nearest
@@ -98,6 +98,10 @@ def open_model(folder: str | Path, vocab: int | None = None, tokenizer: Tokenize
         folder = resolve(folder)
     source = Source.open(folder)
     layout = recognised(source)
+    if vocab is not None and layout is not None and layout.gated:
+        raise AmorError(
+            f"--vocab {vocab}: {layout.title} has gates, and their thresholds are of entropies over all rows of its head"
+        )
     model = load_model(folder).eval() if layout is None else converted(source, layout)
     notes = about_numbers(
         model.embed.weight.dtype if layout is None else source.tree.get("torch_dtype") or source.tree.get("dtype")
@@ -174,15 +178,16 @@ def about_vocabulary(found: Opened) -> list[str]:
     """Where the head has rows that are no tokens of the tokenizer, or the tokenizer tokens the head has not."""
     tokenizer, rows = found.tokenizer(), found.model.config.vocab
     if tokenizer is None:
-        return ["no tokenizer.json lies there: text cannot be read or written until one does"]
+        if found.layout is None or found.source is None:
+            return [NO_TOKENIZER]
+        return [found.layout.no_tokenizer(found.source)]
     known = vocabulary(tokenizer)
     if known > rows:
         return [
             f"its tokenizer has {known:,} tokens and its head {rows:,} rows: texts with a token of the difference cannot be read"
         ]
     if known < rows and found.layout is not None:
-        return [
-            f"its tokenizer has {known:,} tokens and its head {rows:,} rows: the others count in entropy and take probability; "
-            f"--vocab {known} cuts them off"
-        ]
+        advice = "" if found.layout.gated else f"; --vocab {known} cuts them off"
+        sizes = f"its tokenizer has {known:,} tokens and its head {rows:,} rows"
+        return [f"{sizes}: the others count in entropy and take probability{advice}"]
     return []
