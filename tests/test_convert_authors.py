@@ -401,7 +401,7 @@ def fitted_router(blocks=3, hidden=20, seed=0):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_router_is_read_as_it_was_written_and_told_of(tmp_path, capsys, shards):
+def test_a_router_is_read_as_it_was_written_and_reported(tmp_path, capsys, shards):
     folder = released(tmp_path / "theirs", model_kwargs(), shards=shards)
     assert read_router(folder) is None
     router = fitted_router()

@@ -1,9 +1,9 @@
 """Turn a model of another library into ours, or ours into theirs, and show that both say the same.
 
-  amor convert SOURCE --out FOLDER                    the AMOR authors' folders, transformers Mamba2, state-spaces
-                                                      Mamba2, fla Gated DeltaNet, Llama -> ours
+  amor convert SOURCE --out FOLDER                    transformers Mamba2, state-spaces Mamba2, fla Gated DeltaNet, Llama -> ours
+  amor convert AUTHORS --out OURS --tokenizer tokenizer.json   a folder of the AMOR authors' released code -> ours
+  amor convert OURS --out THEIRS --to authors       ours -> a folder for their code
   amor convert RUN --out HF --to hf                   ours -> a folder for AutoModelForCausalLM
-  amor convert RUN --out THEIRS --to authors          ours -> a folder of the AMOR authors' code
   amor convert models/transformer --out LLAMA --to llama   ours -> another library's own layout, where it has the architecture
 
 SOURCE is a local folder as it is published: config.json, and safetensors or .bin files; a model folder or run of ours too. What
