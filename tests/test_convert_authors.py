@@ -478,7 +478,7 @@ def broken_routers(folder):
     yield "of another block", "blocks.1.fit_meta is of width 64 and block 0"
     file.write_bytes(whole)
     config.unlink()
-    yield "no config", "router.safetensors alone"
+    yield "no config", "router.safetensors alone; a router is two files"
     changed()
     file.unlink()
     yield "no tensors", "router_config.json alone"

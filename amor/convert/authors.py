@@ -1,7 +1,8 @@
-"""The folders of the paper authors' released code: both backbones, K gated blocks, residual modes `classic` and `h`.
+"""The folders of the paper authors' released code: both backbones, both residual modes, K blocks.
 
-`model_kwargs` of config.json are the arguments of their model class. Tensors are renamed (and the three convolutions of a Gated
-DeltaNet layer joined); what their code fixes (epsilons, floor of alpha, threshold, RoPE base) becomes keys of our config.
+`model_kwargs` of config.json are the arguments of their model class. Tensors are renamed (and the
+three convolutions of a Gated DeltaNet layer joined); what their code fixes (epsilons, floor of
+alpha, threshold, RoPE base) becomes keys of our config.
 """
 
 from __future__ import annotations
@@ -92,17 +93,19 @@ class Authors(Layout):
     def notes(source: Source) -> list[str]:
         lines = []
         if source.tree["model_kwargs"].get("offset_mode") == "fixed":
-            lines.append('offset_mode "fixed" is kept as a std of 0.15; further training would replace it')
+            lines.append('offset_mode "fixed" is kept as a std of 0.15; training would replace it')
         router = read_router(source.folder)
         if router is not None:
-            size = f"{len(router.blocks)} blocks, hidden size {router.hidden_dim}"
-            lines.append(f"it has a fitted router ({size}): validated, not attached; the gates ask the head")
+            size = f"({len(router.blocks)} blocks, hidden size {router.hidden_dim})"
+            lines.append(f"it has a fitted router {size}: validated, not attached")
         return lines
 
     @staticmethod
     def no_tokenizer(source: Source) -> str:
         hub = source.tree.get("tokenizer")
-        known = f"its tokenizer is {hub[:200]!r} of the hub" if isinstance(hub, str) else "no tokenizer is named"
+        known = "no tokenizer is named"
+        if isinstance(hub, str):
+            known = f"its tokenizer is {hub[:200]!r} of the hub"
         return f"{known}, no file of it is in the folder: text needs one, give --tokenizer FILE"
 
     @staticmethod
@@ -117,16 +120,18 @@ class Authors(Layout):
         for name in ("norm_f.weight", "final_norm.weight"):
             found[name] = held.take(name, width)
         for i in range(len(config.pattern)):
-            ours, names = f"backbone.layers.{i}", {n: t.format(i=i) for n, t in LAYER[backbone].items()}
+            ours = f"backbone.layers.{i}"
+            names = {name: theirs.format(i=i) for name, theirs in LAYER[backbone].items()}
             for norm in ("mixer_norm.", "mlp_norm."):
                 found[f"{ours}.{norm}weight"] = held.take(f"{names[norm]}weight", width)
             for name in ("gate_proj", "up_proj", "down_proj"):
                 shape = (width, d_ff) if name == "down_proj" else (d_ff, width)
-                found[f"{ours}.mlp.{name}.weight"] = held.take(f"{names['mlp.']}{name}.weight", *shape)
+                mlp = held.take(f"{names['mlp.']}{name}.weight", *shape)
+                found[f"{ours}.mlp.{name}.weight"] = mlp
             take = gdn_mixer if backbone == "gdn" else mamba2_mixer
             found |= take(held, config, names["mixer."].removesuffix("."), f"{ours}.mixer")
         for k in range(config.blocks.count):
-            found |= block(held, config, k, source.tree["model_kwargs"].get("offset_mode") == "fixed")
+            found |= block(held, config, k, settings(source)["offset_mode"] == "fixed")
         return found | head_of(held, config, embed, config.vocab)
 
     @staticmethod
@@ -141,17 +146,24 @@ class Authors(Layout):
     @staticmethod
     def back(config: Config, weights: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         kwargs = model_kwargs(config)
-        return {"model_kwargs": with_defaults(kwargs)}, dict(renamed(weights, config, kwargs["backbone"]))
+        tensors = dict(renamed(weights, config, kwargs["backbone"]))
+        return {"model_kwargs": with_defaults(kwargs)}, tensors
 
     @staticmethod
-    def write(config: Config, weights: dict[str, Tensor], folder: Path, origin: Path, shard: int | None = None) -> list[str]:
+    def write(
+        config: Config,
+        weights: dict[str, Tensor],
+        folder: Path,
+        origin: Path,
+        shard: int | None = None,
+    ) -> list[str]:
         _, tensors = Authors.back(config, weights)
         tree = as_released(model_kwargs(config), tensors, origin)
         (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n")
         write_weights(tensors, folder, shard)
         notes = []
         if "tokenizer" not in tree:
-            notes.append(f'{CONFIG} names no tokenizer; their loader wants a hub name under "tokenizer"')
+            notes.append(f'{CONFIG} names no tokenizer; their loader wants a hub name, "tokenizer"')
         router = read_router(origin)
         if router is not None:
             write_router(folder, router)
@@ -160,18 +172,21 @@ class Authors(Layout):
 
 
 def settings(source: Source) -> Settings:
-    """`model_kwargs` with their defaults; an unknown key is refused, for it may change what the model computes."""
+    """`model_kwargs` with their defaults; an unknown key may change the model: refused."""
     where, given = f"{source.folder / CONFIG}: model_kwargs", source.tree["model_kwargs"]
     if not isinstance(given, dict):
         raise AmorError(f"{where}: expected an object of keys, not {type(given).__name__}")
-    for key, value in given.items():
-        if value is not None and key not in (*NEEDED, *DEFAULTS):
-            raise AmorError(f"{where}: no key {key[:80]!r} is known; {nearest(key[:80], (*NEEDED, *DEFAULTS))}")
-    s = Settings(DEFAULTS | {key: value for key, value in given.items() if value is not None}, where)
+    given = {key: value for key, value in given.items() if value is not None}
+    for key in given:
+        if key not in (*NEEDED, *DEFAULTS):
+            hint = nearest(key[:80], (*NEEDED, *DEFAULTS))
+            raise AmorError(f"{where}: no key {key[:80]!r} is known; {hint}")
+    s = Settings(DEFAULTS | given, where)
     words = {"backbone": BACKBONES, "residual_mode": FIRST, "attention_mode": ATTENTION_MODES}
     for key, allowed in words.items():
         if not isinstance(s[key], str) or s[key] not in allowed:
-            raise AmorError(f"{where}: {key} is {str(s[key])[:80]!r}; known are {', '.join(allowed)}")
+            known = ", ".join(allowed)
+            raise AmorError(f"{where}: {key} is {str(s[key])[:80]!r}; known are {known}")
     s.only("offset_mode", ("fixed",), 'known are "fixed", and none: median + 0.2 std')
     return s
 
@@ -179,23 +194,25 @@ def settings(source: Source) -> Settings:
 def mixer_options(s: Settings) -> dict[str, int]:
     head_size, conv, width = s.count("head_dim"), s.count("d_conv"), s.count("d_model")
     if s["backbone"] == "mamba2":
-        more = {"expand": s.count("expand"), "state_size": s.count("d_state"), "groups": s.count("n_groups")}
-        return {"head_size": head_size, "conv": conv} | more
+        states = {"state_size": s.count("d_state"), "groups": s.count("n_groups")}
+        return {"head_size": head_size, "conv": conv, "expand": s.count("expand")} | states
     expand, heads = s.real("expand_v", 2.0), gdn_heads(width, head_size)
     if expand != int(expand):
-        raise AmorError(f"{s.where}: expand_v is {expand:g}; a value of ours is a whole number of keys long")
+        raise AmorError(f"{s.where}: expand_v is {expand:g}; our values are a whole number of keys")
     if not heads:
-        raise AmorError(f"{s.where}: head_dim {head_size} is wider than three quarters of d_model {width}")
+        raise AmorError(f"{s.where}: head_dim {head_size} exceeds 3/4 of d_model {width}")
     return {"head_size": head_size, "conv": conv, "heads": heads, "expand_v": int(expand)}
 
 
 def gdn_mixer(held: Tensors, config: Config, theirs: str, ours: str) -> dict[str, Tensor]:
-    """One Gated DeltaNet layer of fla; its convolutions of queries, keys and values are one here."""
+    """One Gated DeltaNet layer of fla; its three convolutions are one here."""
     width, o = config.width, config.mixer_options("gated_deltanet")
     keys, heads = o.heads * o.head_size, o.heads
     values = keys * o.expand_v
     sizes = {"q": keys, "k": keys, "v": values, "g": values, "a": heads, "b": heads}
-    found = {f"{ours}.{n}_proj.weight": held.take(f"{theirs}.{n}_proj.weight", size, width) for n, size in sizes.items()}
+    found = {}
+    for n, size in sizes.items():
+        found[f"{ours}.{n}_proj.weight"] = held.take(f"{theirs}.{n}_proj.weight", size, width)
     found[f"{ours}.o_proj.weight"] = held.take(f"{theirs}.o_proj.weight", width, values)
     taps = [held.take(f"{theirs}.{n}_conv1d.weight", sizes[n], 1, o.conv) for n in "qkv"]
     found[f"{ours}.conv1d.weight"] = torch.cat(taps)
@@ -205,7 +222,7 @@ def gdn_mixer(held: Tensors, config: Config, theirs: str, ours: str) -> dict[str
 
 
 def block(held: Tensors, config: Config, k: int, fixed: bool) -> dict[str, Tensor]:
-    """One gated block. Its gate has a median and a std but no quantiles: it cannot aim at a firing rate until calibrated."""
+    """One gated block. Its gate has no quantiles, so it cannot aim at a firing rate yet."""
     width, ours, theirs = config.width, f"blocks.{k}", f"amor_blocks.{k}"
     found: dict[str, Tensor] = {}
     for name, other in BLOCK.items():
@@ -215,5 +232,6 @@ def block(held: Tensors, config: Config, k: int, fixed: bool) -> dict[str, Tenso
         found[f"{ours}.gate.sigma"] = torch.tensor(FIXED_OFFSET / KAPPA)
     if k:
         found[f"{ours}.norm.weight"] = held.take(f"amor_pre_norms.{k}.weight", width)
-    found |= {f"{ours}.gate.quantiles": torch.zeros(SKETCH), f"{ours}.gate.updates": torch.tensor(1)}
+    found[f"{ours}.gate.quantiles"] = torch.zeros(SKETCH)
+    found[f"{ours}.gate.updates"] = torch.tensor(1)
     return found

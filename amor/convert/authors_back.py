@@ -1,4 +1,4 @@
-"""One of our models as a folder of the authors' code: its `model_kwargs`, its tensors by their names, or why it has none."""
+"""One of our models in the authors' layout: `model_kwargs` and tensors, or why it has none."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from amor.convert.authors_facts import (
 from amor.convert.source import CONFIG
 from amor.errors import AmorError
 
+Named = tuple[str, Tensor]  # a tensor by its name
 LEFT_OUT = ("gate.quantiles", "gate.updates")  # of a gate: their layout has a median and a std only
 
 
 def model_kwargs(config: Config) -> dict[str, Any]:
-    """The arguments of their model class that decide what this model computes; refused where there are none."""
+    """Arguments of their model class that make this model; refused where there are none."""
     backbone = backbone_of(config)
     for problem in differences(config, backbone):
         raise AmorError(f"the authors' layout cannot hold this model: {problem}")
@@ -66,9 +67,8 @@ def backbone_of(config: Config) -> str:
     for theirs, kind in BACKBONES.items():
         if set(config.pattern) == {kind}:
             return theirs
-    raise AmorError(
-        f"the authors' layout has layers of mamba2 alone or of gated_deltanet alone, not {', '.join(sorted(set(config.pattern)))}"
-    )
+    kinds = ", ".join(sorted(set(config.pattern)))
+    raise AmorError(f"the authors' layout has mamba2 or gated_deltanet layers alone, not {kinds}")
 
 
 def differences(config: Config, backbone: str) -> Iterator[str]:
@@ -81,10 +81,11 @@ def differences(config: Config, backbone: str) -> Iterator[str]:
     elif config.gate_options().kappa != KAPPA:
         yield f"its gate has kappa {config.gate_options().kappa:g}, theirs {KAPPA:g}"
     if blocks.alpha_floor != ALPHA_FLOOR:
-        yield f"blocks.alpha_floor is {blocks.alpha_floor:g}, theirs {ALPHA_FLOOR} (the sigmoid of -1)"
+        yield f"blocks.alpha_floor is {blocks.alpha_floor:g}, theirs {ALPHA_FLOOR}"
     if blocks.mlp:
         yield "its blocks have MLPs (blocks.mlp), theirs none"
-    for key, value in {"final": "norm", "probe": "block", "decide": "each", "rope_theta": ROPE_THETA}.items():
+    fixed_keys = {"final": "norm", "probe": "block", "decide": "each", "rope_theta": ROPE_THETA}
+    for key, value in fixed_keys.items():
         if getattr(blocks, key) != value:
             yield f"blocks.{key} is {getattr(blocks, key)!r}, theirs {value!r}"
     if not config.tied:
@@ -102,7 +103,7 @@ def differences(config: Config, backbone: str) -> Iterator[str]:
             yield f"gated_deltanet has {heads} heads, theirs three quarters of the width: {wanted}"
 
 
-def renamed(weights: dict[str, Tensor], config: Config, backbone: str) -> Iterator[tuple[str, Tensor]]:
+def renamed(weights: dict[str, Tensor], config: Config, backbone: str) -> Iterator[Named]:
     """Every tensor by their name."""
     for name, tensor in weights.items():
         room, _, rest = name.partition(".")
@@ -112,7 +113,7 @@ def renamed(weights: dict[str, Tensor], config: Config, backbone: str) -> Iterat
         elif room == "blocks":
             k, _, inner = rest.partition(".")
             if inner == "gate.updates" and not int(tensor):
-                raise AmorError(f"the gate of block {k} has met no data, so it has no threshold to write; train it first")
+                raise AmorError(f"the gate of block {k} has met no data: no threshold to write")
             if inner == "norm.weight":
                 yield f"amor_pre_norms.{k}.weight", tensor
             elif inner not in LEFT_OUT:
@@ -121,7 +122,7 @@ def renamed(weights: dict[str, Tensor], config: Config, backbone: str) -> Iterat
             yield name, tensor
 
 
-def layer_tensor(name: str, i: int, tensor: Tensor, config: Config, backbone: str) -> Iterator[tuple[str, Tensor]]:
+def layer_tensor(name: str, i: int, tensor: Tensor, config: Config, backbone: str) -> Iterator[Named]:
     ours = next(part for part in LAYER[backbone] if name.startswith(part))
     theirs = LAYER[backbone][ours].format(i=i) + name.removeprefix(ours)
     if backbone == "gdn" and name == "mixer.conv1d.weight":
@@ -134,14 +135,17 @@ def layer_tensor(name: str, i: int, tensor: Tensor, config: Config, backbone: st
 
 
 def as_released(kwargs: dict[str, Any], tensors: dict[str, Tensor], origin: Path) -> dict[str, Any]:
-    """config.json of a model that came from their layout as it was there, where the model is still the same.
+    """config.json of a model that came from their layout, as it was where the model is still the same.
 
-    Our config has no place for the tokenizer's hub name, `attention_mode` and which keys were left at their defaults.
+    Our config has no place for the tokenizer's hub name, `attention_mode` and which keys were left
+    at their defaults.
     """
     kept = released_config(origin)
     if kept is None:
         return {"model_kwargs": with_defaults(kwargs)}
-    before = {key: value for key, value in kept["model_kwargs"].items() if key != "offset_mode" or fixed(tensors)}
+    before = dict(kept["model_kwargs"])
+    if not fixed(tensors):
+        before.pop("offset_mode", None)
     full = DEFAULTS | {key: value for key, value in before.items() if value is not None}
     if any(full.get(key) != value for key, value in kwargs.items()):
         before = with_defaults(kwargs)
@@ -156,7 +160,7 @@ def released_config(folder: Path) -> dict[str, Any] | None:
             if isinstance(tree, dict) and isinstance(tree.get("model_kwargs"), dict):
                 return tree
             if path.name == KEPT:
-                raise AmorError(f"{path}: expected the config.json of a released folder; remove it to write one anew")
+                raise AmorError(f"{path}: expected the config.json of a released folder; remove it")
     return None
 
 

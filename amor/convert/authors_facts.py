@@ -1,13 +1,13 @@
-"""What the authors' code fixes and how it names things, as tables that reading and writing their folders share."""
+"""What the authors' code fixes and how it names things: tables that reading and writing share."""
 
 from __future__ import annotations
 
 from typing import Any
 
-KEPT = "authors.json"  # in a converted folder of ours: the config.json it came from, for the way back
+KEPT = "authors.json"  # in a converted folder of ours: the config.json it came from
 BACKBONES = {"mamba2": "mamba2", "gdn": "gated_deltanet"}  # their name -> our mixer
 FIRST = {"classic": "plain", "h": "prenorm"}  # residual_mode -> blocks.first
-ATTENTION_MODES = ("full_with_mask", "true_sparse")  # two ways to compute the same: no part of our config
+ATTENTION_MODES = ("full_with_mask", "true_sparse")  # two ways to compute the same
 DEFAULTS: dict[str, Any] = {
     "attention_mode": "true_sparse",
     "head_dim": 64,
@@ -26,7 +26,10 @@ ALPHA_FLOOR = 0.2689414213699951  # sigmoid(-1)
 KAPPA, FIXED_OFFSET = 0.2, 0.03  # threshold = median + KAPPA std, or median + FIXED_OFFSET
 ROPE_THETA = 10_000.0
 EPS: dict[str, dict[str, Any]] = {
-    "mamba2": {"norm_eps": 1e-5, "norm_eps_of": {"mlp_norm": 1e-6, "block": 1e-6, "final_norm": 1e-6}},
+    "mamba2": {
+        "norm_eps": 1e-5,
+        "norm_eps_of": {"mlp_norm": 1e-6, "block": 1e-6, "final_norm": 1e-6},
+    },
     "gdn": {"norm_eps": 1e-6, "norm_eps_of": {"mixer": 1e-5}},
 }
 GATE_OPTIONS = {"kappa": KAPPA, "eta": 0.01, "start": [0.3, 0.1], "update": "forward"}

@@ -1,4 +1,4 @@
-"""Files of the authors' folders: manifest.json with a checksum per file, shards, the identity of weights."""
+"""Files of the authors' folders: manifest.json with checksums, shards, the identity of weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def weight_files(folder: Path) -> list[str]:
     index = folder / INDEX
     if (folder / WEIGHTS).is_file():
         if index.is_file():
-            raise AmorError(f"{folder} holds both {WEIGHTS} and {INDEX}; which are its weights? remove one")
+            raise AmorError(f"{folder} holds both {WEIGHTS} and {INDEX}; remove one")
         return [WEIGHTS]
     if not index.is_file():
         raise AmorError(f"{folder} holds no weights; expected {WEIGHTS}, or shards and {INDEX}")
@@ -47,7 +47,8 @@ def weight_files(folder: Path) -> list[str]:
     names = sorted(set(tree.weight_map.values()))
     for name in names:
         if not re.fullmatch(SHARD, name):
-            raise AmorError(f"{index}: {name[:200]!r} is no shard; theirs are model-NNNNN-of-NNNNN.safetensors")
+            shape = "model-NNNNN-of-NNNNN.safetensors"
+            raise AmorError(f"{index}: {name[:200]!r} is no shard; theirs are {shape}")
         if not (folder / name).is_file():
             raise AmorError(f"{index} names {name}, which is not there; copy the folder again")
     return names
@@ -78,13 +79,14 @@ def check_manifest(folder: Path) -> None:
 def check_file(path: Path, entry: ManifestEntry) -> None:
     size = path.stat().st_size
     if size != entry.bytes:
-        raise AmorError(f"{path} has {size:,} bytes, its {MANIFEST} says {entry.bytes:,}; copy it again")
+        known = f"{entry.bytes:,}"
+        raise AmorError(f"{path} has {size:,} bytes, its {MANIFEST} says {known}; copy it again")
     if sha256(path) != entry.sha256:
         raise AmorError(f"{path}: its sha256 is not that of {MANIFEST}; copy it again")
 
 
 def weights_identity(folder: Path) -> str:
-    """The sha256 that a router names its weights by: of the single file, or of all shards and their index."""
+    """The sha256 that a router names its weights by: of the single file, or of shards and index."""
     names = weight_files(folder)
     if names == [WEIGHTS]:
         return sha256(folder / WEIGHTS)
@@ -94,7 +96,7 @@ def weights_identity(folder: Path) -> str:
 
 
 def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard: int | None = None) -> None:
-    """Weight files and manifest.json; `shard`: bytes of one file at the most, None: a single file."""
+    """Weight files and manifest.json; `shard`: most bytes of one file, None for a single file."""
     from safetensors.torch import save_file
 
     parts = _split(tensors, shard)
@@ -111,12 +113,15 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard: int | None
         tree = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / INDEX).write_text(json.dumps(tree, indent=2) + "\n")
         names.append(INDEX)
-    entries = {n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names}
+    entries = {}
+    for name in names:
+        path = folder / name
+        entries[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     (folder / MANIFEST).write_text(json.dumps(entries, indent=2) + "\n")
 
 
 def _split(tensors: Mapping[str, Tensor], shard: int | None) -> list[dict[str, Tensor]]:
-    """Tensors in their order, cut where the next one would make a file larger than `shard` bytes."""
+    """Tensors in their order, cut where the next one would exceed `shard` bytes of a file."""
     parts: list[dict[str, Tensor]] = [{}]
     room = shard
     for name, tensor in tensors.items():

@@ -1,7 +1,8 @@
-"""A fitted router of the authors' folders: router_config.json and router.safetensors, read strictly and written.
+"""A fitted router of the authors' folders: router_config.json and router.safetensors.
 
-A router predicts each block's normalised entropy from the block's normed input; the prediction is compared with the block's
-threshold, so that the head need not be asked. It was fitted to one set of weights and is refused beside any other.
+A router predicts each block's normalised entropy from the block's normed input; the prediction is
+compared with the block's threshold, so that the head need not be asked. It was fitted to one set
+of weights and is refused beside any other.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ META = 4  # numbers of fit_meta: width, 0, block, and one more
 
 @dataclass(frozen=True)
 class RouterBlock:
-    """The network of one block: fc2(silu(fc1 x)) + skip x. D is the model's width, R the hidden size."""
+    """The network of one block: fc2(silu(fc1 x)) + skip x. D: model width, R: hidden size."""
 
     fc1_weight: Tensor  # [R, D]
     fc1_bias: Tensor  # [R]
@@ -41,7 +42,8 @@ class RouterBlock:
     def predict(self, x: Tensor) -> Tensor:
         """The normalised entropy [...] predicted from the block's normed input x [..., D]."""
         hidden = F.silu(F.linear(x, self.fc1_weight, self.fc1_bias))
-        return (F.linear(hidden, self.fc2_weight, self.fc2_bias) + F.linear(x, self.skip_weight))[..., 0]
+        out = F.linear(hidden, self.fc2_weight, self.fc2_bias) + F.linear(x, self.skip_weight)
+        return out[..., 0]
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,13 @@ class RouterConfig:
 
 
 def read_router(folder: Path) -> AuthorsRouter | None:
-    """The router of a released folder, None where it has none; refused where it does not belong to these weights."""
+    """The router of a released folder, None where it has none; one of other weights is refused."""
     there = [name for name in (ROUTER_CONFIG, ROUTER) if (folder / name).is_file()]
     if not there:
         return None
     path = folder / ROUTER_CONFIG
     if len(there) == 1:
-        raise AmorError(f"{folder} holds {there[0]} alone; a router is {ROUTER_CONFIG} and {ROUTER}")
+        raise AmorError(f"{folder} holds {there[0]} alone; a router is two files")
     config = typed.read(RouterConfig, path)
     for key, value in FORMAT.items():
         if getattr(config, key) != value:
@@ -89,9 +91,9 @@ def read_router(folder: Path) -> AuthorsRouter | None:
     if config.model != model:
         raise AmorError(f"{path} is of another model: {config.model}, but {CONFIG} says {model}")
     if config.base_weight_sha256 != weights_identity(folder):
-        raise AmorError(f"{path}: this router was fitted to other weights than those beside it (base_weight_sha256)")
+        raise AmorError(f"{path}: its router was fitted to other weights (base_weight_sha256)")
     if config.router_sha256 != sha256(folder / ROUTER):
-        raise AmorError(f"{folder / ROUTER} is not the file that {ROUTER_CONFIG} names (router_sha256); copy it again")
+        raise AmorError(f"{folder / ROUTER} is not the file of {ROUTER_CONFIG} (router_sha256)")
     return read_tensors(folder / ROUTER, config)
 
 
@@ -102,8 +104,8 @@ def router_model(folder: Path) -> RouterModel:
     kwargs = tree.get("model_kwargs") if isinstance(tree, dict) else None
     if not isinstance(kwargs, dict):
         raise AmorError(f"{path} has no model_kwargs, so a router cannot be matched with it")
-    names = {"n_blocks": "n_amor_blocks"}
-    facts = {key: kwargs.get(names.get(key, key)) for key in ("backbone", "residual_mode", "d_model", "n_blocks")}
+    facts = {key: kwargs.get(key) for key in ("backbone", "residual_mode", "d_model")}
+    facts["n_blocks"] = kwargs.get("n_amor_blocks")
     return typed.convert(RouterModel, facts, f"{path}: model_kwargs")
 
 
@@ -112,26 +114,34 @@ def read_tensors(path: Path, config: RouterConfig) -> AuthorsRouter:
     width, hidden = config.model.d_model, config.hidden_dim
     with on_disk.opened(path) as file:
         listed = on_disk.listed(file, path)
-        wanted = {f"blocks.{k}.{n}": s for k in range(config.model.n_blocks) for n, s in shapes(width, hidden).items()}
+        wanted: dict[str, tuple[int, ...]] = {}
+        for k in range(config.model.n_blocks):
+            wanted |= {f"blocks.{k}.{name}": shape for name, shape in shapes(width, hidden).items()}
         for name in sorted(wanted.keys() - listed.keys()):
             raise AmorError(f"{path}: tensor {name!r} is missing")
         for name in sorted(listed.keys() - wanted.keys()):
             raise AmorError(f"{path}: there is no place for tensor {name[:200]!r} in this router")
         for name, shape in wanted.items():
             kind = torch.int64 if name.endswith(".fit_meta") else torch.float32
-            if listed[name] != on_disk.Listed(kind, shape):
-                found = f"{str(listed[name].dtype).removeprefix('torch.')} {list(listed[name].shape)}"
-                raise AmorError(f"{path}: {name} is {found}, not {str(kind).removeprefix('torch.')} {list(shape)}")
+            right = on_disk.Listed(kind, shape)
+            if listed[name] != right:
+                raise AmorError(f"{path}: {name} is {_form(listed[name])}, not {_form(right)}")
         held = on_disk.read(file, listed)
     on_disk.check_finite(held, path)
     blocks = []
     for k in range(config.model.n_blocks):
-        one = RouterBlock(**{name.replace(".", "_"): held[f"blocks.{k}.{name}"] for name in shapes(width, hidden)})
+        names = {name: name.replace(".", "_") for name in shapes(width, hidden)}
+        one = RouterBlock(**{field: held[f"blocks.{k}.{name}"] for name, field in names.items()})
         fitted = (int(one.fit_meta[0]), int(one.fit_meta[2]))
         if fitted != (width, k):
-            raise AmorError(f"{path}: blocks.{k}.fit_meta is of width {fitted[0]} and block {fitted[1]}, not {width} and {k}")
+            said = f"width {fitted[0]} and block {fitted[1]}"
+            raise AmorError(f"{path}: blocks.{k}.fit_meta is of {said}, not {width} and {k}")
         blocks.append(one)
     return AuthorsRouter(hidden, tuple(blocks))
+
+
+def _form(tensor: on_disk.Listed) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def shapes(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -147,20 +157,23 @@ def shapes(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 def write_router(folder: Path, router: AuthorsRouter) -> None:
-    """Write a router into a released folder whose config.json and weights are there already: it is bound to those."""
+    """Write a router into a released folder, bound to the config.json and weights there."""
     from safetensors.torch import save_file
 
     model = router_model(folder)
-    if len(router.blocks) != model.n_blocks:
-        raise AmorError(f"{folder}: a router of {len(router.blocks)} blocks for a model of {model.n_blocks}")
+    count = len(router.blocks)
+    if count != model.n_blocks:
+        raise AmorError(f"{folder}: a router of {count} blocks for a model of {model.n_blocks}")
     held: dict[str, Tensor] = {}
     for k, one in enumerate(router.blocks):
         for name, shape in shapes(model.d_model, router.hidden_dim).items():
             tensor: Tensor = getattr(one, name.replace(".", "_"))
             if tuple(tensor.shape) != shape:
-                raise AmorError(f"router of block {k}: {name} has shape {list(tensor.shape)}, not {list(shape)}")
+                given = list(tensor.shape)
+                raise AmorError(f"router of block {k}: {name} has shape {given}, not {list(shape)}")
             held[f"blocks.{k}.{name}"] = tensor.clone().contiguous()
     save_file(held, folder / ROUTER, metadata={"format": "pt"})
     tree: dict[str, Any] = FORMAT | {"hidden_dim": router.hidden_dim, "model": typed.tree(model)}
-    tree |= {"base_weight_sha256": weights_identity(folder), "router_sha256": sha256(folder / ROUTER)}
+    tree["base_weight_sha256"] = weights_identity(folder)
+    tree["router_sha256"] = sha256(folder / ROUTER)
     (folder / ROUTER_CONFIG).write_text(json.dumps(tree, indent=2) + "\n")

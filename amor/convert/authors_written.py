@@ -1,9 +1,11 @@
-"""The authors' model written out in float64 from their published facts: logits, entropies and gate decisions of one forward.
+"""The authors' model written out in float64: logits, entropies and gate decisions of one forward.
 
-    Embed -> [ h + mixer(norm h), h + mlp(norm h) ] x N -> norm_f -> [ gated attention ] x K -> final_norm -> head
+    Embed -> [ h + mixer(norm h), h + mlp(norm h) ] x N -> norm_f -> [ gated attention ] x K
+          -> final_norm -> head
 
-It reads a released folder's own tensors by their own names and shares nothing with our model or with the conversion, so that a
-mistake in either shows. Letters: B rows of T tokens, D width, V vocabulary, K blocks, H heads of size d.
+It reads a released folder's own tensors by their own names and shares nothing with our model or
+with the conversion, so that a mistake in either shows. Letters: B rows of T tokens, D width,
+V vocabulary, K blocks, H heads of size d.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from amor.convert.written import Mamba2Shape, Weights, below, gated_deltanet, mamba2, norm
 
-# epsilon per norm: transformers' Mamba2 blocks use 1e-5 (as does norm_f behind them), their own norms 1e-6
+# epsilon per norm: transformers' Mamba2 blocks (and norm_f behind them) 1e-5, their own norms 1e-6
 MAMBA2_EPS = {"mixer_norm": 1e-5, "mixer": 1e-5, "norm_f": 1e-5, "other": 1e-6}
 GDN_EPS = {"mixer_norm": 1e-6, "mixer": 1e-5, "norm_f": 1e-6, "other": 1e-6}
 ALPHA_MIN = -1.0  # raw alpha is clamped here
@@ -28,8 +30,9 @@ KAPPA, FIXED_OFFSET = 0.2, 0.03
 ROPE_BASE = 10_000.0
 CHUNK = 64  # tokens whose V probabilities are held at once
 
-# An entropy this close to its threshold falls on either side in float32: ours in float32 and this float64 were measured up to
-# 2.7e-6 apart (180M shapes, V = 128,256), and their own float32 up to 9e-6 from the exact entropy.
+# An entropy this close to its threshold falls on either side in float32: ours in float32 and this
+# float64 were measured up to 2.7e-6 apart (random 180M models, V = 128,256), and their own float32
+# up to 9e-6 from the exact entropy.
 TIE = 5e-6
 
 
@@ -44,17 +47,23 @@ class AuthorsOutputs:
 
 
 @torch.no_grad()
-def authors_forward(kwargs: Mapping[str, Any], tensors: Weights, tokens: Tensor, decided: Tensor | None = None) -> AuthorsOutputs:
+def authors_forward(
+    kwargs: Mapping[str, Any],
+    tensors: Weights,
+    tokens: Tensor,
+    decided: Tensor | None = None,
+) -> AuthorsOutputs:
     """Run the model of `model_kwargs` (defaults filled in) on tokens [B, T].
 
-    decided [K, B, T]: decisions of the model this one is compared with. They are taken over where an entropy is within TIE of
-    its threshold: otherwise one rounding there would change every later token of both models.
+    decided [K, B, T]: decisions of the model this one is compared with. They are taken over where an
+    entropy is within TIE of its threshold: else one rounding would change every later token.
     """
     eps = GDN_EPS if kwargs["backbone"] == "gdn" else MAMBA2_EPS
     embed = tensors["embed.weight"].double()
     h = embed[tokens]
     for i in range(kwargs["n_layer"]):
-        h = gdn_layer(h, tensors, i, kwargs) if kwargs["backbone"] == "gdn" else mamba2_layer(h, tensors, i, kwargs)
+        layer = gdn_layer if kwargs["backbone"] == "gdn" else mamba2_layer
+        h = layer(h, tensors, i, kwargs)
     norm_f = tensors["norm_f.weight"].double()
     if kwargs["residual_mode"] == "classic":
         h = norm(h, norm_f, eps["norm_f"])
@@ -95,11 +104,12 @@ def gdn_layer(h: Tensor, tensors: Weights, i: int, kwargs: Mapping[str, Any]) ->
 
 
 def swiglu(x: Tensor, w: Weights) -> Tensor:
-    return (F.silu(x @ w["gate_proj.weight"].T) * (x @ w["up_proj.weight"].T)) @ w["down_proj.weight"].T
+    gate, up = x @ w["gate_proj.weight"].T, x @ w["up_proj.weight"].T
+    return (F.silu(gate) * up) @ w["down_proj.weight"].T
 
 
 def threshold(w: Weights, kwargs: Mapping[str, Any]) -> Tensor:
-    """Median + 0.2 std of the entropies met in training, or median + 0.03 with offset_mode "fixed"."""
+    """Median + 0.2 std of the entropies of training, or median + 0.03 with offset_mode "fixed"."""
     fixed = kwargs.get("offset_mode") == "fixed"
     return w["gate.running_threshold"] + (FIXED_OFFSET if fixed else KAPPA * w["gate.running_std"])
 
@@ -125,7 +135,7 @@ def attention(x: Tensor, w: Weights, heads: int) -> Tensor:
 
 
 def rotary(x: Tensor) -> Tensor:
-    """Positions 0 .. T-1 into x [B, H, T, d]: the pair (x_i, x_{i + d/2}) is turned by t * base^(-2i/d)."""
+    """Positions into x [B, H, T, d]: the pair (x_i, x_{i + d/2}) is turned by t * base^(-2i/d)."""
     size = x.shape[-1]
     rates = ROPE_BASE ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * rates

@@ -34,13 +34,13 @@ class Outputs:
     by: str
     entropy: Tensor | None = None  # [K, B, T] over log V
     fire: Tensor | None = None  # [K, B, T]
-    ties: int = 0  # decisions within rounding of a threshold that were taken over from the model compared with
+    ties: int = 0  # decisions within rounding of a threshold, taken over from the other model
 
 
 class Layout:
     kind: str
     title: ClassVar[str]  # for people
-    gated: ClassVar[bool] = False  # whether its models have gates, whose entropies belong to one size of vocabulary
+    gated: ClassVar[bool] = False  # models have gates, whose entropies belong to one vocabulary size
 
     @staticmethod
     def recognises(tree: Mapping[str, Any]) -> bool:
@@ -64,8 +64,11 @@ class Layout:
 
     @classmethod
     def outputs(cls, source: Source, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
-        """`reference` with the gates of a layout that has them; decided [K, B, T]: by the model it is compared with, to be
-        taken over where an entropy is within rounding of a threshold."""
+        """`reference`, with the gates of a layout that has them.
+
+        decided [K, B, T]: decisions of the model it is compared with, to be taken over where an entropy is
+        within rounding of a threshold.
+        """
         return Outputs(*cls.reference(source, tokens))
 
     @staticmethod
@@ -84,7 +87,7 @@ class Layout:
 
     @staticmethod
     def keep(source: Source) -> dict[str, str]:
-        """Text files, by name, to write beside our model: what the way back needs and our config has no place for."""
+        """Text files by name, written beside our model: what the way back needs and our config lacks."""
         return {}
 
     unused: ClassVar[tuple[str, ...]] = ()  # patterns of tensors that hold nothing learned
@@ -96,7 +99,7 @@ class Layout:
 
     @classmethod
     def write(cls, config: Config, weights: dict[str, Tensor], folder: Path, origin: Path, shard: int | None = None) -> list[str]:
-        """Write one of our models in this layout, and give what there is to note; origin: the folder it lies in."""
+        """Write one of our models in this layout; what there is to note. origin: the folder it lies in."""
         from safetensors.torch import save_file
 
         tree, tensors = cls.back(config, weights)

@@ -28,7 +28,7 @@ class GatesCompared:
 
     decisions: int
     differing: int
-    ties: int  # entropies within float32 rounding of the threshold that the two models round to different sides
+    ties: int  # within float32 rounding of the threshold, on different sides of it
     entropy_difference: float  # the largest, over log V
 
     @property
@@ -87,8 +87,8 @@ def compare(a: Opened, b: Opened) -> Compared:
 
 
 def both(a: Opened, b: Opened, tokens: Tensor) -> tuple[Outputs, Outputs]:
-    """Outputs of both. The one that is not ours runs second: where an entropy is within rounding of a threshold it takes over
-    the decision of ours, or every later token would differ too."""
+    """Outputs of both. The one that is not ours runs second: where an entropy is within rounding of a
+    threshold it takes over the decision of ours, or every later token would differ too."""
     if a.layout is None:
         one = a.outputs(tokens)
         return one, b.outputs(tokens, one.fire)
@@ -97,7 +97,7 @@ def both(a: Opened, b: Opened, tokens: Tensor) -> tuple[Outputs, Outputs]:
 
 
 def compare_gates(a: Outputs, b: Outputs, before: GatesCompared | None) -> GatesCompared | None:
-    """Decisions and entropies of both added to those compared before; nothing where one of the two has no gates."""
+    """Decisions and entropies of both, added to those compared before; none where one has no gates."""
     if a.fire is None or b.fire is None or a.entropy is None or b.entropy is None:
         return before
     known = before or GatesCompared(0, 0, 0, 0.0)

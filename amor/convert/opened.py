@@ -92,7 +92,7 @@ def layout_of(kind: str) -> type[Layout]:
 
 
 def open_model(folder: str | Path, vocab: int | None = None, tokenizer: Tokenizer | None = None) -> Opened:
-    """The model of a folder; vocab: cut the rows behind this many tokens off; tokenizer: instead of the folder's own."""
+    """The model of a folder; vocab: keep this many rows; tokenizer: instead of the folder's own."""
     folder = Path(folder)
     if (folder / LATEST).exists() or (folder / "checkpoints").is_dir():
         folder = resolve(folder)

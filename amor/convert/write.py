@@ -12,7 +12,7 @@ from amor.models.folder import TOKENIZER, save
 
 
 def write(opened: Opened, to: str, folder: Path, shard: int | None = None) -> list[str]:
-    """The model in a layout, and its tokenizer; what there is to note. shard: bytes of one weight file at the most."""
+    """The model in a layout, and its tokenizer; what there is to note. shard: most bytes of a file."""
     notes: list[str] = []
     if to == "hf":
         export(opened, folder, shard)
