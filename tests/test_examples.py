@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from authors_folders import model_kwargs, released
 from eval_rows import write as write_sets
 from evaluations import folders
 from laws import small
@@ -264,6 +265,8 @@ def published(folder):
             folder / name
         )
         shutil.copy(folder / "DATA/tokenizer.json", folder / name)
+    released(folder / "AUTHORS", model_kwargs())
+    shutil.copy(folder / "DATA/tokenizer.json", folder)
     for name in ("mamba2", "transformer"):
         save(small(name, vocab=257), folder / "models" / name, load_file(folder / "DATA"))
 

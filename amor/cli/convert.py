@@ -1,6 +1,8 @@
 """Turn a model of another library into ours, or ours into theirs, and show that both say the same.
 
   amor convert SOURCE --out FOLDER                    transformers Mamba2, state-spaces Mamba2, fla Gated DeltaNet, Llama -> ours
+  amor convert AUTHORS --out OURS --tokenizer tokenizer.json   a folder of the AMOR authors' released code -> ours
+  amor convert OURS --out THEIRS --to authors       ours -> a folder for their code
   amor convert RUN --out HF --to hf                   ours -> a folder for AutoModelForCausalLM
   amor convert models/transformer --out LLAMA --to llama   ours -> another library's own layout, where it has the architecture
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 from amor.errors import AmorError, nearest
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
     from amor.convert.compare import Compared
     from amor.convert.opened import Opened
 
-TARGETS = ("amor", "hf", "mamba2-hf", "gated-deltanet-fla", "llama")  # state-spaces' own is read, not written
+TARGETS = ("amor", "hf", "authors", "mamba2-hf", "gated-deltanet-fla", "llama")  # state-spaces' own is read, not written
+
+SHARDED = ("authors", "hf")
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class DiffersError(Exception):
@@ -36,23 +42,33 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where the result goes; it must not exist")
     parser.add_argument("--to", default="amor", metavar="LAYOUT", help=f"{', '.join(TARGETS)} (default amor)")
     parser.add_argument("--vocab", type=int, metavar="N", help="keep the first N tokens of the vocabulary: the rest is padding")
+    parser.add_argument(
+        "--tokenizer", metavar="NAME", help="put this tokenizer beside the model: a tokenizer.json, llama-3.1 or bytes"
+    )
+    parser.add_argument(
+        "--shard-size", metavar="SIZE", help="largest weight file, e.g. 5GB (--to authors or hf; default: one file)"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.convert.compare import compare
     from amor.convert.opened import open_model
     from amor.convert.write import write
+    from amor.data.tokenizer import load as load_tokenizer
     from amor.files import free_folder, whole_folder
 
     if args.to not in TARGETS:
         raise AmorError(f"--to {args.to[:80]}: no such layout; {nearest(args.to[:80], TARGETS)}")
+    shard = shard_bytes(args.shard_size, args.to)
     free_folder(args.out)
-    opened = open_model(args.source, args.vocab)
+    tokenizer = None if args.tokenizer is None else load_tokenizer(args.tokenizer)
+    opened = open_model(args.source, args.vocab, tokenizer)
     describe(opened, args.to)
     found: Compared | None = None
     try:
         with whole_folder(args.out) as beside:
-            write(opened, args.to, beside)
+            for note in write(opened, args.to, beside, shard):
+                print(f"note: {note}")
             found = compare(opened, open_model(beside))
             print(found)
             if not found.ok:
@@ -63,6 +79,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         print(f"written: {args.out}")
     assert found is not None
     return told(opened, args.to) | {"ok": found.ok, "out": str(args.out), "compared": dataclasses.asdict(found)}
+
+
+def shard_bytes(words: str | None, to: str) -> int | None:
+    """ "5GB" -> 5,000,000,000."""
+    if words is None:
+        return None
+    if to not in SHARDED:
+        raise AmorError(f"--shard-size is for --to {' or '.join(SHARDED)}; {to} is one file")
+    match = re.fullmatch(r"(\d{1,6})(KB|MB|GB)", words, re.IGNORECASE)
+    if not match or not int(match[1]):
+        raise AmorError(f"--shard-size {words[:80]}: write it like 500MB or 5GB")
+    return int(match[1]) * UNITS[match[2].upper()]
 
 
 def describe(opened: Opened, to: str) -> None:

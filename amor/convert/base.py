@@ -7,8 +7,11 @@ here, by the recurrence written out; every conversion ends with a comparison wit
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,10 +23,24 @@ from amor.errors import AmorError
 
 CONTEXT = 2048  # of a recurrent source, whose config names no length: what the published ones were trained at
 
+NO_TOKENIZER = "no tokenizer.json lies there: text cannot be read or written until one does"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model makes of tokens [B, T], and by what it was run; gates where they are known."""
+
+    logits: Tensor  # [B, T, V]
+    by: str
+    entropy: Tensor | None = None  # [K, B, T] over log V
+    fire: Tensor | None = None  # [K, B, T]
+    ties: int = 0  # decisions within rounding of a threshold, taken over from the other model
+
 
 class Layout:
     kind: str
     title: ClassVar[str]  # for people
+    gated: ClassVar[bool] = False  # models have gates, whose entropies belong to one vocabulary size
 
     @staticmethod
     def recognises(tree: Mapping[str, Any]) -> bool:
@@ -45,12 +62,51 @@ class Layout:
         """Logits [B, T, V] of the published folder, not by our model, and by what."""
         raise NotImplementedError
 
+    @classmethod
+    def outputs(cls, source: Source, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
+        """`reference`, with the gates of a layout that has them.
+
+        decided [K, B, T]: decisions of the model it is compared with, to be taken over where an entropy is
+        within rounding of a threshold.
+        """
+        return Outputs(*cls.reference(source, tokens))
+
+    @staticmethod
+    def check_files(source: Source) -> None:
+        """Refuse files that are not those that were published, before a tensor is read."""
+
+    @staticmethod
+    def notes(source: Source) -> list[str]:
+        """What a user should know of this folder, a line each."""
+        return []
+
+    @staticmethod
+    def no_tokenizer(source: Source) -> str:
+        """What to note where the folder holds no tokenizer.json and none was given."""
+        return NO_TOKENIZER
+
+    @staticmethod
+    def keep(source: Source) -> dict[str, str]:
+        """Text files by name, written beside our model: what the way back needs and our config lacks."""
+        return {}
+
     unused: ClassVar[tuple[str, ...]] = ()  # patterns of tensors that hold nothing learned
 
     @staticmethod
     def back(config: Config, weights: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """config.json and tensors of one of our models in this layout, or why it has none."""
         raise AmorError("this layout is read, not written")
+
+    @classmethod
+    def write(cls, config: Config, weights: dict[str, Tensor], folder: Path, origin: Path, shard: int | None = None) -> list[str]:
+        """Write one of our models in this layout; what there is to note. origin: the folder it lies in."""
+        from safetensors.torch import save_file
+
+        tree, tensors = cls.back(config, weights)
+        (folder / "config.json").write_text(json.dumps(tree, indent=2) + "\n")
+        held = {name: t.contiguous() for name, t in tensors.items()}
+        save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+        return []
 
 
 class Settings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from amor import registry
 from amor.config import Config
-from amor.convert.base import Layout
-from amor.convert.peer import by_transformers
+from amor.convert.base import NO_TOKENIZER, Layout, Outputs
+from amor.convert.peer import run_by_transformers
 from amor.convert.source import CONFIG, TOKENIZER_FILES, Source
 from amor.errors import AmorError, nearest
 from amor.models.amor import Amor
@@ -37,6 +37,7 @@ class Opened:
     folder: Path
     notes: tuple[str, ...] = ()
     face: bool = False  # ours as transformers keeps it
+    given: Tokenizer | None = None  # instead of the folder's own
 
     @property
     def title(self) -> str:
@@ -47,19 +48,36 @@ class Opened:
         return [self.folder / name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
 
     def tokenizer(self) -> Tokenizer | None:
+        if self.given is not None:
+            return self.given
         path = self.folder / "tokenizer.json"
         return load_file(path) if path.is_file() else None
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> tuple[Tensor, str]:
         """[B, T, V] of the folder as it was found, by its own library where it is not ours."""
+        found = self.outputs(tokens)
+        return found.logits, found.by
+
+    @torch.no_grad()
+    def outputs(self, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
+        """`logits` with what the gates did; decided [K, B, T]: see Layout.outputs."""
         if self.layout is not None and self.source is not None:
-            return self.layout.reference(self.source, tokens)
+            return self.layout.outputs(self.source, tokens, decided)
         if self.face:
             import amor.hf  # noqa: F401 (registers our models with transformers)
 
-            return by_transformers(self.folder, "AutoModelForCausalLM", tokens)
-        return self.model.logits(self.model(tokens).hidden), OWN
+            out, by = run_by_transformers(self.folder, "AutoModelForCausalLM", tokens)
+            return Outputs(out.logits, by, *self._gates(out.gate_scores, out.gate_fires))
+        found = self.model(tokens)
+        scores, fires = ([getattr(gate, key) for gate in found.gates] for key in ("score", "fire"))
+        return Outputs(self.model.logits(found.hidden), OWN, *self._gates(scores, fires))
+
+    def _gates(self, scores: Sequence[Tensor] | None, fires: Sequence[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+        """Entropies and decisions [K, B, T] of gates that compare entropies."""
+        if not scores or not fires or self.model.config.blocks.gate != "entropy":
+            return None, None
+        return torch.stack(list(scores)), torch.stack(list(fires))
 
 
 def kinds() -> tuple[str, ...]:
@@ -73,13 +91,17 @@ def layout_of(kind: str) -> type[Layout]:
     return found
 
 
-def open_model(folder: str | Path, vocab: int | None = None) -> Opened:
-    """The model of a folder; vocab: cut the rows behind this many tokens off."""
+def open_model(folder: str | Path, vocab: int | None = None, tokenizer: Tokenizer | None = None) -> Opened:
+    """The model of a folder; vocab: keep this many rows; tokenizer: instead of the folder's own."""
     folder = Path(folder)
     if (folder / LATEST).exists() or (folder / "checkpoints").is_dir():
         folder = resolve(folder)
     source = Source.open(folder)
     layout = recognised(source)
+    if vocab is not None and layout is not None and layout.gated:
+        raise AmorError(
+            f"--vocab {vocab}: {layout.title} has gates, and their thresholds are of entropies over all rows of its head"
+        )
     model = load_model(folder).eval() if layout is None else converted(source, layout)
     notes = about_numbers(
         model.embed.weight.dtype if layout is None else source.tree.get("torch_dtype") or source.tree.get("dtype")
@@ -88,8 +110,9 @@ def open_model(folder: str | Path, vocab: int | None = None) -> Opened:
     if vocab is not None:
         model = cut(model, vocab)
     face = layout is None and source.tree.get("model_type") == OURS
-    found = Opened(model, None if layout is None else source, layout, folder, face=face and vocab is None)
-    return replace(found, notes=(*notes, *about_vocabulary(found)))
+    found = Opened(model, None if layout is None else source, layout, folder, face=face and vocab is None, given=tokenizer)
+    about_source = [] if layout is None else layout.notes(source)
+    return replace(found, notes=(*notes, *about_source, *about_vocabulary(found)))
 
 
 def recognised(source: Source) -> type[Layout] | None:
@@ -114,6 +137,7 @@ def ours(tree: Mapping[str, Any]) -> bool:
 def converted(source: Source, layout: type[Layout]) -> Amor:
     """A source as our model, every tensor in its place."""
     config = named(source, layout)
+    layout.check_files(source)
     held = source.tensors()
     weights = layout.weights(source, held, config)
     held.finish(layout.unused)
@@ -154,15 +178,16 @@ def about_vocabulary(found: Opened) -> list[str]:
     """Where the head has rows that are no tokens of the tokenizer, or the tokenizer tokens the head has not."""
     tokenizer, rows = found.tokenizer(), found.model.config.vocab
     if tokenizer is None:
-        return ["no tokenizer.json lies there: text cannot be read or written until one does"]
+        if found.layout is None or found.source is None:
+            return [NO_TOKENIZER]
+        return [found.layout.no_tokenizer(found.source)]
     known = vocabulary(tokenizer)
     if known > rows:
         return [
             f"its tokenizer has {known:,} tokens and its head {rows:,} rows: texts with a token of the difference cannot be read"
         ]
     if known < rows and found.layout is not None:
-        return [
-            f"its tokenizer has {known:,} tokens and its head {rows:,} rows: the others count in entropy and take probability; "
-            f"--vocab {known} cuts them off"
-        ]
+        advice = "" if found.layout.gated else f"; --vocab {known} cuts them off"
+        sizes = f"its tokenizer has {known:,} tokens and its head {rows:,} rows"
+        return [f"{sizes}: the others count in entropy and take probability{advice}"]
     return []

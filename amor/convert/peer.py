@@ -19,12 +19,18 @@ def quiet() -> Any:
     return transformers
 
 
-@torch.no_grad()
 def by_transformers(folder: Path, name: str, tokens: Tensor) -> tuple[Tensor, str]:
     """Logits [B, T, V] of the class `name`, and what ran it."""
+    out, by = run_by_transformers(folder, name, tokens)
+    return out.logits, by
+
+
+@torch.no_grad()
+def run_by_transformers(folder: Path, name: str, tokens: Tensor) -> tuple[Any, str]:
+    """All that the class `name` gives for tokens [B, T], and what ran it."""
     transformers = quiet()
     try:
         model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     except (ValueError, OSError, RuntimeError) as error:
         raise AmorError(f"{folder}: transformers cannot open it ({' '.join(str(error).split())[:300]})") from None
-    return model.eval()(tokens, use_cache=False).logits, f"transformers {transformers.__version__}"
+    return model.eval()(tokens, use_cache=False), f"transformers {transformers.__version__}"

@@ -36,19 +36,22 @@ class Mamba2Shape:
     head_size: int
     states: int
     eps: float
+    groups: int = 1  # of B and C; heads of a group share them, the norm is over all channels
 
 
 def mamba2(x: Tensor, w: Weights, shape: Mamba2Shape) -> Tensor:
     """s <- exp(-exp(A_log) dt) s + dt u B^T,  y = s C + D u, a head; then y silu(z) is normed and projected."""
     heads, inner = len(w["A_log"]), w["out_proj.weight"].shape[1]
-    z, ubc, dt = (x @ w["in_proj.weight"].T).split([inner, inner + 2 * shape.states, heads], dim=-1)
-    u, b, c = convolved(ubc, w["conv1d.weight"], w.get("conv1d.bias")).split([inner, shape.states, shape.states], dim=-1)
+    states = shape.groups * shape.states
+    z, ubc, dt = (x @ w["in_proj.weight"].T).split([inner, inner + 2 * states, heads], dim=-1)
+    u, b, c = convolved(ubc, w["conv1d.weight"], w.get("conv1d.bias")).split([inner, states, states], dim=-1)
+    b, c = (t.unflatten(-1, (shape.groups, -1)).repeat_interleave(heads // shape.groups, dim=-2) for t in (b, c))
     u, dt = u.unflatten(-1, (heads, shape.head_size)), F.softplus(dt + w["dt_bias"])
     keeps = (-w["A_log"].exp() * dt).exp()
     s, y = x.new_zeros(len(x), heads, shape.head_size, shape.states), torch.empty_like(u)
     for t in range(x.shape[1]):
-        s = keeps[:, t, :, None, None] * s + (dt[:, t, :, None] * u[:, t])[..., None] * b[:, t, None, None, :]
-        y[:, t] = (s * c[:, t, None, None, :]).sum(-1)
+        s = keeps[:, t, :, None, None] * s + (dt[:, t, :, None] * u[:, t])[..., None] * b[:, t, :, None, :]
+        y[:, t] = (s * c[:, t, :, None, :]).sum(-1)
     y = (y + w["D"][:, None] * u).flatten(2)
     return norm(y * F.silu(z), w["norm.weight"], shape.eps) @ w["out_proj.weight"].T
 

@@ -87,5 +87,7 @@ def told(block: Block) -> str:
     if int(gate.updates) == 0:
         return "has met no data yet: never fires | "
     threshold = float(gate.threshold)
+    if not bool(gate.quantiles.any()):  # converted: a median and a std alone
+        return f"{threshold:.4f} | not known"
     below = float((gate.quantiles.float() <= threshold).sum() - 1) / (SKETCH - 1)
     return f"{threshold:.4f} | about {1 - min(max(below, 0.0), 1.0):.0%}"
