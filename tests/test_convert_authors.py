@@ -31,6 +31,11 @@ def convert(source, out, *more):
     return main(["convert", str(source), "--out", str(out), *map(str, more)])
 
 
+def converted(source, out, *more):
+    assert convert(source, out, *more) == 0
+    return out
+
+
 def tensors_of(folder):
     """Every tensor of a folder, of one file or of shards, without the copy of the embedding that is the head."""
     held = {}
@@ -390,8 +395,8 @@ def test_options_that_do_not_fit_are_refused(theirs, tmp_path, capsys, words, sa
 def fitted_router(blocks=3, hidden=20, seed=0):
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator)
+    def draw(*shape):  # predictions of about 1, as large as entropies
+        return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
 
     def one(k):
         meta = torch.tensor([WIDTH, 0, k, 77])
@@ -411,9 +416,42 @@ def test_a_router_is_read_as_it_was_written_and_reported(tmp_path, capsys, shard
     for a, b in zip(again.blocks, router.blocks, strict=True):
         assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
     assert convert(folder, tmp_path / "ours") == 0
-    assert capsys.readouterr().out.count("it has a fitted router (3 blocks, hidden size 20)") == 1
+    assert capsys.readouterr().out.count("its fitted router (3 blocks, hidden size 20) decides") == 1
     assert convert(folder, tmp_path / "copy", "--to", "authors", "--shard-size", "200KB") == 0
     assert read_router(tmp_path / "copy") is not None and weights_identity(tmp_path / "copy") != weights_identity(folder)
+
+
+def test_a_router_decides_in_our_model_and_comes_back_to_the_bit(tmp_path, capsys):
+    folder, router = released(tmp_path / "theirs", model_kwargs()), fitted_router()
+    plain = amor.load(converted(folder, tmp_path / "plain"))[0]
+    write_router(folder, router)
+    ours = amor.load(converted(folder, tmp_path / "ours"))[0]
+    text = torch.randint(0, 300, (2, 50), generator=torch.Generator().manual_seed(3))
+    trace = ours(text).gates[0]
+    x = ours.block_input(0, ours.norm_f(ours(text).residual))
+    assert torch.allclose(trace.score, router.blocks[0].predict(x), atol=1e-5)
+    assert torch.equal(trace.fire, trace.score > plain.each_block()[0].gate.threshold) and 0 < trace.fire.float().mean() < 1
+    again = read_router(converted(tmp_path / "ours", tmp_path / "back", "--to", "authors"))
+    for a, b in zip(again.blocks, router.blocks, strict=True):
+        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
+    assert main(["fit", str(tmp_path / "ours"), "--out", str(tmp_path / "native"), "--detach"]) == 0
+    for a, b in zip(plain(text).gates, amor.load(tmp_path / "native")[0](text).gates, strict=True):
+        assert torch.equal(a.fire, b.fire)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [({"target": "gain"}, "predicts gain"), ({"rate": 0.2}, "fires on 0.2"), ({"hidden": 0}, "no hidden layer")],
+)
+def test_a_router_that_theirs_cannot_be_is_not_written(tmp_path, capsys, options, problem):
+    folder = released(tmp_path / "theirs", model_kwargs())
+    write_router(folder, fitted_router())
+    ours = converted(folder, tmp_path / "ours")
+    model = amor.load(ours)[0]
+    other = amor.build(model.config.change(**{"blocks.gate_options": {"hidden": 20} | options}))
+    amor.save(other, tmp_path / "other")
+    assert convert(tmp_path / "other", tmp_path / "x", "--to", "authors") == 2
+    assert problem in capsys.readouterr().err
 
 
 def test_a_router_s_prediction_is_its_network_written_out():

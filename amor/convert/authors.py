@@ -25,6 +25,7 @@ from amor.convert.authors_facts import (
     DEFAULTS,
     EPS,
     FIRST,
+    FIT_META,
     FIXED_OFFSET,
     GATE_OPTIONS,
     KAPPA,
@@ -35,7 +36,13 @@ from amor.convert.authors_facts import (
     gdn_heads,
 )
 from amor.convert.authors_files import check_manifest, write_weights
-from amor.convert.authors_router import read_router, write_router
+from amor.convert.authors_router import (
+    read_router,
+    router_of,
+    router_options,
+    router_tensors,
+    write_router,
+)
 from amor.convert.authors_written import authors_forward
 from amor.convert.base import Layout, Outputs, Settings, head_of
 from amor.convert.mamba2 import mixer as mamba2_mixer
@@ -61,13 +68,14 @@ class Authors(Layout):
         width, backbone, heads = s.count("d_model"), s["backbone"], s.count("n_heads")
         if width % heads:
             raise AmorError(f"{s.where}: d_model {width} is not a whole number of n_heads {heads}")
+        router = read_router(source.folder)
         blocks = {
             "count": s.count("n_amor_blocks"),
             "first": FIRST[s["residual_mode"]],
             "head_size": width // heads,
             "rope_theta": ROPE_THETA,
-            "gate": "entropy",
-            "gate_options": GATE_OPTIONS,
+            "gate": "router" if router else "entropy",
+            "gate_options": router_options(router) if router else GATE_OPTIONS,
             "alpha_floor": ALPHA_FLOOR,
         }
         keys = {
@@ -97,7 +105,7 @@ class Authors(Layout):
         router = read_router(source.folder)
         if router is not None:
             size = f"({len(router.blocks)} blocks, hidden size {router.hidden_dim})"
-            lines.append(f"it has a fitted router {size}: validated, not attached")
+            lines.append(f"its fitted router {size} decides; amor fit --detach leaves it out")
         return lines
 
     @staticmethod
@@ -110,7 +118,10 @@ class Authors(Layout):
 
     @staticmethod
     def keep(source: Source) -> dict[str, str]:
-        return {KEPT: json.dumps(source.tree, indent=2) + "\n"}
+        router = read_router(source.folder)
+        meta = [one.fit_meta.tolist() for one in router.blocks] if router else None
+        tree = source.tree | ({FIT_META: meta} if meta else {})
+        return {KEPT: json.dumps(tree, indent=2) + "\n"}
 
     @staticmethod
     def weights(source: Source, held: Tensors, config: Config) -> dict[str, Tensor]:
@@ -130,8 +141,11 @@ class Authors(Layout):
                 found[f"{ours}.mlp.{name}.weight"] = mlp
             take = gdn_mixer if backbone == "gdn" else mamba2_mixer
             found |= take(held, config, names["mixer."].removesuffix("."), f"{ours}.mixer")
+        router = read_router(source.folder)
         for k in range(config.blocks.count):
             found |= block(held, config, k, settings(source)["offset_mode"] == "fixed")
+            if router is not None:
+                found |= router_tensors(router.blocks[k], config, found, f"blocks.{k}.gate")
         return found | head_of(held, config, embed, config.vocab)
 
     @staticmethod
@@ -140,7 +154,10 @@ class Authors(Layout):
 
     @staticmethod
     def outputs(source: Source, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
-        out = authors_forward(settings(source).tree, source.tensors().held, tokens, decided)
+        router = read_router(source.folder)
+        predict = [one.double().predict for one in router.blocks] if router else None
+        tensors = source.tensors().held
+        out = authors_forward(settings(source).tree, tensors, tokens, decided, predict)
         return Outputs(out.logits, BY, out.entropy, out.fire, out.ties)
 
     @staticmethod
@@ -159,14 +176,14 @@ class Authors(Layout):
     ) -> list[str]:
         _, tensors = Authors.back(config, weights)
         tree = as_released(model_kwargs(config), tensors, origin)
-        (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n")
+        released = {key: value for key, value in tree.items() if key != FIT_META}
+        (folder / CONFIG).write_text(json.dumps(released, indent=2) + "\n")
         write_weights(tensors, folder, shard)
         notes = []
         if "tokenizer" not in tree:
             notes.append(f'{CONFIG} names no tokenizer; their loader wants a hub name, "tokenizer"')
-        router = read_router(origin)
-        if router is not None:
-            write_router(folder, router)
+        if config.blocks.gate == "router":
+            write_router(folder, router_of(weights, config, tree.pop(FIT_META, None)))
             notes.append("its router is written along, bound to the new weight files")
         return notes
 

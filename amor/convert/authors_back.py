@@ -27,9 +27,11 @@ from amor.convert.authors_facts import (
 )
 from amor.convert.source import CONFIG
 from amor.errors import AmorError
+from amor.gates.router import RouterOptions
 
 Named = tuple[str, Tensor]  # a tensor by its name
-LEFT_OUT = ("gate.quantiles", "gate.updates")  # of a gate: their layout has a median and a std only
+# of a gate: their layout has a median and a std, and routers in a file of their own
+STATISTICS = ("gate.mu", "gate.sigma")
 
 
 def model_kwargs(config: Config) -> dict[str, Any]:
@@ -76,7 +78,9 @@ def differences(config: Config, backbone: str) -> Iterator[str]:
     blocks = config.blocks
     if not blocks.count:
         yield "it has no gated blocks, theirs has at least one"
-    if blocks.gate != "entropy":
+    if blocks.gate == "router":
+        yield from router_differences(config.gate_options())
+    elif blocks.gate != "entropy":
         yield f"its gate is {blocks.gate!r}, theirs 'entropy'"
     elif config.gate_options().kappa != KAPPA:
         yield f"its gate has kappa {config.gate_options().kappa:g}, theirs {KAPPA:g}"
@@ -103,6 +107,18 @@ def differences(config: Config, backbone: str) -> Iterator[str]:
             yield f"gated_deltanet has {heads} heads, theirs three quarters of the width: {wanted}"
 
 
+def router_differences(options: RouterOptions) -> Iterator[str]:
+    """What a router of ours does and a fitted router of theirs does not."""
+    if options.target != "entropy":
+        yield f"its router predicts {options.target}, theirs entropy"
+    if options.rate is not None:
+        yield f"its router fires on {options.rate:g} of the tokens, theirs at the trained threshold"
+    if options.kappa != KAPPA:
+        yield f"its router has kappa {options.kappa:g}, theirs {KAPPA:g}"
+    if not options.hidden:
+        yield "its router has no hidden layer, theirs has"
+
+
 def renamed(weights: dict[str, Tensor], config: Config, backbone: str) -> Iterator[Named]:
     """Every tensor by their name."""
     for name, tensor in weights.items():
@@ -116,7 +132,7 @@ def renamed(weights: dict[str, Tensor], config: Config, backbone: str) -> Iterat
                 raise AmorError(f"the gate of block {k} has met no data: no threshold to write")
             if inner == "norm.weight":
                 yield f"amor_pre_norms.{k}.weight", tensor
-            elif inner not in LEFT_OUT:
+            elif inner in STATISTICS or not inner.startswith("gate."):
                 yield f"amor_blocks.{k}.{BLOCK[inner]}", tensor
         else:
             yield name, tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+FIT_META = "router_fit_meta"  # in KEPT: fit_meta of the router's blocks, which our router has no place for
 KEPT = "authors.json"  # in a converted folder of ours: the config.json it came from
 BACKBONES = {"mamba2": "mamba2", "gdn": "gated_deltanet"}  # their name -> our mixer
 FIRST = {"classic": "plain", "h": "prenorm"}  # residual_mode -> blocks.first

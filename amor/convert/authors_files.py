@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,13 @@ class ManifestEntry:
 
 
 def sha256(path: Path) -> str:
+    about = path.stat()
+    return _sha256(path, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(64)
+def _sha256(path: Path, size: int, changed: int) -> str:
+    """Of a file that is still as large and as old: gigabytes are read once per conversion."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

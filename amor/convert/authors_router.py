@@ -8,7 +8,7 @@ of weights and is refused beside any other.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +19,12 @@ from torch import Tensor
 
 from amor import tensors as on_disk
 from amor import typed
+from amor.config import Config
+from amor.convert.authors_facts import KAPPA
 from amor.convert.authors_files import SHA256, sha256, weights_identity
 from amor.convert.source import CONFIG
 from amor.errors import AmorError
+from amor.gates.router import NETWORK, Router
 
 ROUTER_CONFIG, ROUTER = "router_config.json", "router.safetensors"
 FORMAT = {"format_version": 1, "variant": "distill", "activation": "silu"}
@@ -38,6 +41,11 @@ class RouterBlock:
     fc2_bias: Tensor  # [1]
     skip_weight: Tensor  # [1, D]
     fit_meta: Tensor  # [4] int64: width, 0, block, and one more number
+
+    def double(self) -> RouterBlock:
+        """The same in float64."""
+        named = {name: getattr(self, name).double() for name in NETWORK}
+        return replace(self, **named)
 
     def predict(self, x: Tensor) -> Tensor:
         """The normalised entropy [...] predicted from the block's normed input x [..., D]."""
@@ -154,6 +162,34 @@ def shapes(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
         "skip.weight": (1, width),
         "fit_meta": (META,),
     }
+
+
+def router_options(router: AuthorsRouter) -> dict[str, Any]:
+    """Options of our gate."""
+    return {"target": "entropy", "hidden": router.hidden_dim, "kappa": KAPPA, "replaced": "entropy"}
+
+
+def router_tensors(block: RouterBlock, config: Config, weights: dict[str, Tensor], gate: str) -> dict[str, Tensor]:
+    """Buffers of our gate named `gate`; its threshold is that of the entropy gate in `weights`."""
+    router = Router(config.width, config.gate_options(), 0)
+    for name in NETWORK:
+        getattr(router, name).copy_(getattr(block, name))
+    for name in ("mu", "sigma", "updates"):
+        getattr(router, name).copy_(weights[f"{gate}.{name}"])
+    router.measured.fill_(config.gate_options().explore)  # it was fitted, so it decides
+    router.remember(router)
+    return {f"{gate}.{name}": t for name, t in router.state_dict().items()}
+
+
+def router_of(weights: dict[str, Tensor], config: Config, meta: list[list[int]] | None) -> AuthorsRouter:
+    """Our gates as a router of theirs; meta: fit_meta of each block as it was read, if it was."""
+    blocks = []
+    for k in range(config.blocks.count):
+        networks = {name: weights[f"blocks.{k}.gate.{name}"] for name in NETWORK}
+        number = int(weights[f"blocks.{k}.gate.measured"])
+        fit_meta = torch.tensor(meta[k] if meta else [config.width, 0, k, number])
+        blocks.append(RouterBlock(**networks, fit_meta=fit_meta))
+    return AuthorsRouter(config.gate_options().hidden, tuple(blocks))
 
 
 def write_router(folder: Path, router: AuthorsRouter) -> None:

@@ -11,7 +11,7 @@ V vocabulary, K blocks, H heads of size d.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,12 @@ def authors_forward(
     tensors: Weights,
     tokens: Tensor,
     decided: Tensor | None = None,
+    predict: Sequence[Callable[[Tensor], Tensor]] | None = None,
 ) -> AuthorsOutputs:
     """Run the model of `model_kwargs` (defaults filled in) on tokens [B, T].
+
+    predict: a fitted router per block, x [B, T, D] -> [B, T], whose prediction is compared with the
+    threshold in place of the entropy, and stands in the output in its place.
 
     decided [K, B, T]: decisions of the model this one is compared with. They are taken over where an
     entropy is within TIE of its threshold: else one rounding would change every later token.
@@ -74,7 +78,8 @@ def authors_forward(
             x = norm(h, tensors[f"amor_pre_norms.{k}.weight"].double(), eps["other"])
         else:
             x = norm(h, norm_f, eps["norm_f"]) if kwargs["residual_mode"] == "h" else h
-        entropy, tau = normalised_entropy(x, embed), threshold(w, kwargs)
+        entropy = predict[k](x) if predict else normalised_entropy(x, embed)
+        tau = threshold(w, kwargs)
         fire = entropy > tau
         if decided is not None:
             tied = (entropy - tau).abs() <= TIE

@@ -74,8 +74,8 @@ class Opened:
         return Outputs(self.model.logits(found.hidden), OWN, *self._gates(scores, fires))
 
     def _gates(self, scores: Sequence[Tensor] | None, fires: Sequence[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
-        """Entropies and decisions [K, B, T] of gates that compare entropies."""
-        if not scores or not fires or self.model.config.blocks.gate != "entropy":
+        """Entropies, or what routers predict of them, and decisions [K, B, T]."""
+        if not scores or not fires or self.model.config.blocks.gate not in ("entropy", "router"):
             return None, None
         return torch.stack(list(scores)), torch.stack(list(fires))
 
