@@ -51,7 +51,7 @@ SUITES = {
     "train": [],
     "busy": [],
     "scoring": [],
-    "decode": ["--contexts", "32,64", "--models", "mamba2-serial,amor-mamba2", "--parts", "contexts,savings,memory"],
+    "decode": ["--contexts", "32,64", "--models", "mamba2-serial,amor-mamba2", "--parts", "contexts,savings,prefill,memory"],
 }
 # a quick run takes the step of one architecture, because each needs a process of its own and that takes seconds
 EXEMPT = {("train", "memory", f"GB at the peak, {name}") for name in NAMES if name != "amor-mamba2"}

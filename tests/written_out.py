@@ -88,7 +88,8 @@ class Block:
 
     def gate(self, h: Tensor, x: Tensor) -> tuple[float, float]:
         """Entropy: how unsure the head is, asked about x or about what it would say of h, against mu + kappa sigma. Gain: what
-        firing is predicted to save, against the quantile of predictions that a share of them exceeds. Without a gate, always."""
+        firing is predicted to save, against the quantile of predictions that a share of them exceeds. Router: a hidden layer and
+        a linear skip, against mu + kappa sigma. Without a gate, always."""
         options = self.config.blocks.gate_options
         if self.config.blocks.gate == "entropy":
             said = h if self.final_norm is None else norm(h, self.final_norm, self.config.norm_eps)
@@ -99,6 +100,11 @@ class Block:
             place = (1 - options.get("rate", 0.22)) * 256  # among 257 quantiles, 0 to 1
             low, high = self.w["gate.quantiles"][int(place)], self.w["gate.quantiles"][int(place) + 1]
             return float(self.w["gate.weight"] @ x + self.w["gate.bias"]), float(low + (place - int(place)) * (high - low))
+        if self.config.blocks.gate == "router":
+            w = {name: self.w[f"gate.{name}"] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "skip_weight")}
+            hidden = silu(w["fc1_weight"] @ x + w["fc1_bias"])
+            score = float(w["fc2_weight"][0] @ hidden + w["skip_weight"][0] @ x + w["fc2_bias"][0])
+            return score, float(self.w["gate.mu"] + options.get("kappa", 0.2) * self.w["gate.sigma"])
         return 1.0, 0.0
 
 
