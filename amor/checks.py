@@ -6,7 +6,7 @@ config.py reaches by name, so they lie below it.
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, Protocol, runtime_checkable
 
 from msgspec import Meta
 
@@ -33,6 +33,17 @@ Spread = Annotated[float, Meta(gt=0, le=10)]  # of first weights
 Eps = Annotated[float, Meta(gt=0, le=1)]
 Floor = Annotated[float, Meta(ge=0, lt=1)]  # of alpha, a sigmoid
 Seed = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+
+
+@runtime_checkable
+class MixerOptions(Protocol):
+    """What the Options of every mixer can do at a model width, without building the mixer."""
+
+    def check(self, width: int) -> None:
+        """Raise an AmorError where a mixer of this shape cannot be built."""
+
+    def parameters(self, width: int) -> int:
+        """Exactly how many numbers the parameters of the mixer hold."""
 
 
 def divides(where: str, whole: int, part: int, what: str) -> None:

@@ -112,6 +112,20 @@ class Blocks:
             even_heads("blocks.head_size", self.head_size)
         self.options()
 
+    def parameters(self, width: int, d_ff: int) -> int:
+        """Exactly how many numbers the parameters of all blocks hold, with the norm behind them."""
+        if not self.count:
+            return 0
+        attention, alpha, mlp = 4 * width**2, width, 3 * width * d_ff + width if self.mlp else 0
+        norms = self.count - 1 + (self.final == "norm")  # block 0 has none
+        gates = 1 if self.decide == "once" else self.count
+        return self.count * (attention + alpha + mlp) + norms * width + gates * self._gate_parameters(width)
+
+    def _gate_parameters(self, width: int) -> int:
+        """What the gate's options count; most gates have statistics only and count nothing."""
+        options = self.options()
+        return options.parameters(width) if hasattr(options, "parameters") else 0
+
     def options(self) -> Any:
         """The options of the gate."""
         return typed.convert(registry.find("gates", self.gate).Options, self.gate_options, f"gate {self.gate}")  # type: ignore[attr-defined]
@@ -170,6 +184,10 @@ class Config:
     def mixer_options(self, kind: str) -> Any:
         """The checked options of one mixer kind at this width."""
         options = self._options(kind)
+        if not isinstance(options, checks.MixerOptions):
+            raise AmorError(
+                f"mixers: the Options of {kind!r} need check(width) and parameters(width); amor/checks.py says what each returns"
+            )
         options.check(self.width)
         return options
 
@@ -182,15 +200,14 @@ class Config:
 
     @property
     def parameters(self) -> int:
-        """About how many numbers the model holds, without its vectors; no memory is taken to find out."""
-        import torch
-
-        mlp, found = 3 * self.width * self.d_ff, self.vocab * self.width * (1 if self.tied else 2)
-        for kind in sorted(set(self.pattern)):
-            with torch.device("meta"):
-                mixer = registry.find("mixers", kind)(self.width, self.mixer_options(kind), self.eps("mixer"))
-            found += self.pattern.count(kind) * (sum(p.numel() for p in mixer.parameters()) + mlp)
-        return found + self.blocks.count * (4 * self.width**2 + (mlp if self.blocks.mlp else 0))
+        """Exactly how many numbers the parameters of the model hold, counted by options; nothing is built."""
+        embedding = self.vocab * self.width * (1 if self.tied else 2)
+        mlp = 3 * self.width * self.d_ff + self.width if self.d_ff else 0  # with the norm before it
+        mixers = sum(
+            self.pattern.count(kind) * self.mixer_options(kind).parameters(self.width) for kind in sorted(set(self.pattern))
+        )
+        layers = mixers + len(self.pattern) * (self.width + mlp)
+        return embedding + layers + self.width + self.blocks.parameters(self.width, self.d_ff)
 
     def change(self, /, **changes: Any) -> "Config":
         """A copy with keys changed; dotted keys reach inside: change(**{'blocks.count': 1, 'blocks.gate_options.kappa': 0.3})."""

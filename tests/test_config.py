@@ -1,12 +1,15 @@
 """Configs and presets: the paper's parameter counts, and every impossible model refused with its numbers."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
+import torch
 
 import amor
+from amor import registry
 from amor.config import Config
-from amor.presets import ABLATION_NAMES, NAMES, SCALES
+from amor.presets import ABLATION_NAMES, NAMES, SCALES, every_name
 
 # millions of parameters, as the paper prints them: 180M, 440M, 1.5B
 PAPER = {
@@ -69,9 +72,54 @@ def test_a_config_written_before_heads_could_be_untied_or_the_final_norm_left_ou
     assert Config.from_dict(old) == config and config.tied and config.blocks.final == "norm"
 
 
-def test_a_head_of_its_own_is_counted():
-    tied, own = (amor.preset("amor-mamba2", "tiny", tied=tied) for tied in (True, False))
-    assert own.parameters - tied.parameters == parameters(own) - parameters(tied) == 4096 * 256
+@pytest.mark.parametrize("name", every_name())
+def test_a_config_counts_the_parameters_that_are_built(name):
+    for scale in ("tiny", "180m"):
+        config = amor.preset(name, scale)
+        assert config.parameters == parameters(config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tied": False},
+        {"d_ff": 0},
+        {"blocks.final": "none"},
+        {"blocks.count": 1, "blocks.mlp": True},
+        {"blocks.decide": "once", "blocks.gate": "learned"},
+        *({"blocks.gate": kind} for kind in registry.kinds("gates")),
+    ],
+    ids=str,
+)
+def test_a_config_counts_what_its_changes_add_and_remove(changes):
+    config = amor.preset("amor-mamba2", "tiny", **changes)
+    assert config.parameters == parameters(config)
+
+
+def test_validating_a_config_builds_no_module(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a module was built")
+
+    monkeypatch.setattr(torch.nn.Module, "__init__", refuse)
+    for name in every_name():
+        assert amor.preset(name, "tiny").parameters > 0
+    with pytest.raises(amor.AmorError, match="parameters; more than"):
+        amor.preset("kda", "1.5b", width=2**17, d_ff=2**20, pattern="kda x4096")
+
+
+@dataclass(frozen=True)
+class Uncounted:
+    def check(self, width: int) -> None:
+        """Every width is fine."""
+
+
+class Outside(torch.nn.Module):
+    Options = Uncounted
+
+
+def test_a_mixer_from_outside_the_house_whose_options_do_not_count_is_refused():
+    with pytest.raises(amor.AmorError, match=r"Options of '.*Outside' need check\(width\) and parameters\(width\)"):
+        amor.preset("mamba2", "tiny", pattern=[f"{__name__}.Outside"])
 
 
 REFUSED = [

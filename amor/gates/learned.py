@@ -18,8 +18,11 @@ from amor.typed import Share
 
 @dataclass(frozen=True)
 class LearnedOptions:
-    rate: Share = 0.4
-    eta: Share = 0.01
+    rate: Share = 0.4  # fraction of tokens that fire
+    eta: Share = 0.01  # weight of a new batch in the EMA of the statistics
+
+    def parameters(self, width: int) -> int:
+        return width
 
 
 class Learned(Adaptive):
