@@ -84,16 +84,21 @@ def architecture(name: str) -> tuple[str, str, dict[int, tuple[int, ...]], int]:
     return name.removeprefix("amor-").replace("-", "_"), "", {}, GATED_BLOCKS if name.startswith("amor-") else 0
 
 
-def preset(name: str, scale: str, depth: int | None = None, /, **changes: Any) -> Config:
-    """A named architecture, ablation or variant ('amor-mamba2-classic') at a scale, with any key changed; depth: of layers."""
+def scaled(scale: str) -> dict[str, Any]:
+    """The row of SCALES of that name."""
     if scale not in SCALES:
         raise AmorError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
+    return SCALES[scale]
+
+
+def preset(name: str, scale: str, depth: int | None = None, /, **changes: Any) -> Config:
+    """A named architecture, ablation or variant ('amor-mamba2-classic') at a scale, with any key changed; depth: of layers."""
+    size = scaled(scale)
     if name not in every_name():
         raise AmorError(f"no model {name!r}; {nearest(name, every_name())}")
     base, _, change = name.rpartition("-")
     if change not in CHANGES:
         base, change = name, ""
-    size = SCALES[scale]
     config = Config(
         name=f"{name}-{scale}",
         vocab=size["vocab"],
