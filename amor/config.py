@@ -12,7 +12,6 @@ from amor.checks import MOST_LAYERS, MOST_PARAMETERS, divides, even_heads
 from amor.errors import AmorError, nearest
 
 VERSION = 1  # of config.json
-MOST_DOTS = 8  # of a key; none of ours has more than three
 
 
 def read_pattern(given: str | Mapping[str, Any]) -> tuple[str, ...]:
@@ -52,18 +51,6 @@ def _placed(given: Mapping[str, Any]) -> tuple[str, ...]:
 def _few(layers: int) -> None:
     if layers > MOST_LAYERS:
         raise AmorError(f"pattern: more than {MOST_LAYERS} layers")
-
-
-def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """{'blocks': {'count': 1}} -> {'blocks.count': 1}; a pattern is one value."""
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping) and name != "pattern":
-            out |= flat(value, f"{name}.")
-        else:
-            out[name] = value
-    return out
 
 
 NORMS = (  # which norms can have an epsilon of their own
@@ -213,7 +200,7 @@ class Config:
         """A copy with keys changed; dotted keys reach inside: change(**{'blocks.count': 1, 'blocks.gate_options.kappa': 0.3})."""
         tree = self.to_dict()
         for key, value in changes.items():
-            _set(tree, key, value)
+            typed.set_key(tree, key, value, "config")
         return Config.from_dict(tree)
 
     def to_dict(self) -> dict[str, Any]:
@@ -239,17 +226,3 @@ class Config:
         except AmorError as error:
             raise AmorError(f"{where}: {error}") from None
         return typed.convert(cls, {**tree, "pattern": read}, where)
-
-
-def _set(tree: dict[str, Any], key: str, value: Any) -> None:
-    if key.count(".") > MOST_DOTS:
-        raise AmorError(f"config: no key {key[:80]!r}, of {key.count('.')} dots")
-    head, _, rest = key.partition(".")
-    if not rest:
-        tree[key] = value
-        return
-    branch = tree.get(head, {})  # a wrong name makes a new branch here, and is refused when the config is filled
-    if not isinstance(branch, Mapping):
-        raise AmorError(f"config: {head!r} is {branch!r}, so {key!r} reaches nothing")
-    tree[head] = dict(branch)
-    _set(tree[head], rest, value)

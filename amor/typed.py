@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -26,6 +26,8 @@ T = TypeVar("T")
 MOST_BYTES = 64 << 20  # of one file of text that is read whole
 MOST_LEVELS = 64  # of tables inside tables, far more than any file of ours has
 MOST_BELOW = 16  # files that extend each other
+MOST_DOTS = 16  # of a dotted key; none of ours has more than five
+WHOLE = frozenset({"pattern"})  # keys whose value may be a table: {mamba2 = 12, attention = [4]} is one pattern
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # a number of things
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -89,6 +91,48 @@ def toml_value(text: str) -> Any:
         return toml_tree(f"value = {text}", "")["value"]
     except AmorError:
         return text
+
+
+def assignments(words: Iterable[str], example: str) -> dict[str, Any]:
+    """The `--set` words of a command line, ["a.b=1", "c=true"] -> {"a.b": 1, "c": True}; values are read as TOML."""
+    out: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.strip():
+            raise AmorError(f"--set {word!r}: write it as key=value, e.g. --set {example}")
+        out[key.strip()] = toml_value(value.strip())
+    return out
+
+
+def set_key(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set a dotted key in a tree of tables, making those that are missing; a key that is there with its dots is replaced.
+
+    Tables on the way are copied, so that one the caller shares with others stays as it was. A wrong name makes a table of
+    that name, which is refused when the tree is converted to its type.
+    """
+    whole = key
+    if key.count(".") > MOST_DOTS:
+        raise AmorError(f"{where}: no key {key[:80]!r}, of {key.count('.')} dots")
+    while "." in key and key not in tree:
+        head, _, key = key.partition(".")
+        inner = tree.get(head, {})
+        if not isinstance(inner, Mapping):
+            raise AmorError(f"{where}: {head!r} is {inner!r} and has no keys, so {whole!r} reaches nothing")
+        tree[head] = dict(inner)
+        tree = tree[head]
+    tree[key] = value
+
+
+def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """{"blocks": {"count": 1}} -> {"blocks.count": 1}; the table of a key in WHOLE is one value."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and name.rpartition(".")[2] not in WHOLE:
+            out |= flat(value, f"{name}.")
+        else:
+            out[name] = value
+    return out
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:

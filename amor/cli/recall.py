@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amor import typed
-from amor.cli._model import changes, named
+from amor.cli._model import named
 from amor.errors import AmorError
 from amor.files import file_to_write, replace_file
 
@@ -74,4 +74,4 @@ def asked(args: argparse.Namespace, folder: Path) -> "Task":
     if not kind:
         raise AmorError(f"{folder} learned no task; name one with --task, e.g. --task mqar")
     base = learned if learned.get("kind") == kind else {"kind": kind}
-    return read_task({**base, **changes(args.set)})
+    return read_task({**base, **typed.assignments(args.set, "pairs=16")})

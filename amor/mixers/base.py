@@ -2,8 +2,8 @@
 
 A mixer reads T >= 1 tokens from a part of the state and gives the part after them; T = 1 is not special. It holds
 parameters only: what it remembers is handed in and out. Rows come aligned (real tokens first); pads must leave no trace
-in the state. Options describe its shape (`checks.MixerOptions`): they refuse a width that cannot be built, and count the parameters
-without building anything.
+in the state. Options describe its shape (`checks.MixerOptions`): they refuse a width that cannot be built, and count the
+parameters, both without building anything.
 
 A mixer may also state its one-token program, `program(self, p: Program, x: Vector) -> Vector` (amor/program.py), the same
 numbers in the same order as its forward with T = 1: decode then runs it in native code. One that does not runs its forward.
