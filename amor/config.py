@@ -115,7 +115,7 @@ class Blocks:
 
     def options(self) -> Any:
         """The options of the gate."""
-        return typed.convert(registry.find("gates", self.gate).Options, self.gate_options, f"gate {self.gate}")  # type: ignore[attr-defined]
+        return typed.convert(registry.find("gates", self.gate).Options, self.gate_options, f"gate {self.gate}")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Config:
             raise AmorError(f"{self.parameters:.2g} parameters; more than {MOST_PARAMETERS:.2g} are a slip, so they are refused")
 
     def _options(self, kind: str) -> Any:
-        return typed.convert(registry.find("mixers", kind).Options, self.mixers.get(kind, {}), f"mixers.{kind}")  # type: ignore[attr-defined]
+        return typed.convert(registry.find("mixers", kind).Options, self.mixers.get(kind, {}), f"mixers.{kind}")
 
     def mixer_options(self, kind: str) -> Any:
         """The checked options of one mixer kind at this width."""

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 from functools import cache
+from typing import Any
 
 from amor.errors import AmorError, nearest
 
@@ -17,8 +18,11 @@ def kinds(room: str) -> tuple[str, ...]:
 
 
 @cache
-def find(room: str, kind: str) -> type:
-    """The class of a kind; `package.module.Class` reaches one that lives elsewhere."""
+def find(room: str, kind: str) -> type[Any]:
+    """The class of a kind; `package.module.Class` reaches one that lives elsewhere.
+
+    Callers that may import the room use its typed finder instead: `find_mixer`, `find_gate`, `layout_of`.
+    """
     if "." in kind:
         module, _, name = kind.rpartition(".")
         if not all(word.isidentifier() for word in kind.split(".")):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from amor import registry
 from amor.errors import AmorError
+from amor.gates.base import find_gate
 from amor.models.amor import Amor
 from amor.models.build import build
 
@@ -42,7 +42,7 @@ class Asked:
 def aimed(gate: str) -> str:
     """The gate that decides by the same score and holds a rate."""
     kind = "quantile" if gate == "entropy" else gate
-    if "rate" not in getattr(registry.find("gates", kind).Options, "__dataclass_fields__", {}):  # type: ignore[attr-defined]
+    if "rate" not in getattr(find_gate(kind).Options, "__dataclass_fields__", {}):
         raise AmorError(
             f"--fire-rate: gate {gate!r} holds no firing rate; use entropy (which becomes quantile), learned, gain or random"
         )

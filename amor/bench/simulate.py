@@ -52,7 +52,7 @@ class Scheduled(Gate):
         self.asked = -1
 
     @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
+    def needs(self) -> frozenset[str]:
         return self._own[0].needs
 
     def place(self, position: int) -> int:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
+from amor import registry
 from amor.errors import AmorError
 from amor.parts import Cost
 from amor.program import Program, UnsaidError, Vector
@@ -41,16 +42,40 @@ class Verdict:
     weight: Tensor | None = None  # [...] 1 where it fires, with a gradient; None for a gate that has none
 
 
-class Gate(nn.Module):
+OptionsT = TypeVar("OptionsT")
+
+
+class Gate(nn.Module, Generic[OptionsT]):
+    """Decides for every token whether a block's attention runs.
+
+    `Options` is a frozen dataclass of what a config may set. One whose gate has weights that an optimiser trains counts them
+    in `parameters(width) -> int`; without that method there are none. A subclass may set `needs`, `measures` and
+    `updates_in_forward` as plain class attributes.
+    """
+
     kind: str
     Options: ClassVar[type]
-    needs: ClassVar[frozenset[str]] = frozenset()  # of Evidence: entropy, margin, gain
-    measures: str = ""  # what the trainer is to measure on a sample of tokens for `learn`: "gain", "entropy" or nothing
-    updates_in_forward: bool = False  # whether every training forward updates its statistics, before the decision
+    options: OptionsT
 
-    def __init__(self, width: int, options: object, salt: int):
+    def __init__(self, width: int, options: OptionsT, salt: int):
+        """width: of the model. salt: the block's index, so that gates which draw numbers draw others in every block."""
         super().__init__()
         self.options = options
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Which of entropy, margin and gain must be in its Evidence; each costs a pass over the head."""
+        return frozenset()
+
+    @property
+    def measures(self) -> str:
+        """What the trainer measures on a sample of tokens for `learn`: "gain", "entropy" or nothing."""
+        return ""
+
+    @property
+    def updates_in_forward(self) -> bool:
+        """Whether every training forward updates its statistics, before the decision."""
+        return False
 
     def forward(self, evidence: Evidence) -> Verdict:
         raise NotImplementedError
@@ -107,6 +132,11 @@ class Gate(nn.Module):
         raise AmorError(f"gate {self.kind!r} keeps no score quantiles, so it cannot aim at a firing rate")
 
 
+def find_gate(kind: str) -> type[Gate[Any]]:
+    """The class of a gate kind, or of `package.module.Class`."""
+    return registry.find("gates", kind)
+
+
 def speaks_of_its_forward(gate: type[Gate], name: str) -> bool:
     """Whether a class has a `between` or a `program`, and one of the forward that it has, not of one that it has replaced."""
     forward, said = (next(base for base in gate.__mro__ if word in vars(base)) for word in ("forward", name))
@@ -121,7 +151,18 @@ class Nothing:
 SKETCH = 257  # quantiles kept, 0 to 1 in even steps
 
 
-class Adaptive(Gate):
+class EMAOptions(Protocol):
+    """What every adaptive gate's options have."""
+
+    @property
+    def eta(self) -> float:
+        """Weight of a new batch in the EMA of the statistics."""
+
+
+AdaptiveT = TypeVar("AdaptiveT", bound=EMAOptions)
+
+
+class Adaptive(Gate[AdaptiveT]):
     """A gate whose threshold is learned from the scores it meets: an average over steps of batch statistics.
 
     Until the first `observe` it never fires: a model starts as its backbone.
@@ -132,7 +173,7 @@ class Adaptive(Gate):
     quantiles: Tensor
     updates: Tensor
 
-    def __init__(self, width: int, options: object, salt: int):
+    def __init__(self, width: int, options: AdaptiveT, salt: int):
         super().__init__(width, options, salt)
         self.register_buffer("mu", torch.zeros(()))
         self.register_buffer("sigma", torch.zeros(()))
@@ -155,7 +196,7 @@ class Adaptive(Gate):
         return self.mu, self.sigma, self.quantiles, self.updates
 
     def stamp(self) -> tuple[object, ...]:
-        return (self.aimed, *(t.data_ptr() + t._version for t in self.made_of()))
+        return (self.aimed, *((t.data_ptr(), t._version) for t in self.made_of()))
 
     def cut(self) -> float:
         """The threshold as a number, computed anew only where it may have changed: decode asks for it at every token."""
@@ -196,7 +237,7 @@ class Adaptive(Gate):
             known = self.updates > 0
             if name == "quantiles":  # a gate may start with a median and a std alone
                 known = known & self.quantiles.any()
-            eta = torch.where(known, self.options.eta, 1.0).to(ordered.device)  # type: ignore[attr-defined]
+            eta = torch.where(known, self.options.eta, 1.0).to(ordered.device)
             buffer.copy_(torch.lerp(buffer, value, eta))
         self.updates += 1
 
@@ -231,22 +272,22 @@ class MedianOptions:
             raise AmorError(f"start: {list(self.start)} is one number; give the median and the std, e.g. [0.3, 0.1]")
 
 
-class MedianGate(Adaptive):
+class MedianGate(Adaptive[MedianOptions]):
     """Fires where the score exceeds mu + kappa sigma."""
 
     Options = MedianOptions
 
     @property
-    def updates_in_forward(self) -> bool:  # type: ignore[override]
-        return self.options.update == "forward"  # type: ignore[attr-defined]
+    def updates_in_forward(self) -> bool:
+        return self.options.update == "forward"
 
     def start_statistics(self) -> None:
-        if self.options.start:  # type: ignore[attr-defined]
-            for buffer, value in zip((self.mu, self.sigma, self.updates), (*self.options.start, 1), strict=True):  # type: ignore[attr-defined]
+        if self.options.start:
+            for buffer, value in zip((self.mu, self.sigma, self.updates), (*self.options.start, 1), strict=True):
                 buffer.fill_(value)
 
     def trained_threshold(self) -> Tensor:
-        return self.mu + self.options.kappa * self.sigma  # type: ignore[attr-defined]
+        return self.mu + self.options.kappa * self.sigma
 
     def judge(self, score: Tensor) -> Verdict:
         return Verdict(score > self.threshold, score)

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from amor.gates.base import Adaptive, Evidence, MedianGate, Verdict
+from amor.gates.base import Adaptive, AdaptiveT, Evidence, MedianGate, MedianOptions, Verdict
 
 
-class ByEntropy(Adaptive):
+class ByEntropy(Adaptive[AdaptiveT]):
     """Fires where the normalised entropy exceeds the threshold, whichever that is."""
 
     needs = frozenset({"entropy"})
@@ -18,5 +18,5 @@ class ByEntropy(Adaptive):
         return self.by_cut(low, high)
 
 
-class Entropy(ByEntropy, MedianGate):
+class Entropy(ByEntropy[MedianOptions], MedianGate):
     kind = "entropy"

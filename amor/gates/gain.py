@@ -35,7 +35,7 @@ class GainOptions:
     explore: Annotated[int, Meta(ge=1, le=2**30)] = 256  # tokens to be measured before it predicts
 
 
-class Gain(Adaptive):
+class Gain(Adaptive[GainOptions]):
     """Until enough was measured and firing has made a difference it explores: at its rate, on positions drawn anew each step."""
 
     kind = "gain"
@@ -64,7 +64,7 @@ class Gain(Adaptive):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
 
     def trained_threshold(self) -> Tensor:
-        return self.quantile(1 - self.options.rate)  # type: ignore[attr-defined]
+        return self.quantile(1 - self.options.rate)
 
     def forward(self, evidence: Evidence) -> Verdict:
         with torch.autocast(evidence.x.device.type, enabled=False):  # nats differ by less than bf16 can tell
@@ -99,15 +99,15 @@ class Gain(Adaptive):
         self.measured += len(gain)
         self._average(x.double(), gain.double())
         C, c = self.covariance.double(), self.shared.double()
-        if int(self.measured) < self.options.explore or not bool(c.any()):  # type: ignore[attr-defined]
+        if int(self.measured) < self.options.explore or not bool(c.any()):
             return
-        ridge = C.diagonal().sum() * self.doubt / self.options.foreseen  # type: ignore[attr-defined]
+        ridge = C.diagonal().sum() * self.doubt / self.options.foreseen
         w = torch.linalg.solve(C + ridge * torch.eye(len(c), dtype=C.dtype, device=C.device), c)
         self._move(w, C)
 
     def _average(self, x: Tensor, gain: Tensor) -> None:
         """Take the moments of one sample, x [n, D] and gain [n], into the averages; at first all samples count alike."""
-        count, pace = len(gain), max(self.options.pace, 1 / int(self.lessons))  # type: ignore[attr-defined]
+        count, pace = len(gain), max(self.options.pace, 1 / int(self.lessons))
         center, level = x.mean(0), gain.mean()
         to_center, to_level = center - self.center, level - self.level
         x, gain = x - center, gain - level

@@ -25,7 +25,7 @@ class LearnedOptions:
         return width
 
 
-class Learned(Adaptive):
+class Learned(Adaptive[LearnedOptions]):
     kind = "learned"
     Options = LearnedOptions
 
@@ -34,7 +34,7 @@ class Learned(Adaptive):
         self.router = nn.Linear(width, 1, bias=False)
 
     def trained_threshold(self) -> Tensor:
-        return self.quantile(1 - self.options.rate)  # type: ignore[attr-defined]
+        return self.quantile(1 - self.options.rate)
 
     def forward(self, evidence: Evidence) -> Verdict:
         score = self.router(evidence.x).squeeze(-1).float()

@@ -7,22 +7,19 @@ from torch import Tensor
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
-class Follower(Gate):
+class Follower(Gate[Nothing]):
     """Has no numbers of its own; what it tells of itself is what the gate it follows tells."""
 
     Options = Nothing
 
     def __init__(self, leader: Gate):
         super().__init__(0, Nothing(), 0)
+        self.kind = leader.kind
         self._leader = (leader,)  # in a tuple, so that torch does not count the leader's numbers a second time
 
     @property
     def decider(self) -> Gate:
         return self._leader[0]
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return self.decider.kind
 
     @property
     def threshold(self) -> Tensor:

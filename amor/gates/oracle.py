@@ -3,7 +3,7 @@
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
-class Oracle(Gate):
+class Oracle(Gate[Nothing]):
     kind = "oracle"
     Options = Nothing
     needs = frozenset({"gain"})

@@ -14,9 +14,9 @@ class QuantileOptions:
     eta: Share = 0.01
 
 
-class Quantile(ByEntropy):
+class Quantile(ByEntropy[QuantileOptions]):
     kind = "quantile"
     Options = QuantileOptions
 
     def trained_threshold(self) -> Tensor:
-        return self.quantile(1 - self.options.rate)  # type: ignore[attr-defined]
+        return self.quantile(1 - self.options.rate)

@@ -19,7 +19,7 @@ class RandomOptions:
     seed: Annotated[int, Meta(ge=-(2**30), le=2**30)] = 0  # `spread` multiplies it by a number of 33 bits, in 64
 
 
-class Random(Gate):
+class Random(Gate[RandomOptions]):
     kind = "random"
     Options = RandomOptions
 
@@ -37,7 +37,7 @@ class Random(Gate):
         return torch.tensor(1 - self.rate)
 
     def aim(self, rate: float | None) -> None:
-        self.rate = self.options.rate if rate is None else rate  # type: ignore[attr-defined]
+        self.rate = self.options.rate if rate is None else rate
 
 
 def spread(position: Tensor, salt: int | Tensor) -> Tensor:

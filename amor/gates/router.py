@@ -41,7 +41,7 @@ class RouterOptions:
     replaced: str = ""  # the gate that the model was trained with, which `amor fit --detach` puts back
 
 
-class Router(Adaptive):
+class Router(Adaptive[RouterOptions]):
     kind = "router"
     Options = RouterOptions
 
@@ -68,8 +68,8 @@ class Router(Adaptive):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
 
     @property
-    def measures(self) -> str:  # type: ignore[override]
-        return self.options.target  # type: ignore[attr-defined]
+    def measures(self) -> str:
+        return self.options.target
 
     def network(self) -> list[Tensor]:
         return [getattr(self, name) for name in NETWORK]
@@ -81,8 +81,8 @@ class Router(Adaptive):
         self.fc1_weight.copy_(torch.randn(self.fc1_weight.shape, generator=generator) * width**-0.5)
 
     def trained_threshold(self) -> Tensor:
-        rate = self.options.rate  # type: ignore[attr-defined]
-        return self.mu + self.options.kappa * self.sigma if rate is None else self.quantile(1 - rate)  # type: ignore[attr-defined]
+        rate = self.options.rate
+        return self.mu + self.options.kappa * self.sigma if rate is None else self.quantile(1 - rate)
 
     def predict(self, x: Tensor) -> Tensor:
         """x [..., D] -> scores [...], in float32 whatever x is in."""
@@ -93,7 +93,7 @@ class Router(Adaptive):
         score = self.predict(evidence.x)
         if not self.settled():
             uniform = spread(evidence.position, self.salt + self.lessons)
-            score = torch.where(self.measured >= self.options.explore, score, uniform)  # type: ignore[attr-defined]
+            score = torch.where(self.measured >= self.options.explore, score, uniform)
         return Verdict(score > self.threshold, score)
 
     def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
@@ -118,7 +118,7 @@ class Router(Adaptive):
     def settled(self) -> bool:
         """Whether it predicts; on a GPU, or inside a compiled graph, looking would cost more than it saves."""
         known = self.measured.device.type == "cpu" and not torch.compiler.is_compiling()
-        return known and int(self.measured) >= self.options.explore  # type: ignore[attr-defined]
+        return known and int(self.measured) >= self.options.explore
 
     @torch.no_grad()
     def learn(self, x: Tensor, value: Tensor) -> None:
@@ -127,11 +127,11 @@ class Router(Adaptive):
             return
         if not int(self.lessons):
             self.fc2_bias.copy_(value.mean())
-        explored = int(self.measured) >= self.options.explore  # type: ignore[attr-defined]
+        explored = int(self.measured) >= self.options.explore
         self.lessons += 1
         self.measured += len(value)
         self._adam(self._gradient(x.float(), value.float()))
-        if not explored and int(self.measured) >= self.options.explore:  # type: ignore[attr-defined]
+        if not explored and int(self.measured) >= self.options.explore:
             self.updates.zero_()  # statistics so far are those of random scores
             self.observe(self.predict(x))
 
@@ -146,7 +146,7 @@ class Router(Adaptive):
         for moment, beta, seen in zip(self.moments, BETAS, (gradient, gradient.square()), strict=True):
             moment.lerp_(seen, 1 - beta)
         first, second = (moment / (1 - beta**step) for moment, beta in zip(self.moments, BETAS, strict=True))
-        change = self.options.lr * first / (second.sqrt() + EPS)  # type: ignore[attr-defined]
+        change = self.options.lr * first / (second.sqrt() + EPS)
         network = self.network()
         for t, part in zip(network, change.split([t.numel() for t in network]), strict=True):
             t.sub_(part.view_as(t))

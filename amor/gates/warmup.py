@@ -8,7 +8,7 @@ from torch import Tensor
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
-class Opened(Gate):
+class Opened(Gate[Nothing]):
     """Another gate that fires on every token. It has no numbers of its own."""
 
     kind = "opened"
@@ -19,11 +19,11 @@ class Opened(Gate):
         self._gate = (gate,)  # in a tuple, so that torch does not count its numbers a second time
 
     @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
+    def needs(self) -> frozenset[str]:
         return self._gate[0].needs
 
     @property
-    def updates_in_forward(self) -> bool:  # type: ignore[override]
+    def updates_in_forward(self) -> bool:
         return self._gate[0].updates_in_forward
 
     def observe(self, scores: Tensor) -> None:

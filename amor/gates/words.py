@@ -4,9 +4,9 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from amor import registry, typed
+from amor import typed
 from amor.errors import AmorError, nearest
-from amor.gates.base import Gate
+from amor.gates.base import Gate, find_gate
 from amor.gates.once import led
 
 # gates that need nothing they would have had to learn
@@ -32,7 +32,7 @@ def parse_gate(words: str, own: Gate, index: int) -> Gate:
         raise AmorError(f"--gate {words}: this model's own gate is {own.kind!r}; besides it, {nearest(kind, FREE)}")
     if value and kind != "random":
         raise AmorError(f"--gate {words}: {kind!r} takes no number; only random does, e.g. random:0.3")
-    cls: type[Gate] = registry.find("gates", kind)
+    cls = find_gate(kind)
     try:
         given = {"rate": float(value)} if value else {}
     except ValueError:

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from amor import registry
 from amor.checks import MixerOptions
 from amor.form import Part
 from amor.layout import Layout, last_real
@@ -43,3 +44,8 @@ class Mixer(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None) -> None:
         """Initialise what does not follow the house rule N(0, config.init_spread)."""
+
+
+def find_mixer(kind: str) -> type[Mixer]:
+    """The class of a mixer kind, or of `package.module.Class`."""
+    return registry.find("mixers", kind)
