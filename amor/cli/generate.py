@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from amor import typed
 from amor.cli._model import as_text, opened
 from amor.errors import AmorError
-from amor.files import file_to_write, written
+from amor.files import disk_errors, file_to_write
 
 if TYPE_CHECKING:
     from amor.decode.engine import Engine
@@ -186,7 +186,7 @@ def show_all(texts: list["Text"]) -> None:
 
 
 def write(path: Path, texts: list["Text"]) -> None:
-    with written(path):
+    with disk_errors(path):
         path.write_text("".join(json.dumps(asdict(t), ensure_ascii=False) + "\n" for t in texts), encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ from amor import tensors as on_disk
 from amor import typed
 from amor.config import Config
 from amor.errors import AmorError, nearest
-from amor.files import replace_file, replacing
+from amor.files import atomic_write, replace_file
 from amor.models.amor import Amor
 from amor.vocabulary import load_file
 
@@ -38,7 +38,7 @@ def save(model: Amor, folder: str | Path, tokenizer: Tokenizer | None = None) ->
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous().cpu() for name, t in model.state_dict().items()}
-    with replacing(folder / WEIGHTS) as beside:
+    with atomic_write(folder / WEIGHTS) as beside:
         save_file(tensors, str(beside), metadata={"format": "pt"})
     replace_file(folder / CONFIG, model.config.to_json() + "\n")
     if tokenizer is not None:
