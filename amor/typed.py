@@ -2,7 +2,8 @@
 
 A type is a `File` (or a plain frozen dataclass): its annotations say what may stand where, ranges included
 (`Annotated[int, Meta(ge=1, le=CEILING)]`, or the names below). Nothing is guessed: an unknown key, a text where a number belongs,
-a number out of its range or a file of another version is refused before anything is built from it.
+a number out of its range or a file of another version is refused before anything is built from it. A type whose keys were
+renamed lists them in `RENAMED: ClassVar[Mapping[str, str]]` (old -> new); a file that has an old one is refused with the new one.
 """
 
 from __future__ import annotations
@@ -246,6 +247,8 @@ def _known_keys(kind: Any, value: Any, where: str, path: str = "") -> None:
         if fields is None or not isinstance(value, Mapping):
             continue
         for key, inner in value.items():
+            if now := getattr(option, "RENAMED", {}).get(key):
+                raise AmorError(f"{where}: {path}{key} is now {now}")
             if key not in fields:
                 raise AmorError(f"{where}: {path}no key {key!r}; {nearest(str(key), fields)}")
             _known_keys(fields[key], inner, where, f"{path}{key}.")

@@ -1,9 +1,9 @@
 """The contract of a gate, and the statistics that let a threshold follow the data.
 
-A gate sees one token at a time: its hidden vector, its position, and what the tied head says of it. It never sees a
-neighbour, a pad or a batch, so training, prefill and decode decide alike. Numbers it has gathered change only in
-`observe`, which the trainer calls once an optimiser step with the scores of the whole global batch, and in `learn`, which
-it calls with the gains measured on a sample of that batch.
+A gate sees one token at a time: its hidden vector, its position, and statistics of the head's prediction for it. It never
+sees a neighbour, a pad or a batch, so training, prefill and decode decide alike. Its statistics change only in `observe`,
+which the trainer calls once per optimiser step with the scores of the whole global batch, and in `learn`, which it calls with
+the gains measured on a sample of that batch.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from amor.typed import Share
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a gate may look at, for tokens of any shape [...]; only what it `needs` is filled in."""
+    """The inputs of a gate, for tokens of any shape [...]; of entropy, margin and gain only those it `needs` are set."""
 
     x: Tensor  # [..., D] the block's input, without gradient
     position: Tensor  # [...]
     entropy: Tensor | None = None  # [...] over log(vocab): in [0, 1]
     margin: Tensor | None = None  # [...] best probability minus second best
     gain: Tensor | None = None  # [...] nats the next token gains if the block fires; needs the true next token
-    before: Verdict | None = None  # of the block before; None at the first
+    before: Verdict | None = None  # of the previous block; None at the first
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """The decision of a gate, for tokens of any shape [...]."""
+
     fire: Tensor  # [...] bool
-    score: Tensor  # [...] what was compared with the threshold
+    score: Tensor  # [...] compared with the threshold
     weight: Tensor | None = None  # [...] 1 where it fires, with a gradient; None for a gate that has none
 
 
@@ -82,7 +84,7 @@ class Gate(nn.Module, Generic[OptionsT]):
 
     @property
     def threshold(self) -> Tensor:
-        """What a score is compared with; not a number where nothing is compared."""
+        """The number that scores are compared with; NaN for a gate that compares nothing."""
         return torch.tensor(torch.nan)
 
     @property
@@ -90,15 +92,15 @@ class Gate(nn.Module, Generic[OptionsT]):
         """The gate whose numbers decide: itself, or the one it follows."""
         return self
 
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None] | None:
-        """Of tokens whose score lies between two ends, whether it fires; None where the ends differ.
+    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None] | None:
+        """Per token, whether it fires for every score in [low, high]; None where the two ends decide differently.
 
-        None instead of a list: it looks at more than a score and has to be asked by `forward`.
+        None instead of a list: the decision depends on more than a score, so only `forward` can make it.
         """
         return None
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
-        """Its score of one token, from what the block reads, as decode compiles it; refused where there is more to look at."""
+        """Record how decode computes the score of one token from the block's input x; raises where it needs more than x."""
         raise UnsaidError(f"gate {self.kind!r} states no program")
 
     def cost(self) -> Cost:
@@ -109,8 +111,8 @@ class Gate(nn.Module, Generic[OptionsT]):
         """Whether it decides by what it has learned; a gate that learns from measurements fires at random before."""
         return True
 
-    def stamp(self) -> tuple[object, ...]:
-        """What changes whenever the numbers do that its program and its threshold are made of."""
+    def version_key(self) -> tuple[object, ...]:
+        """A key that changes whenever a number changes that its program or its threshold uses."""
         return ()
 
     def start_statistics(self) -> None:
@@ -128,7 +130,7 @@ class Gate(nn.Module, Generic[OptionsT]):
         """Take in what was measured [n] on some tokens of one optimiser step, and what the block read there, [n, D]."""
 
     def aim(self, rate: float | None) -> None:
-        """Fire on about this share of tokens from now on; None goes back to the trained threshold."""
+        """Fire on about this fraction of tokens from now on; None goes back to the trained threshold."""
         raise AmorError(f"gate {self.kind!r} keeps no score quantiles, so it cannot aim at a firing rate")
 
 
@@ -137,10 +139,13 @@ def find_gate(kind: str) -> type[Gate[Any]]:
     return registry.find("gates", kind)
 
 
-def speaks_of_its_forward(gate: type[Gate], name: str) -> bool:
-    """Whether a class has a `between` or a `program`, and one of the forward that it has, not of one that it has replaced."""
-    forward, said = (next(base for base in gate.__mro__ if word in vars(base)) for word in ("forward", name))
-    return said is not Gate and issubclass(said, forward)
+def matches_forward(gate: type[Gate], name: str) -> bool:
+    """Whether the method `name` (decide_interval or program) describes the class's own forward.
+
+    False where it is missing, or inherited from above a class that has overridden `forward` since.
+    """
+    forward, method = (next(base for base in gate.__mro__ if word in vars(base)) for word in ("forward", name))
+    return method is not Gate and issubclass(method, forward)
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,14 @@ class Nothing:
 
 
 SKETCH = 257  # quantiles kept, 0 to 1 in even steps
+# buffers under their earlier names, so that a file which has them is refused with the new ones
+RENAMED_BUFFERS = {
+    "doubt": "inv_effective_n",
+    "reach": "pred_std",
+    "lessons": "num_updates",
+    "level": "mean_gain",
+    "shared": "cov_xg",
+}
 
 
 class EMAOptions(Protocol):
@@ -163,7 +176,7 @@ AdaptiveT = TypeVar("AdaptiveT", bound=EMAOptions)
 
 
 class Adaptive(Gate[AdaptiveT]):
-    """A gate whose threshold is learned from the scores it meets: an average over steps of batch statistics.
+    """A gate whose threshold follows its scores: an EMA over steps of batch statistics.
 
     Until the first `observe` it never fires: a model starts as its backbone.
     """
@@ -180,7 +193,7 @@ class Adaptive(Gate[AdaptiveT]):
         self.register_buffer("quantiles", torch.zeros(SKETCH))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         self.aimed: float | None = None
-        self._known: tuple[tuple[object, ...], float] | None = None  # a stamp, and the threshold of then
+        self._known: tuple[tuple[object, ...], float] | None = None  # version_key, and the threshold at that version
 
     def trained_threshold(self) -> Tensor:
         raise NotImplementedError
@@ -191,27 +204,27 @@ class Adaptive(Gate[AdaptiveT]):
             return self.quantile(1 - self.aimed)
         return torch.where(self.updates > 0, self.trained_threshold(), torch.inf)
 
-    def made_of(self) -> tuple[Tensor, ...]:
-        """The numbers that decide."""
+    def decision_tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor that the decision depends on."""
         return self.mu, self.sigma, self.quantiles, self.updates
 
-    def stamp(self) -> tuple[object, ...]:
-        return (self.aimed, *((t.data_ptr(), t._version) for t in self.made_of()))
+    def version_key(self) -> tuple[object, ...]:
+        return (self.aimed, *((t.data_ptr(), t._version) for t in self.decision_tensors()))
 
-    def cut(self) -> float:
-        """The threshold as a number, computed anew only where it may have changed: decode asks for it at every token."""
-        now = self.stamp()
+    def threshold_value(self) -> float:
+        """The threshold as a Python float, cached by version_key: decode needs it at every token."""
+        now = self.version_key()
         if self._known is None or self._known[0] != now:
             self._known = now, float(self.threshold)
         return self._known[1]
 
-    def by_cut(self, low: Sequence[float], high: Sequence[float]) -> list[bool | None]:
-        """`between` of a gate that fires where its score exceeds the threshold."""
-        cut = self.cut()
-        return [a > cut if (a > cut) == (b > cut) else None for a, b in zip(low, high, strict=True)]
+    def compare_interval(self, low: Sequence[float], high: Sequence[float]) -> list[bool | None]:
+        """`decide_interval` of a gate that fires where its score exceeds the threshold."""
+        threshold = self.threshold_value()
+        return [a > threshold if (a > threshold) == (b > threshold) else None for a, b in zip(low, high, strict=True)]
 
     def quantile(self, q: float) -> Tensor:
-        """A quantile of the scores met, between the kept ones by a straight line."""
+        """A quantile of past scores, interpolated linearly between those kept."""
         if q >= 1:
             return torch.full_like(self.mu, torch.inf)
         if q <= 0:
@@ -246,7 +259,7 @@ class Adaptive(Gate[AdaptiveT]):
             if not 0 <= rate <= 1:
                 raise AmorError(f"firing rate {rate} is not between 0 and 1")
             if int(self.updates) == 0:
-                raise AmorError("this gate has met no data yet, so it knows no quantiles; train or calibrate it first")
+                raise AmorError("this gate has no statistics yet, so it has no quantiles; train or calibrate it first")
             if not bool(self.quantiles.any()):
                 raise AmorError(
                     "this gate has a threshold but no quantiles of its scores, so it cannot aim at a firing rate; "

@@ -14,8 +14,8 @@ class ByEntropy(Adaptive[AdaptiveT]):
         assert evidence.entropy is not None
         return Verdict(evidence.entropy > self.threshold, evidence.entropy)
 
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        return self.by_cut(low, high)
+    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        return self.compare_interval(low, high)
 
 
 class Entropy(ByEntropy[MedianOptions], MedianGate):

@@ -1,4 +1,4 @@
-"""One decision for all blocks: those after the first have a gate that fires where the one before it did."""
+"""One decision for all blocks: gates after the first fire where the first one did."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
 class Follower(Gate[Nothing]):
-    """Has no numbers of its own; what it tells of itself is what the gate it follows tells."""
+    """Repeats the decision of the previous block. It has no buffers of its own; kind and threshold are its leader's."""
 
     Options = Nothing
 
@@ -33,6 +33,6 @@ class Follower(Gate[Nothing]):
         self.decider.aim(rate)
 
 
-def led(own: Sequence[Gate], gates: Sequence[Gate]) -> list[Gate]:
-    """Other gates for a model's own: where one of those follows, the first of the others decides for its block too."""
+def share_decision(own: Sequence[Gate], gates: Sequence[Gate]) -> list[Gate]:
+    """`gates` as replacements of a model's `own`: where one of those is a Follower, the first replacement decides for it too."""
     return [Follower(gates[0]) if isinstance(mine, Follower) else gate for mine, gate in zip(own, gates, strict=True)]

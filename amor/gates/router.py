@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from amor.checks import InnerWidth
 from amor.gates.base import Adaptive, Evidence, Kappa, Verdict
-from amor.gates.random import spread
+from amor.gates.random import hash_uniform
 from amor.ops.linear import linear
 from amor.parts import Cost, Linear
 from amor.program import Program, UnsaidError, Vector
@@ -51,7 +51,7 @@ class Router(Adaptive[RouterOptions]):
     fc2_bias: Tensor  # [1]
     skip_weight: Tensor  # [1, D]
     moments: Tensor  # [2, numbers of the network] of Adam
-    lessons: Tensor  # steps of training it has learned from
+    num_updates: Tensor  # calls of `learn`; `updates` counts those of `observe`
     measured: Tensor  # tokens it has learned from, in training or when it was fitted
     replaced: Tensor  # [2 + quantiles + 1] mu, sigma, quantiles and updates of the gate it replaced
 
@@ -64,7 +64,7 @@ class Router(Adaptive[RouterOptions]):
             self.register_buffer(name, torch.zeros(shape))
         self.register_buffer("moments", torch.zeros(2, sum(t.numel() for t in self.network())))
         self.register_buffer("replaced", torch.zeros(3 + len(self.quantiles)))
-        for name in ("lessons", "measured"):
+        for name in ("num_updates", "measured"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
 
     @property
@@ -92,12 +92,12 @@ class Router(Adaptive[RouterOptions]):
     def forward(self, evidence: Evidence) -> Verdict:
         score = self.predict(evidence.x)
         if not self.settled():
-            uniform = spread(evidence.position, self.salt + self.lessons)
+            uniform = hash_uniform(evidence.position, self.salt + self.num_updates)
             score = torch.where(self.measured >= self.options.explore, score, uniform)
         return Verdict(score > self.threshold, score)
 
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        return self.by_cut(low, high)
+    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        return self.compare_interval(low, high)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         if not self.settled():
@@ -112,8 +112,8 @@ class Router(Adaptive[RouterOptions]):
     def cost(self) -> Cost:
         return Cost(flops=2 * self.fc1_weight.numel(), weights=sum(t.numel() for t in self.network()))
 
-    def made_of(self) -> tuple[Tensor, ...]:
-        return *super().made_of(), *self.network(), self.measured
+    def decision_tensors(self) -> tuple[Tensor, ...]:
+        return *super().decision_tensors(), *self.network(), self.measured
 
     def settled(self) -> bool:
         """Whether it predicts; on a GPU, or inside a compiled graph, looking would cost more than it saves."""
@@ -125,10 +125,10 @@ class Router(Adaptive[RouterOptions]):
         """One step of Adam on the squared error of a sample: x [n, D] what the block read, value [n] the measured target."""
         if not len(value):
             return
-        if not int(self.lessons):
+        if not int(self.num_updates):
             self.fc2_bias.copy_(value.mean())
         explored = int(self.measured) >= self.options.explore
-        self.lessons += 1
+        self.num_updates += 1
         self.measured += len(value)
         self._adam(self._gradient(x.float(), value.float()))
         if not explored and int(self.measured) >= self.options.explore:
@@ -142,7 +142,7 @@ class Router(Adaptive[RouterOptions]):
             return torch.cat([g.flatten() for g in torch.autograd.grad(loss, network, materialize_grads=True)])
 
     def _adam(self, gradient: Tensor) -> None:
-        step = int(self.lessons)
+        step = int(self.num_updates)
         for moment, beta, seen in zip(self.moments, BETAS, (gradient, gradient.square()), strict=True):
             moment.lerp_(seen, 1 - beta)
         first, second = (moment / (1 - beta**step) for moment, beta in zip(self.moments, BETAS, strict=True))

@@ -1,4 +1,4 @@
-"""A gate that is not yet asked: it scores and learns, and its block fires everywhere."""
+"""Warm-up: a gate that scores and learns while its block fires everywhere (`open_steps` of a recipe)."""
 
 from dataclasses import replace
 
@@ -8,10 +8,10 @@ from torch import Tensor
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
-class Opened(Gate[Nothing]):
-    """Another gate that fires on every token. It has no numbers of its own."""
+class ForcedOpen(Gate[Nothing]):
+    """Wraps a gate: its scores and statistics, but every token fires. It has no buffers of its own."""
 
-    kind = "opened"
+    kind = "forced_open"
     Options = Nothing
 
     def __init__(self, gate: Gate):

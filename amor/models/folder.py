@@ -18,6 +18,7 @@ from amor import typed
 from amor.config import Config
 from amor.errors import AmorError, nearest
 from amor.files import atomic_write, replace_file
+from amor.gates.base import RENAMED_BUFFERS
 from amor.models.amor import Amor
 from amor.vocabulary import load_file
 
@@ -126,6 +127,9 @@ def _fits(model: Amor, found: dict[str, on_disk.Listed], path: Path) -> None:
     """Every tensor of the model is in the file, nothing else is, and each has its shape and a dtype the model can be in."""
     wanted = model.state_dict()
     for name in sorted(found.keys() - wanted.keys()):
+        owner, _, last = name.rpartition(".")
+        if owner.endswith(".gate") and (now := RENAMED_BUFFERS.get(last)):
+            raise AmorError(f"{path}: written by an earlier amor: tensor {name} is now {owner}.{now}")
         raise AmorError(f"{path} does not fit its config: no tensor {name[:200]!r}; {_nearest(name, wanted)}")
     for name in sorted(wanted.keys() - found.keys()):
         raise AmorError(f"{path} does not fit its config: tensor {name!r} is missing")
