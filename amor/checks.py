@@ -29,7 +29,7 @@ StateSize = Annotated[int, Meta(ge=1, le=4096)]
 Groups = Annotated[int, Meta(ge=1, le=4096)]
 Taps = Annotated[int, Meta(ge=2, le=256)]  # of a convolution
 Theta = Annotated[float, Meta(ge=1, le=1e12)]
-Spread = Annotated[float, Meta(gt=0, le=10)]  # of first weights
+Std = Annotated[float, Meta(gt=0, le=10)]  # of initial weights
 Eps = Annotated[float, Meta(gt=0, le=1)]
 Floor = Annotated[float, Meta(ge=0, lt=1)]  # of alpha, a sigmoid
 Seed = Annotated[int, Meta(ge=-(2**53), le=2**53)]

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from amor import checks, registry, typed
 from amor.checks import MOST_LAYERS, MOST_PARAMETERS, divides, even_heads
@@ -130,12 +130,14 @@ class Config:
     context: checks.Context = 3072
     norm_eps: checks.Eps = 1e-5  # of every norm that norm_eps_of does not name
     norm_eps_of: Mapping[str, checks.Eps] = field(default_factory=dict)  # epsilon by norm, one of NORMS
-    init_spread: checks.Spread = 0.02  # standard deviation of first weights, the paper's at widths of 768 and more
+    init_std: checks.Std = 0.02  # standard deviation of initial weights, the paper's at widths of 768 and more
     conv_init: str = "normal"  # short convolutions: "normal" as all other weights, or "uniform" in +-1/sqrt(taps) as nn.Conv1d
     tied: bool = True  # the head's weights are the embedding's; false: it has its own
     mixers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by mixer kind
     blocks: Blocks = Blocks()
     version: int = VERSION
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"init_spread": "init_std"}
 
     def __post_init__(self) -> None:
         if isinstance(self.pattern, str | Mapping):

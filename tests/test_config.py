@@ -65,6 +65,13 @@ def test_a_config_survives_json(name):
     assert Config.from_dict(json.loads(config.to_json())) == config
 
 
+def test_a_config_written_before_init_spread_was_renamed_is_refused_with_the_new_name():
+    old = json.loads(amor.preset("amor-mamba2", "tiny").to_json())
+    old["init_spread"] = old.pop("init_std")
+    with pytest.raises(amor.AmorError, match=r"^FILE: init_spread is now init_std$"):
+        Config.from_dict(old, "FILE")
+
+
 def test_a_config_written_before_heads_could_be_untied_or_the_final_norm_left_out_is_the_same_model():
     config = amor.preset("amor-mamba2", "tiny")
     old = json.loads(config.to_json())
@@ -125,6 +132,7 @@ def test_a_mixer_from_outside_the_house_whose_options_do_not_count_is_refused():
 REFUSED = [
     ({"vocab": 1}, "vocab: expected int >= 2, not 1"),
     ({"wdith": 3}, "did you mean 'width'"),
+    ({"init_spread": 0.02}, "config: init_spread is now init_std"),
     ({"width": "many"}, "width: expected int, got str"),
     ({"width": 100}, "head size 64 does not divide 200"),
     ({"blocks.count": -1}, "blocks.count: expected int >= 0, not -1"),

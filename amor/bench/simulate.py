@@ -107,7 +107,7 @@ def speaking(name: str, scale: str) -> Amor:
     width = model.config.width
     with torch.no_grad():
         for block in model.each_block():
-            block.attention.o_proj.weight.normal_(0, model.config.init_spread, generator=generator)
+            block.attention.o_proj.weight.normal_(0, model.config.init_std, generator=generator)
             block.gate.observe(torch.rand(LESSONS, generator=generator))
             for _ in range(MOST_LESSONS):
                 block.gate.learn(torch.randn(LESSONS, width, generator=generator), torch.rand(LESSONS, generator=generator))

@@ -43,7 +43,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self, generator: torch.Generator | None) -> None:
-        """Initialise what does not follow the house rule N(0, config.init_spread)."""
+        """Initialise what does not follow the house rule N(0, config.init_std)."""
 
 
 def find_mixer(kind: str) -> type[Mixer]:
