@@ -1,4 +1,7 @@
-"""What a model is, as frozen data: every wrong key and impossible shape is refused here, before anything is built."""
+"""The configuration of a model, as frozen data.
+
+Every wrong key and impossible shape is refused here, by options alone: no module is built.
+"""
 
 import dataclasses
 import json
@@ -15,7 +18,10 @@ VERSION = 1  # of config.json
 
 
 def read_pattern(given: str | Mapping[str, Any]) -> tuple[str, ...]:
-    """'mamba2 x4, attention, mamba2 x7', or {'mamba2': 12, 'attention': [4]}: one mixer kind a layer."""
+    """The mixer kind of every layer, one per layer.
+
+    Given as 'mamba2 x4, attention, mamba2 x7', or as {'mamba2': 12, 'attention': [4]}.
+    """
     if isinstance(given, Mapping):
         return _placed(given)
     layers: list[str] = []
@@ -72,21 +78,29 @@ CHOICES = {  # words of Blocks
 
 @dataclass(frozen=True)
 class Blocks:
-    """The K gated attention blocks behind the backbone. count = 0 means a plain backbone."""
+    """The K gated attention blocks behind the backbone. count = 0 means a plain backbone.
+
+    The defaults are the paper's.
+    """
 
     count: checks.Blocks = 0
-    first: str = "plain"  # block 0 takes norm_f's output "plain", or "prenorm": norm_f is its pre-norm, residual unnormalised
+    # "plain": the output of norm_f is the residual of block 0; "prenorm": norm_f is the pre-norm of
+    # block 0, and the residual stays unnormalised
+    first: str = "plain"
     mlp: bool = False
     head_size: checks.HeadSize = 64
     rope_theta: checks.Theta = 10_000.0
     gate: str = "entropy"
     gate_options: Mapping[str, Any] = field(default_factory=dict)
-    probe: str = "block"  # what gates ask the head about: what the "block" reads, or the "final" norm of the residual before it
+    # the vector whose next-token distribution gates look at: the input of the "block", or the
+    # residual before it through the "final" norm
+    probe: str = "block"
     decide: str = "each"  # "each" block has a gate, or "once": the one of block 0 decides for all
-    final: str = "norm"  # behind the blocks a "norm", or "none": closed gates then leave the backbone's own output to the head
-    alpha_floor: checks.Floor = (
-        0.0  # alpha is never smaller; a channel at the floor gets no gradient. 0: the paper's plain sigmoid
-    )
+    # a "norm" behind the blocks, or "none": where no gate fires, the head then reads the backbone's
+    # own output
+    final: str = "norm"
+    # lower bound of alpha, below which a channel gets no gradient; 0: the paper's plain sigmoid
+    alpha_floor: checks.Floor = 0.0
 
     def check(self, width: int) -> None:
         for key, words in CHOICES.items():
@@ -100,7 +114,7 @@ class Blocks:
         self.options()
 
     def parameters(self, width: int, d_ff: int) -> int:
-        """Exactly how many numbers the parameters of all blocks hold, with the norm behind them."""
+        """Exact number of parameters of all blocks and of the norm behind them."""
         if not self.count:
             return 0
         attention, alpha, mlp = 4 * width**2, width, 3 * width * d_ff + width if self.mlp else 0
@@ -120,7 +134,10 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole model: embedding, a pattern of mixers, gated blocks, head. The ranges of its numbers are in checks.py."""
+    """A whole model: embedding, a pattern of mixers, gated blocks, head.
+
+    The ranges of its numbers are in checks.py.
+    """
 
     name: str
     vocab: checks.Vocab
@@ -129,9 +146,13 @@ class Config:
     pattern: checks.Pattern
     context: checks.Context = 3072
     norm_eps: checks.Eps = 1e-5  # of every norm that norm_eps_of does not name
-    norm_eps_of: Mapping[str, checks.Eps] = field(default_factory=dict)  # epsilon by norm, one of NORMS
-    init_std: checks.Std = 0.02  # standard deviation of initial weights, the paper's at widths of 768 and more
-    conv_init: str = "normal"  # short convolutions: "normal" as all other weights, or "uniform" in +-1/sqrt(taps) as nn.Conv1d
+    # epsilon by norm, one of NORMS
+    norm_eps_of: Mapping[str, checks.Eps] = field(default_factory=dict)
+    # standard deviation of initial weights, the paper's at widths of 768 and more
+    init_std: checks.Std = 0.02
+    # short convolutions: "normal" as all other weights, or "uniform" in +-1/sqrt(taps), the
+    # default of nn.Conv1d
+    conv_init: str = "normal"
     tied: bool = True  # the head's weights are the embedding's; false: it has its own
     mixers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by mixer kind
     blocks: Blocks = Blocks()
@@ -189,7 +210,7 @@ class Config:
 
     @property
     def parameters(self) -> int:
-        """Exactly how many numbers the parameters of the model hold, counted by options; nothing is built."""
+        """Exact number of parameters of the model, counted by its options; nothing is built."""
         embedding = self.vocab * self.width * (1 if self.tied else 2)
         mlp = 3 * self.width * self.d_ff + self.width if self.d_ff else 0  # with the norm before it
         mixers = sum(
@@ -199,7 +220,10 @@ class Config:
         return embedding + layers + self.width + self.blocks.parameters(self.width, self.d_ff)
 
     def change(self, /, **changes: Any) -> "Config":
-        """A copy with keys changed; dotted keys reach inside: change(**{'blocks.count': 1, 'blocks.gate_options.kappa': 0.3})."""
+        """A copy with keys changed; dotted keys reach inside.
+
+        config.change(**{"blocks.count": 1, "blocks.gate_options.kappa": 0.3})
+        """
         tree = self.to_dict()
         for key, value in changes.items():
             typed.set_key(tree, key, value, "config")
@@ -215,7 +239,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "config") -> "Config":
-        """A config of plain values, whoever wrote them; where: what to call them in an error."""
+        """A config from plain values; `where` names them in errors."""
         if not isinstance(tree, Mapping):
             raise AmorError(f"{where}: expected an object of keys, not {type(tree).__name__}")
         missing = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING

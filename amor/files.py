@@ -1,7 +1,7 @@
 """Atomic writes: a reader, or a kill, finds the old file or the new one, never half of one.
 
-An OSError while writing (disk full, no permission, no such folder, an impossible name) is the user's to mend, and becomes
-an AmorError of one line.
+An OSError while writing (disk full, no permission, no such folder, an impossible name) is the
+user's to mend, and becomes an AmorError of one line.
 """
 
 import errno
@@ -16,7 +16,7 @@ from amor.errors import AmorError
 
 @contextmanager
 def disk_errors(path: str | Path, advice: str = "") -> Iterator[None]:
-    """Turn an OSError raised while writing `path` into a one-line AmorError that ends in `advice`."""
+    """Turn an OSError raised while writing `path` into a one-line AmorError ending in `advice`."""
     if "\0" in str(path):
         raise AmorError(f"{str(path)!r} cannot be written (no name holds a NUL)")
     try:
@@ -28,7 +28,10 @@ def disk_errors(path: str | Path, advice: str = "") -> Iterator[None]:
 
 
 def file_to_write(path: str | Path) -> Path:
-    """Check before the work that a file can be written, and make its folder; an existing file is left as it is."""
+    """Check before the work that a file can be written, and make its folder.
+
+    An existing file is left as it is.
+    """
     path = Path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,10 +54,11 @@ def folder_to_write(path: str | Path) -> Path:
 
 @contextmanager
 def atomic_write(path: Path, mark: str = "") -> Iterator[Path]:
-    """A temporary path beside `path` to write to; at the end it is synced to disk and renamed to `path`.
+    """A temporary path to write to; at the end it is synced to disk and renamed to `path`.
 
-    mark: keeps apart writers of the same file at the same time; by default the process id. A writer that is always alone
-    gives a mark of its own, so that its next write replaces what a kill has left.
+    mark: keeps apart writers of the same file at the same time; by default the process id. A writer
+    that is always alone gives a mark of its own, so that its next write replaces what a kill has
+    left.
     """
     beside = path.with_name(f".{path.name}.{mark or os.getpid()}")
     try:
@@ -91,7 +95,10 @@ def require_empty(path: str | Path) -> Path:
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """A temporary folder to fill, renamed to `path` once every file in it is on the disk; removed on any error."""
+    """A temporary folder to fill, renamed to `path` once every file in it is on the disk.
+
+    On any error it is removed.
+    """
     path = require_empty(path)
     with disk_errors(path, "give another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)

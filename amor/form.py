@@ -1,7 +1,7 @@
 """Which tensors a model's States hold, so that a State of another model is refused where it enters.
 
-A decode step writes into the tensors of a State by native code, so their shapes are checked before: the model's own `start`
-gives the specification.
+A decode step writes into the tensors of a State by native code, so their shapes are checked before:
+the model's own `start` gives the specification.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape, dtype and device of one entry of a Part, whatever the number of rows and of tokens read."""
+    """Shape, dtype and device of one entry of a Part, for any number of rows and tokens read."""
 
     keys: bool  # keys and values, not a recurrent tensor
     shape: tuple[int, ...]  # without rows; of keys and values [heads, head size]
@@ -76,7 +76,7 @@ def _tensor_spec(entry: Tensor | KV) -> TensorSpec:
 
 
 def shape_error(entry: Tensor | KV, rows: int, max_position: int) -> str:
-    """Why an entry cannot belong to `rows` rows that have read at most `max_position` tokens, or ""."""
+    """Why an entry cannot be of `rows` rows that have read at most `max_position` tokens, or ""."""
     for t in (entry.buffer.k, entry.buffer.v) if isinstance(entry, KV) else (entry,):
         if t.dtype not in FLOATS:
             return f"is {t.dtype}, not a floating-point number"

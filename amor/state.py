@@ -1,7 +1,8 @@
-"""The state of a model: recurrent states, convolution windows, keys and values, and positions of the tokens read so far.
+"""The state of a model: recurrent states, convolution windows, keys and values, positions.
 
-A State is a value: reading on from it gives a new one and leaves it as it was. Keys and values grow inside a shared
-buffer, so that reading on does not copy them; the buffer knows which State reads on in place, and copies for any other.
+A State is a value: reading on from it gives a new one and leaves it as it was. Keys and values grow
+inside a shared buffer, so that reading on does not copy them; the buffer knows which State reads on
+in place, and copies for any other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Facts(typed.File, frozen=True):
 
 
 class Ownership:
-    """Generation counter that detects use of a State after a step has overwritten its recurrent tensors in place.
+    """Generation counter that detects use of a State whose tensors a step has overwritten.
 
     Shared by all States of these tensors; only the State of the current generation may read them.
     """
@@ -62,11 +63,15 @@ class State:
     steps: tuple[Step, ...] = field(default=(), repr=False)
     ownership: Ownership = field(default_factory=Ownership, repr=False, compare=False)
     generation: int = field(default=0, repr=False, compare=False)
-    # the specification it was checked against; None for a State made by hand or by replace, which the next model checks
+    # the specification it was checked against; None for a State made by hand or by replace, which
+    # the next model checks
     spec: StateSpec | None = field(default=None, init=False, repr=False, compare=False)
 
     def check(self, spec: StateSpec) -> None:
-        """Refuse a State of another model. Checked once: a State computed from one that fits fits too."""
+        """Refuse a State of another model.
+
+        Compared once: a State that the model computes from one that fits needs no comparison.
+        """
         if self.spec is spec:
             return
         wrong = spec.mismatch(spec_of(self.parts)) or self._unsound()
@@ -106,7 +111,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, with the spare capacity of key buffers and the recurrent tensors kept for rollback."""
+        """Bytes of all tensors, including spare capacity of key buffers and rollback history."""
         own = sum(held.nbytes for part in self.parts for held in part.values())
         recurrent = sum(
             held.nbytes for step in self.steps for part in step.before.parts for held in part.values() if isinstance(held, Tensor)
@@ -118,7 +123,10 @@ class State:
         return Layout(self.position, columns, self.rows_aligned, self.max_position, lengths, reset)
 
     def advance(self, layout: Layout, parts: Sequence[Part], tokens: Tensor, in_place: bool = False) -> State:
-        """The State after a call; in_place: the call has overwritten the recurrent tensors, so this State is consumed."""
+        """The State after a call.
+
+        in_place: the call has overwritten the recurrent tensors, so this State is consumed.
+        """
         longest, even = layout.max_position + layout.columns, layout.rows_aligned
         if layout.reset is not None or layout.lengths is not None:
             longest = int(layout.end.max())
@@ -136,7 +144,10 @@ class State:
         return after
 
     def read_on(self, parts: Sequence[Part]) -> State:
-        """This State in the middle of a call of its model: some parts have read the token already."""
+        """This State in the middle of a call of its model.
+
+        Some parts have read the token already.
+        """
         after = replace(self, parts=tuple(parts))
         object.__setattr__(after, "spec", self.spec)
         return after
@@ -148,12 +159,15 @@ class State:
         return State(change(self.position), parts, self.rows_aligned, self.max_position)
 
     def reserve(self, slots: int) -> State:
-        """The same State with capacity for this many tokens per row: until they are read, no key is copied again."""
+        """The same State with capacity for this many tokens per row.
+
+        Until they are read, no key is copied again.
+        """
         parts = tuple({k: t.reserve(slots) if isinstance(t, KV) else t for k, t in part.items()} for part in self.parts)
         return replace(self, parts=parts)
 
     def detach(self) -> State:
-        """The same numbers without their history: the boundary of truncated backpropagation through time."""
+        """The same numbers without their graph: a boundary of truncated backpropagation."""
         return self.map(Tensor.detach)
 
     def fork(self) -> State:
@@ -176,11 +190,11 @@ class State:
 
         def joined(name: str, layer: int) -> Tensor | KV:
             held = [s.parts[layer][name] for s in states]
-            if isinstance(held[0], KV):
-                k = torch.cat([with_room(h.k, longest, exact=True) for h in held])  # type: ignore[union-attr]
-                v = torch.cat([with_room(h.v, longest, exact=True) for h in held])  # type: ignore[union-attr]
+            if kvs := [entry for entry in held if isinstance(entry, KV)]:
+                k = torch.cat([with_room(kv.k, longest, exact=True) for kv in kvs])
+                v = torch.cat([with_room(kv.v, longest, exact=True) for kv in kvs])
                 return KV.of(k, v)
-            return torch.cat(held)  # type: ignore[arg-type]
+            return torch.cat([entry for entry in held if isinstance(entry, Tensor)])
 
         parts = tuple({name: joined(name, i) for name in part} for i, part in enumerate(states[0].parts))
         return State(torch.cat([s.position for s in states]), parts, False, longest)._tight()
@@ -195,10 +209,11 @@ class State:
         return replace(self, memory=tokens, steps=())
 
     def rollback(self, count: int | Tensor, replay: Callable[..., State]) -> State:
-        """The State before the last `count` tokens (one number, or one per row); this one is consumed.
+        """The State before the last `count` tokens (a number, or one per row); consumes this one.
 
-        Keys and values are cut; recurrent states cannot run backwards, so the nearest remembered State is taken and
-        `replay(tokens, state, lengths)` (the model's own forward) reads again what lies between.
+        Keys and values are cut; recurrent states cannot run backwards, so the nearest remembered
+        State is taken and `replay(tokens, state, lengths)` (the model's own forward) reads again
+        what lies between.
         """
         self.check_not_consumed()
         back = torch.as_tensor(count, device=self.position.device).expand(self.rows)

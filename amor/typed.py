@@ -1,9 +1,10 @@
-"""Strictly typed files: text becomes a frozen type, or one AmorError that names the file and the key.
+"""Strictly typed files: text becomes a frozen type, or one AmorError naming file and key.
 
-A type is a `File` (or a plain frozen dataclass) whose annotations give the allowed values, ranges included
-(`Annotated[int, Meta(ge=1, le=CEILING)]`, or the names below). Nothing is guessed: an unknown key, a text in place of a number,
-a number out of its range or a file of another version is refused before anything is built from it. A type whose keys were
-renamed lists them in `RENAMED: ClassVar[Mapping[str, str]]` (old -> new); a file that has an old one is refused with the new one.
+A type is a `File` (or a plain frozen dataclass) whose annotations give the allowed values, ranges
+included (`Annotated[int, Meta(ge=1, le=CEILING)]`, or the names below). Nothing is guessed: an
+unknown key, a text in place of a number, a number out of its range or a file of another version is
+refused before anything is built from it. A type whose keys were renamed lists them in `RENAMED:
+ClassVar[Mapping[str, str]]` (old -> new); a file that has an old one is refused with the new one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MOST_BYTES = 64 << 20  # of one file of text that is read whole
 MOST_LEVELS = 64  # of tables inside tables, far more than any file of ours has
 MOST_BELOW = 16  # files that extend each other
 MOST_DOTS = 16  # of a dotted key; none of ours has more than five
-WHOLE = frozenset({"pattern"})  # keys whose value may be a table: {mamba2 = 12, attention = [4]} is one pattern
+# keys whose value may be a table: {mamba2 = 12, attention = [4]} is one pattern
+WHOLE = frozenset({"pattern"})
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # a number of things
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -36,7 +38,10 @@ Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of file types. A change of format raises `newest`; `earlier` lists older versions that are still read."""
+    """Base of file types. A change of format raises `newest`.
+
+    `earlier` lists older versions that are still read.
+    """
 
     newest: ClassVar[int] = 1
     earlier: ClassVar[tuple[int, ...]] = ()
@@ -44,7 +49,10 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def convert(kind: type[T], value: Any, where: str) -> T:
-    """Convert a tree of plain values (from JSON, TOML or Python) to a type; `where` names it in errors."""
+    """Convert a tree of plain values (from JSON, TOML or Python) to a type.
+
+    `where` names it in errors.
+    """
     _known_keys(kind, value, where)
     try:
         result: T = msgspec.convert(value, kind, strict=True)
@@ -74,7 +82,8 @@ def json_tree(text: str | bytes, where: str) -> Any:
 def toml_tree(text: str, where: str) -> dict[str, Any]:
     try:
         tree = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, ValueError) as error:  # a number of too many digits is a ValueError
+    # a number of too many digits is a ValueError
+    except (tomllib.TOMLDecodeError, ValueError) as error:
         raise AmorError(f"{where}: not TOML ({error})") from None
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
@@ -95,7 +104,10 @@ def toml_value(text: str) -> Any:
 
 
 def assignments(words: Iterable[str], example: str) -> dict[str, Any]:
-    """The `--set` words of a command line, ["a.b=1", "c=true"] -> {"a.b": 1, "c": True}; values are read as TOML."""
+    """The `--set` words of a command line, ["a.b=1", "c=true"] -> {"a.b": 1, "c": True}.
+
+    Values are read as TOML.
+    """
     out: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -106,10 +118,11 @@ def assignments(words: Iterable[str], example: str) -> dict[str, Any]:
 
 
 def set_key(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Set a dotted key in a tree of tables, making those that are missing; a key that is there with its dots is replaced.
+    """Set a dotted key in a tree of tables, making tables that are missing.
 
-    Tables on the way are copied, so that one the caller shares with others stays as it was. A wrong name makes a table of
-    that name, which is refused when the tree is converted to its type.
+    A key that stands in a table spelled with its dots is replaced there.
+    Tables on the way are copied, so that one the caller shares with others stays as it was. A wrong
+    name makes a table of that name, which is refused when the tree is converted to its type.
     """
     whole = key
     if key.count(".") > MOST_DOTS:
@@ -163,7 +176,10 @@ def read(kind: type[T], path: Path, most: int = MOST_BYTES) -> T:
 
 
 def extended(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The tree of a TOML file on top of those it `extends` (a path, or several of which later ones win), key by key."""
+    """The tree of a TOML file merged over those that it `extends`: a path, or several.
+
+    Of several the later ones win.
+    """
     path = path.resolve()
     if path in seen:
         raise AmorError(f"{path} extends itself by way of {seen[-1]}")
@@ -191,7 +207,7 @@ def _deep_merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_lines(kind: type[T] | Callable[[Any], type[T]], path: Path, most: int = 1 << 30) -> Iterator[T]:
-    """Read a file of one JSON value per line; `kind` is their type, or chooses it from the parsed line.
+    """Read a file of one JSON value per line; `kind` is their type, or chooses it by the value.
 
     A last line without a newline was cut off by a kill, and is left out.
     """
@@ -232,7 +248,10 @@ def _format_error(where: str, error: Exception, value: Any) -> str:
 
 
 def _given(path: str, value: Any) -> str:
-    """", not VALUE" for the number at a path such as "a[0].b"; "" where there is none, or it is too long to print."""
+    """Text ", not VALUE" for the number at a path such as "a[0].b".
+
+    Empty where there is no number, or it is too long to print.
+    """
     for step in re.findall(r"[^.\[\]]+", path):
         inside = value.get(step) if isinstance(value, Mapping) else None
         value = value[int(step)] if isinstance(value, list | tuple) and step.isdecimal() and int(step) < len(value) else inside
@@ -240,7 +259,10 @@ def _given(path: str, value: Any) -> str:
 
 
 def _known_keys(kind: Any, value: Any, where: str, path: str = "") -> None:
-    """Refuse keys that no field has, naming the nearest: msgspec ignores those of a dataclass, and names no neighbour."""
+    """Refuse unknown keys with the nearest one, and renamed keys with the new name.
+
+    msgspec ignores unknown keys of a dataclass, and suggests nothing.
+    """
     for option in _options(kind):
         if get_origin(option) is tuple and isinstance(value, list | tuple):
             for number, inner in enumerate(value):

@@ -1,9 +1,10 @@
 """The contract of a gate, and the statistics that let a threshold follow the data.
 
-A gate sees one token at a time: its hidden vector, its position, and statistics of the head's prediction for it. It never
-sees a neighbour, a pad or a batch, so training, prefill and decode decide alike. Its statistics change only in `observe`,
-which the trainer calls once per optimiser step with the scores of the whole global batch, and in `learn`, which it calls with
-the gains measured on a sample of that batch.
+A gate sees one token at a time: its hidden vector, its position, and statistics of the head's
+prediction for it. It never sees a neighbour, a pad or a batch, so training, prefill and decode
+decide alike. Its statistics change only in `observe`, which the trainer calls once per optimiser
+step with the scores of the whole global batch, and in `learn`, which it calls with the gains
+measured on a sample of that batch.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from amor.typed import Share
 
 @dataclass(frozen=True)
 class Evidence:
-    """The inputs of a gate, for tokens of any shape [...]; of entropy, margin and gain only those it `needs` are set."""
+    """The inputs of a gate, for tokens of any shape [...].
+
+    Of entropy, margin and gain only those it `needs` are set.
+    """
 
     x: Tensor  # [..., D] the block's input, without gradient
     position: Tensor  # [...]
     entropy: Tensor | None = None  # [...] over log(vocab): in [0, 1]
     margin: Tensor | None = None  # [...] best probability minus second best
-    gain: Tensor | None = None  # [...] nats the next token gains if the block fires; needs the true next token
+    # [...] nats the next token gains if the block fires; needs the true next token
+    gain: Tensor | None = None
     before: Verdict | None = None  # of the previous block; None at the first
 
 
@@ -41,7 +46,8 @@ class Verdict:
 
     fire: Tensor  # [...] bool
     score: Tensor  # [...] compared with the threshold
-    weight: Tensor | None = None  # [...] 1 where it fires, with a gradient; None for a gate that has none
+    # [...] 1 where it fires, with a gradient; None for a gate that has none
+    weight: Tensor | None = None
 
 
 OptionsT = TypeVar("OptionsT")
@@ -50,9 +56,9 @@ OptionsT = TypeVar("OptionsT")
 class Gate(nn.Module, Generic[OptionsT]):
     """Decides for every token whether a block's attention runs.
 
-    `Options` is a frozen dataclass of what a config may set. One whose gate has weights that an optimiser trains counts them
-    in `parameters(width) -> int`; without that method there are none. A subclass may set `needs`, `measures` and
-    `updates_in_forward` as plain class attributes.
+    `Options` is a frozen dataclass of what a config may set. One whose gate has weights that an
+    optimiser trains counts them in `parameters(width) -> int`; without that method there are none.
+    A subclass may set `needs`, `measures` and `updates_in_forward` as plain class attributes.
     """
 
     kind: str
@@ -60,18 +66,21 @@ class Gate(nn.Module, Generic[OptionsT]):
     options: OptionsT
 
     def __init__(self, width: int, options: OptionsT, salt: int):
-        """width: of the model. salt: the block's index, so that gates which draw numbers draw others in every block."""
+        """width: of the model; salt: the block's index, so that random gates differ by block."""
         super().__init__()
         self.options = options
 
     @property
     def needs(self) -> frozenset[str]:
-        """Which of entropy, margin and gain must be in its Evidence; each costs a pass over the head."""
+        """Which of entropy, margin and gain must be in its Evidence.
+
+        Each costs a pass over the head.
+        """
         return frozenset()
 
     @property
     def measures(self) -> str:
-        """What the trainer measures on a sample of tokens for `learn`: "gain", "entropy" or nothing."""
+        """What the trainer measures on sampled tokens for `learn`: "gain", "entropy" or ""."""
         return ""
 
     @property
@@ -93,14 +102,18 @@ class Gate(nn.Module, Generic[OptionsT]):
         return self
 
     def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None] | None:
-        """Per token, whether it fires for every score in [low, high]; None where the two ends decide differently.
+        """Whether each token fires for every score in [low, high]; None where the ends differ.
 
-        None instead of a list: the decision depends on more than a score, so only `forward` can make it.
+        None instead of a list: the decision depends on more than a score, so only `forward` can
+        make it.
         """
         return None
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
-        """Record how decode computes the score of one token from the block's input x; raises where it needs more than x."""
+        """Record how decode computes the score of one token from the block's input x.
+
+        Raises where it needs more than x.
+        """
         raise UnsaidError(f"gate {self.kind!r} states no program")
 
     def cost(self) -> Cost:
@@ -108,7 +121,7 @@ class Gate(nn.Module, Generic[OptionsT]):
         return Cost()
 
     def settled(self) -> bool:
-        """Whether it decides by what it has learned; a gate that learns from measurements fires at random before."""
+        """Whether it decides by learned numbers; a gate that learns fires at random before that."""
         return True
 
     def version_key(self) -> tuple[object, ...]:
@@ -119,18 +132,27 @@ class Gate(nn.Module, Generic[OptionsT]):
         """Set the statistics that a fresh model begins with; buffers are 0 before."""
 
     def observe(self, scores: Tensor) -> None:
-        """Take in the scores of one optimiser step: every real token of the global batch."""
+        """Update the statistics by the scores of one optimiser step.
+
+        scores: of every real token of the global batch, of any shape.
+        """
 
     def observe_step(self, scores: Tensor) -> None:
-        """`observe` at the end of an optimiser step, unless the forwards of the step have done it already."""
+        """`observe` at the end of an optimiser step, unless the forwards of the step did it."""
         if not self.updates_in_forward:
             self.observe(scores)
 
     def learn(self, x: Tensor, value: Tensor) -> None:
-        """Take in what was measured [n] on some tokens of one optimiser step, and what the block read there, [n, D]."""
+        """Learn from values [n] measured on sampled tokens of one optimiser step.
+
+        x: the block's inputs at these tokens, [n, D].
+        """
 
     def aim(self, rate: float | None) -> None:
-        """Fire on about this fraction of tokens from now on; None goes back to the trained threshold."""
+        """Fire on about this fraction of tokens from now on.
+
+        None goes back to the trained threshold.
+        """
         raise AmorError(f"gate {self.kind!r} keeps no score quantiles, so it cannot aim at a firing rate")
 
 
@@ -193,7 +215,8 @@ class Adaptive(Gate[AdaptiveT]):
         self.register_buffer("quantiles", torch.zeros(SKETCH))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         self.aimed: float | None = None
-        self._known: tuple[tuple[object, ...], float] | None = None  # version_key, and the threshold at that version
+        # version_key, and the threshold at that version
+        self._known: tuple[tuple[object, ...], float] | None = None
 
     def trained_threshold(self) -> Tensor:
         raise NotImplementedError
@@ -212,7 +235,10 @@ class Adaptive(Gate[AdaptiveT]):
         return (self.aimed, *((t.data_ptr(), t._version) for t in self.decision_tensors()))
 
     def threshold_value(self) -> float:
-        """The threshold as a Python float, cached by version_key: decode needs it at every token."""
+        """The threshold as a Python float, cached by version_key.
+
+        Decode needs it at every token.
+        """
         now = self.version_key()
         if self._known is None or self._known[0] != now:
             self._known = now, float(self.threshold)
@@ -242,8 +268,8 @@ class Adaptive(Gate[AdaptiveT]):
         places = torch.linspace(0, 1, SKETCH, device=ordered.device, dtype=torch.float64) * last
         low = places.long()
         sketch = torch.lerp(ordered[low], ordered[(low + 1).clamp(max=last)], (places - low).float())
-        # of an even number the lower middle one, as torch.median; the std of one token is 0; in float64, so that
-        # the number of threads cannot move its last bit
+        # of an even number the lower middle one, as torch.median; the std of one token is 0; in
+        # float64, so that the number of threads cannot move its last bit
         std = ordered.double().std(correction=1 if self.updates_in_forward and last else 0).float()
         for name, value in {"mu": ordered[last // 2], "sigma": std, "quantiles": sketch}.items():
             buffer = getattr(self, name)
@@ -273,12 +299,14 @@ Kappa = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 @dataclass(frozen=True)
 class MedianOptions:
-    """Threshold = mu + kappa sigma; mu and sigma are EMAs of the batch median and std of the scores."""
+    """Threshold = mu + kappa sigma, with mu and sigma EMAs of the median and std of batches."""
 
     kappa: Kappa = 0.2  # the paper's
     eta: Share = 0.01  # weight of a new batch in the EMA; the paper's
-    start: Annotated[tuple[Kappa, ...], Meta(max_length=2)] = ()  # (mu, sigma) before the first batch; (): the first batch's own
-    update: Literal["step", "forward"] = "step"  # EMA once per optimiser step, or in every training forward, over its own tokens
+    # (mu, sigma) before the first batch; (): the first batch's own
+    start: Annotated[tuple[Kappa, ...], Meta(max_length=2)] = ()
+    # EMA once per optimiser step, or in every training forward, over its own tokens
+    update: Literal["step", "forward"] = "step"
 
     def __post_init__(self) -> None:
         if len(self.start) == 1:

@@ -1,4 +1,7 @@
-"""The paper's gate: attention runs where the normalised entropy of the next token exceeds mu + kappa sigma."""
+"""The paper's gate.
+
+Attention runs where the normalised entropy of the next token exceeds mu + kappa sigma.
+"""
 
 from collections.abc import Sequence
 

@@ -1,12 +1,13 @@
 """Fires where a linear prediction, from the block's input, expects that firing saves the most.
 
-The nats that firing saves at a token are measured on a small sample of every training step (amor/models/measure.py). The gate
-keeps EMAs of their moments and solves for the weights after every step: ridge regression, without a gradient, without the
-optimiser, and without a pass over the head in decode. The threshold is the quantile of scores that gives a firing rate.
+The nats that firing saves at a token are measured on a small sample of every training step
+(amor/models/measure.py). The gate keeps EMAs of their moments and solves for the weights after
+every step: ridge regression, without a gradient, without the optimiser, and without a pass over the
+head in decode. The threshold is the quantile of scores that gives a firing rate.
 
-Letters: x the block's input, g its measured gain, C the covariance of x, c that of x and g, n the effective number of tokens in
-the averages. w = (C + ridge)^-1 c. The ridge is the best one if x explains a fraction r of the variance of gains, from all
-channels alike: mean(diag C) D / (n r).
+Letters: x the block's input, g its measured gain, C the covariance of x, c that of x and g, n the
+effective number of tokens in the averages. w = (C + ridge)^-1 c. The ridge is the best one if x
+explains a fraction r of the variance of gains, from all channels alike: mean(diag C) D / (n r).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,14 @@ class GainOptions:
     """How fast the regression and the threshold follow the data, and how often the gate fires."""
 
     rate: Share = 0.22  # fraction of tokens that fire; the 22 % of the paper's earlier version
-    eta: Share = 0.01  # weight of a new batch in the EMA of the threshold's statistics, as in the paper's gate
-    ema_rate: Share = 0.01  # weight of a step's sample in the EMA of the moments; the first 1 / ema_rate steps count alike
+    # weight of a new batch in the EMA of the threshold's statistics, as in the paper's gate
+    eta: Share = 0.01
+    # weight of a step's sample in the EMA of the moments; the first 1 / ema_rate steps count alike
+    ema_rate: Share = 0.01
     # r: assumed fraction of the variance of gains that x can explain; smaller is a stronger ridge
     explained_variance: Annotated[float, Meta(gt=0, le=1)] = 0.05
-    explore: Annotated[int, Meta(ge=1, le=2**30)] = 256  # tokens measured before it predicts; fires at random until then
+    # tokens measured before it predicts; fires at random until then
+    explore: Annotated[int, Meta(ge=1, le=2**30)] = 256
 
     RENAMED: ClassVar[Mapping[str, str]] = {"pace": "ema_rate", "foreseen": "explained_variance"}
 
@@ -43,7 +47,8 @@ class GainOptions:
 class Gain(Adaptive[GainOptions]):
     """Ridge regression of measured gains on the block's input.
 
-    Until enough gains are measured, and one differs from zero, it explores: it fires at its rate, on other positions each step.
+    Until enough gains are measured, and one differs from zero, it explores: it fires at its rate,
+    on other positions each step.
     """
 
     kind = "gain"
@@ -75,7 +80,8 @@ class Gain(Adaptive[GainOptions]):
         return self.quantile(1 - self.options.rate)
 
     def forward(self, evidence: Evidence) -> Verdict:
-        with torch.autocast(evidence.x.device.type, enabled=False):  # nats differ by less than bf16 can tell
+        # nats differ by less than bf16 can tell
+        with torch.autocast(evidence.x.device.type, enabled=False):
             predicted = linear(evidence.x.float(), self.weight.float()[None]).squeeze(-1) + self.bias.float()
         score = predicted if self.settled() else self._explored(predicted, evidence.position)
         return Verdict(score > self.threshold, score)
@@ -95,7 +101,7 @@ class Gain(Adaptive[GainOptions]):
         return torch.where(self.pred_std > 0, predicted, hash_uniform(position, self.salt + self.num_updates))
 
     def settled(self) -> bool:
-        """Whether it predicts; on a GPU or inside a compiled graph always False, since looking there costs a synchronisation."""
+        """Whether it predicts; always False on a GPU or in a compiled graph, to avoid a sync."""
         return self.pred_std.device.type == "cpu" and not torch.compiler.is_compiling() and bool(self.pred_std > 0)
 
     @torch.no_grad()
@@ -114,7 +120,10 @@ class Gain(Adaptive[GainOptions]):
         self._move(w, C)
 
     def _average(self, x: Tensor, gain: Tensor) -> None:
-        """Update the EMAs of the moments by one sample, x [n, D] and gain [n]; the first samples count alike."""
+        """Update the EMAs of the moments by one sample, x [n, D] and gain [n].
+
+        The first samples count alike.
+        """
         count, eta = len(gain), max(self.options.ema_rate, 1 / int(self.num_updates))
         center, mean_gain = x.mean(0), gain.mean()
         to_center, to_mean = center - self.center, mean_gain - self.mean_gain
@@ -131,12 +140,16 @@ class Gain(Adaptive[GainOptions]):
         self.inv_effective_n.copy_((1 - eta) ** 2 * self.inv_effective_n + eta**2 / count)
 
     def _move(self, w: Tensor, C: Tensor) -> None:
-        """Predict by w from now on; shift and scale the stored statistics of scores, so that the threshold keeps its rate."""
+        """Predict by w from now on.
+
+        Shift and scale the stored statistics of scores, so that the threshold keeps its rate.
+        """
         center, old = self.center.double(), self.weight.double()
         mean, std = (self.bias + old @ center, (old @ C @ old).sqrt()) if bool(self.pred_std > 0) else UNIFORM
         pred_std = (w @ C @ w).sqrt()
         for known in (self.mu, self.quantiles):
-            known.copy_(self.mean_gain + (known - mean) * (pred_std / std))  # the mean of predictions is that of gains
+            # the mean of predictions is that of gains
+            known.copy_(self.mean_gain + (known - mean) * (pred_std / std))
         self.sigma.copy_(self.sigma * (pred_std / std))
         self.bias.copy_(self.mean_gain - w @ center)
         self.weight.copy_(w)

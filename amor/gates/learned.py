@@ -1,7 +1,7 @@
-"""A Mixture-of-Depths router: a learned score, a threshold that keeps a firing rate, a straight-through gradient.
+"""A Mixture-of-Depths router: a learned score, a firing rate, a straight-through gradient.
 
-Mixture-of-Depths takes the best k tokens of a sequence, which looks ahead; here the threshold is a quantile of past scores,
-so a decision needs this token only.
+Mixture-of-Depths takes the best k tokens of a sequence, which looks ahead; here the threshold is a
+quantile of past scores, so a decision needs this token only.
 """
 
 from collections.abc import Sequence

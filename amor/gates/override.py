@@ -1,4 +1,7 @@
-"""`--gate` and `--fire-rate`: replace a trained model's gates by always, never or random:0.3, or aim them at a firing rate."""
+"""Other gates for a trained model, as `--gate` and `--fire-rate` give them.
+
+Its gates are replaced by always, never or random:0.3, or aimed at a firing rate.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -14,7 +17,10 @@ STATELESS = ("always", "never", "random")
 
 
 def override_gates(own: Sequence[Gate], words: str | None = None, rate: float | None = None) -> list[Gate]:
-    """The gates that a command line selects, one per block; a model's own are not changed, an aimed one is a copy."""
+    """The gates that a command line selects, one per block.
+
+    A model's own are not changed, an aimed one is a copy.
+    """
     if (words is not None or rate is not None) and not own:
         raise AmorError("this model has no gated blocks, so there is no gate to set")
     gates = list(own)

@@ -1,4 +1,7 @@
-"""The paper's score with a threshold that keeps a firing rate: the entropy that a fraction `rate` of past tokens exceeds."""
+"""The paper's score with a threshold that keeps a firing rate.
+
+The threshold is the entropy that a fraction `rate` of past tokens exceeds.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,7 @@
-"""Fires on a random fraction of positions; the same ones in training, prefill and decode, whatever the batch."""
+"""Fires on a random fraction of positions.
+
+The same ones in training, prefill and decode, whatever the batch.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,7 +21,8 @@ class RandomOptions:
     """How often, and at which positions."""
 
     rate: Share = 0.4  # fraction of tokens that fire; the paper's gate fires on about 40 %
-    seed: Annotated[int, Meta(ge=-(2**30), le=2**30)] = 0  # bounded, since `hash_uniform` multiplies it in 64 bits
+    # bounded, since `hash_uniform` multiplies it in 64 bits
+    seed: Annotated[int, Meta(ge=-(2**30), le=2**30)] = 0
 
 
 class Random(Gate[RandomOptions]):
@@ -43,7 +47,10 @@ class Random(Gate[RandomOptions]):
 
 
 def hash_uniform(position: Tensor, salt: int | Tensor) -> Tensor:
-    """A uniform number in [0, 1) per position, by hashing position and salt: three rounds of multiply and shift, 32 bits."""
+    """A uniform number in [0, 1) per position, by hashing position and salt.
+
+    Three rounds of multiply and shift, 32 bits.
+    """
     bits = (position + 1 + salt * 7919) & MASK
     for shift in (16, 13, 15):
         bits = ((bits ^ (bits >> shift)) * PRIME) & MASK

@@ -1,9 +1,10 @@
-"""Predicts a score from what the block reads, by a small network: no pass over the head is needed to decide.
+"""Predicts a score from the block's input by a small network, without a pass over the head.
 
     score = fc2 silu(fc1 x + fc1_bias) + skip x + fc2_bias        float32; hidden = 0: skip x + fc2_bias alone
 
-The score is the block's normalised entropy, as in the authors' fitted router, or its gain, the nats that firing saves. A router
-is fitted to a trained model (`amor fit`), or learned next to the model from the sample of tokens that training measures.
+The score is the block's normalised entropy, as in the authors' fitted router, or its gain, the nats
+that firing saves. A router is fitted to a trained model (`amor fit`), or learned next to the model
+from the sample of tokens that training measures.
 """
 
 from collections.abc import Sequence
@@ -31,14 +32,18 @@ NETWORK = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "skip_weight")
 class RouterOptions:
     """What is predicted, by how large a network, and which threshold decides."""
 
-    target: Literal["entropy", "gain"] = "entropy"  # normalised entropy in [0, 1], or nats saved by firing
+    # normalised entropy in [0, 1], or nats saved by firing
+    target: Literal["entropy", "gain"] = "entropy"
     hidden: InnerWidth = 512  # width of the hidden layer, the authors' 512; 0: a linear map
-    rate: Share | None = None  # fire on this fraction of tokens; None: where the score exceeds mu + kappa sigma
+    # fire on this fraction of tokens; None: where the score exceeds mu + kappa sigma
+    rate: Share | None = None
     kappa: Kappa = 0.2  # the paper's
     eta: Share = 0.01  # weight of a new batch in the EMA of the statistics
     lr: Annotated[float, Meta(gt=0, le=1)] = 1e-3  # of Adam, where it is learned next to the model
-    explore: Annotated[int, Meta(ge=1, le=2**30)] = 4096  # tokens measured in training before it predicts; random until then
-    replaced: str = ""  # the gate that the model was trained with, which `amor fit --detach` puts back
+    # tokens measured in training before it predicts; random until then
+    explore: Annotated[int, Meta(ge=1, le=2**30)] = 4096
+    # the gate that the model was trained with, which `amor fit --detach` puts back
+    replaced: str = ""
 
 
 class Router(Adaptive[RouterOptions]):
@@ -116,13 +121,16 @@ class Router(Adaptive[RouterOptions]):
         return *super().decision_tensors(), *self.network(), self.measured
 
     def settled(self) -> bool:
-        """Whether it predicts; on a GPU, or inside a compiled graph, looking would cost more than it saves."""
+        """Whether it predicts; always False on a GPU or in a compiled graph, to avoid a sync."""
         known = self.measured.device.type == "cpu" and not torch.compiler.is_compiling()
         return known and int(self.measured) >= self.options.explore
 
     @torch.no_grad()
     def learn(self, x: Tensor, value: Tensor) -> None:
-        """One step of Adam on the squared error of a sample: x [n, D] what the block read, value [n] the measured target."""
+        """One step of Adam on the squared error of a sample.
+
+        x: the block's inputs, [n, D]; value: the measured target, [n].
+        """
         if not len(value):
             return
         if not int(self.num_updates):

@@ -1,4 +1,7 @@
-"""Warm-up: a gate that scores and learns while its block fires everywhere (`open_steps` of a recipe)."""
+"""The gate of a warm-up: it scores and learns while its block fires everywhere.
+
+A recipe's `open_steps` is the length of the warm-up.
+"""
 
 from dataclasses import replace
 
@@ -9,7 +12,10 @@ from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
 class ForcedOpen(Gate[Nothing]):
-    """Wraps a gate: its scores and statistics, but every token fires. It has no buffers of its own."""
+    """Wraps a gate: its scores and statistics, but every token fires.
+
+    It has no buffers of its own.
+    """
 
     kind = "forced_open"
     Options = Nothing
