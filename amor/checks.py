@@ -1,12 +1,12 @@
-"""What a number that a user gives may be: the range of every number of a model, and how numbers must fit each other.
+"""Ranges of every number of a model, how numbers must fit each other, and the contract of options.
 
-The ranges are types (`width: Width`), which typed.py holds a file to. A ceiling is far above every model there is; it is there so
-that a slip of the hand is one line at once and neither hours nor all memory. Options of mixers and gates use them too, which
-config.py reaches by name, so they lie below it.
+The ranges are types (`width: Width`), which typed.py enforces. Ceilings are far above any real
+model: a slip of the hand is refused in one line instead of taking hours or all memory. Options of
+mixers and gates use these types, so this module imports neither of them, nor torch.
 """
 
 import math
-from typing import Annotated
+from typing import Annotated, Protocol, runtime_checkable
 
 from msgspec import Meta
 
@@ -16,7 +16,8 @@ MOST_LAYERS = 4096  # of a backbone; and as many blocks
 MOST_PARAMETERS = 2**41
 MOST_TOKENS = 2**21  # of a vocabulary: what counts tokens, or holds a row for each, stays in memory
 
-Vocab = Annotated[int, Meta(ge=2, le=MOST_TOKENS)]  # entropy is a share of log(vocab), so one token is too few
+# at least 2: entropy is divided by log(vocab)
+Vocab = Annotated[int, Meta(ge=2, le=MOST_TOKENS)]
 Width = Annotated[int, Meta(ge=1, le=2**17)]
 InnerWidth = Annotated[int, Meta(ge=0, le=2**20)]  # 0: none, or as its owner says
 Context = Annotated[int, Meta(ge=1, le=2**20)]
@@ -29,10 +30,21 @@ StateSize = Annotated[int, Meta(ge=1, le=4096)]
 Groups = Annotated[int, Meta(ge=1, le=4096)]
 Taps = Annotated[int, Meta(ge=2, le=256)]  # of a convolution
 Theta = Annotated[float, Meta(ge=1, le=1e12)]
-Spread = Annotated[float, Meta(gt=0, le=10)]  # of first weights
+Std = Annotated[float, Meta(gt=0, le=10)]  # of initial weights
 Eps = Annotated[float, Meta(gt=0, le=1)]
 Floor = Annotated[float, Meta(ge=0, lt=1)]  # of alpha, a sigmoid
 Seed = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+
+
+@runtime_checkable
+class MixerOptions(Protocol):
+    """What the Options of every mixer can do at a model width, without building the mixer."""
+
+    def check(self, width: int) -> None:
+        """Raise an AmorError where a mixer of this shape cannot be built."""
+
+    def parameters(self, width: int) -> int:
+        """Exactly how many numbers the parameters of the mixer hold."""
 
 
 def divides(where: str, whole: int, part: int, what: str) -> None:

@@ -1,22 +1,27 @@
-"""What a model is, as frozen data: every wrong key and impossible shape is refused here, before anything is built."""
+"""The configuration of a model, as frozen data.
+
+Every wrong key and impossible shape is refused here, by options alone: no module is built.
+"""
 
 import dataclasses
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from amor import checks, registry, typed
 from amor.checks import MOST_LAYERS, MOST_PARAMETERS, divides, even_heads
 from amor.errors import AmorError, nearest
 
 VERSION = 1  # of config.json
-MOST_DOTS = 8  # of a key; none of ours has more than three
 
 
 def read_pattern(given: str | Mapping[str, Any]) -> tuple[str, ...]:
-    """'mamba2 x4, attention, mamba2 x7', or {'mamba2': 12, 'attention': [4]}: one mixer kind a layer."""
+    """The mixer kind of every layer, one per layer.
+
+    Given as 'mamba2 x4, attention, mamba2 x7', or as {'mamba2': 12, 'attention': [4]}.
+    """
     if isinstance(given, Mapping):
         return _placed(given)
     layers: list[str] = []
@@ -54,18 +59,6 @@ def _few(layers: int) -> None:
         raise AmorError(f"pattern: more than {MOST_LAYERS} layers")
 
 
-def flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """{'blocks': {'count': 1}} -> {'blocks.count': 1}; a pattern is one value."""
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping) and name != "pattern":
-            out |= flat(value, f"{name}.")
-        else:
-            out[name] = value
-    return out
-
-
 NORMS = (  # which norms can have an epsilon of their own
     "mixer_norm",  # before the mixer of a layer
     "mixer",  # inside a mixer
@@ -85,21 +78,29 @@ CHOICES = {  # words of Blocks
 
 @dataclass(frozen=True)
 class Blocks:
-    """The K gated attention blocks behind the backbone. count = 0 means a plain backbone."""
+    """The K gated attention blocks behind the backbone. count = 0 means a plain backbone.
+
+    The defaults are the paper's.
+    """
 
     count: checks.Blocks = 0
-    first: str = "plain"  # block 0 takes norm_f's output "plain", or "prenorm": norm_f is its pre-norm, residual unnormalised
+    # "plain": the output of norm_f is the residual of block 0; "prenorm": norm_f is the pre-norm of
+    # block 0, and the residual stays unnormalised
+    first: str = "plain"
     mlp: bool = False
     head_size: checks.HeadSize = 64
     rope_theta: checks.Theta = 10_000.0
     gate: str = "entropy"
     gate_options: Mapping[str, Any] = field(default_factory=dict)
-    probe: str = "block"  # what gates ask the head about: what the "block" reads, or the "final" norm of the residual before it
+    # the vector whose next-token distribution gates look at: the input of the "block", or the
+    # residual before it through the "final" norm
+    probe: str = "block"
     decide: str = "each"  # "each" block has a gate, or "once": the one of block 0 decides for all
-    final: str = "norm"  # behind the blocks a "norm", or "none": closed gates then leave the backbone's own output to the head
-    alpha_floor: checks.Floor = (
-        0.0  # alpha is never smaller; a channel at the floor gets no gradient. 0: the paper's plain sigmoid
-    )
+    # a "norm" behind the blocks, or "none": where no gate fires, the head then reads the backbone's
+    # own output
+    final: str = "norm"
+    # lower bound of alpha, below which a channel gets no gradient; 0: the paper's plain sigmoid
+    alpha_floor: checks.Floor = 0.0
 
     def check(self, width: int) -> None:
         for key, words in CHOICES.items():
@@ -112,14 +113,31 @@ class Blocks:
             even_heads("blocks.head_size", self.head_size)
         self.options()
 
+    def parameters(self, width: int, d_ff: int) -> int:
+        """Exact number of parameters of all blocks and of the norm behind them."""
+        if not self.count:
+            return 0
+        attention, alpha, mlp = 4 * width**2, width, 3 * width * d_ff + width if self.mlp else 0
+        norms = self.count - 1 + (self.final == "norm")  # block 0 has none
+        gates = 1 if self.decide == "once" else self.count
+        return self.count * (attention + alpha + mlp) + norms * width + gates * self._gate_parameters(width)
+
+    def _gate_parameters(self, width: int) -> int:
+        """What the gate's options count; most gates have statistics only and count nothing."""
+        options = self.options()
+        return options.parameters(width) if hasattr(options, "parameters") else 0
+
     def options(self) -> Any:
         """The options of the gate."""
-        return typed.convert(registry.find("gates", self.gate).Options, self.gate_options, f"gate {self.gate}")  # type: ignore[attr-defined]
+        return typed.convert(registry.find("gates", self.gate).Options, self.gate_options, f"gate {self.gate}")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A whole model: embedding, a pattern of mixers, gated blocks, head. The ranges of its numbers are in checks.py."""
+    """A whole model: embedding, a pattern of mixers, gated blocks, head.
+
+    The ranges of its numbers are in checks.py.
+    """
 
     name: str
     vocab: checks.Vocab
@@ -128,13 +146,19 @@ class Config:
     pattern: checks.Pattern
     context: checks.Context = 3072
     norm_eps: checks.Eps = 1e-5  # of every norm that norm_eps_of does not name
-    norm_eps_of: Mapping[str, checks.Eps] = field(default_factory=dict)  # epsilon by norm, one of NORMS
-    init_spread: checks.Spread = 0.02  # standard deviation of first weights, the paper's at widths of 768 and more
-    conv_init: str = "normal"  # short convolutions: "normal" as all other weights, or "uniform" in +-1/sqrt(taps) as nn.Conv1d
+    # epsilon by norm, one of NORMS
+    norm_eps_of: Mapping[str, checks.Eps] = field(default_factory=dict)
+    # standard deviation of initial weights, the paper's at widths of 768 and more
+    init_std: checks.Std = 0.02
+    # short convolutions: "normal" as all other weights, or "uniform" in +-1/sqrt(taps), the
+    # default of nn.Conv1d
+    conv_init: str = "normal"
     tied: bool = True  # the head's weights are the embedding's; false: it has its own
     mixers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by mixer kind
     blocks: Blocks = Blocks()
     version: int = VERSION
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"init_spread": "init_std"}
 
     def __post_init__(self) -> None:
         if isinstance(self.pattern, str | Mapping):
@@ -165,11 +189,15 @@ class Config:
             raise AmorError(f"{self.parameters:.2g} parameters; more than {MOST_PARAMETERS:.2g} are a slip, so they are refused")
 
     def _options(self, kind: str) -> Any:
-        return typed.convert(registry.find("mixers", kind).Options, self.mixers.get(kind, {}), f"mixers.{kind}")  # type: ignore[attr-defined]
+        return typed.convert(registry.find("mixers", kind).Options, self.mixers.get(kind, {}), f"mixers.{kind}")
 
     def mixer_options(self, kind: str) -> Any:
         """The checked options of one mixer kind at this width."""
         options = self._options(kind)
+        if not isinstance(options, checks.MixerOptions):
+            raise AmorError(
+                f"mixers: the Options of {kind!r} need check(width) and parameters(width); amor/checks.py says what each returns"
+            )
         options.check(self.width)
         return options
 
@@ -182,21 +210,23 @@ class Config:
 
     @property
     def parameters(self) -> int:
-        """About how many numbers the model holds, without its vectors; no memory is taken to find out."""
-        import torch
-
-        mlp, found = 3 * self.width * self.d_ff, self.vocab * self.width * (1 if self.tied else 2)
-        for kind in sorted(set(self.pattern)):
-            with torch.device("meta"):
-                mixer = registry.find("mixers", kind)(self.width, self.mixer_options(kind), self.eps("mixer"))
-            found += self.pattern.count(kind) * (sum(p.numel() for p in mixer.parameters()) + mlp)
-        return found + self.blocks.count * (4 * self.width**2 + (mlp if self.blocks.mlp else 0))
+        """Exact number of parameters of the model, counted by its options; nothing is built."""
+        embedding = self.vocab * self.width * (1 if self.tied else 2)
+        mlp = 3 * self.width * self.d_ff + self.width if self.d_ff else 0  # with the norm before it
+        mixers = sum(
+            self.pattern.count(kind) * self.mixer_options(kind).parameters(self.width) for kind in sorted(set(self.pattern))
+        )
+        layers = mixers + len(self.pattern) * (self.width + mlp)
+        return embedding + layers + self.width + self.blocks.parameters(self.width, self.d_ff)
 
     def change(self, /, **changes: Any) -> "Config":
-        """A copy with keys changed; dotted keys reach inside: change(**{'blocks.count': 1, 'blocks.gate_options.kappa': 0.3})."""
+        """A copy with keys changed; dotted keys reach inside.
+
+        config.change(**{"blocks.count": 1, "blocks.gate_options.kappa": 0.3})
+        """
         tree = self.to_dict()
         for key, value in changes.items():
-            _set(tree, key, value)
+            typed.set_key(tree, key, value, "config")
         return Config.from_dict(tree)
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,7 +239,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "config") -> "Config":
-        """A config of plain values, whoever wrote them; where: what to call them in an error."""
+        """A config from plain values; `where` names them in errors."""
         if not isinstance(tree, Mapping):
             raise AmorError(f"{where}: expected an object of keys, not {type(tree).__name__}")
         missing = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING
@@ -222,17 +252,3 @@ class Config:
         except AmorError as error:
             raise AmorError(f"{where}: {error}") from None
         return typed.convert(cls, {**tree, "pattern": read}, where)
-
-
-def _set(tree: dict[str, Any], key: str, value: Any) -> None:
-    if key.count(".") > MOST_DOTS:
-        raise AmorError(f"config: no key {key[:80]!r}, of {key.count('.')} dots")
-    head, _, rest = key.partition(".")
-    if not rest:
-        tree[key] = value
-        return
-    branch = tree.get(head, {})  # a wrong name makes a new branch here, and is refused when the config is filled
-    if not isinstance(branch, Mapping):
-        raise AmorError(f"config: {head!r} is {branch!r}, so {key!r} reaches nothing")
-    tree[head] = dict(branch)
-    _set(tree[head], rest, value)

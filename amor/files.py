@@ -1,6 +1,7 @@
-"""Files written whole: a reader, or a kill, meets the old one or the new one, never half of one.
+"""Atomic writes: a reader, or a kill, finds the old file or the new one, never half of one.
 
-What the system refuses (no room, no right, no such folder, a name it cannot hold) is the user's to mend, and told in one line.
+An OSError while writing (disk full, no permission, no such folder, an impossible name) is the
+user's to mend, and becomes an AmorError of one line.
 """
 
 import errno
@@ -14,8 +15,8 @@ from amor.errors import AmorError
 
 
 @contextmanager
-def written(path: str | Path, advice: str = "") -> Iterator[None]:
-    """Around whatever writes a path: what the system says against it becomes one line, with what to do."""
+def disk_errors(path: str | Path, advice: str = "") -> Iterator[None]:
+    """Turn an OSError raised while writing `path` into a one-line AmorError ending in `advice`."""
     if "\0" in str(path):
         raise AmorError(f"{str(path)!r} cannot be written (no name holds a NUL)")
     try:
@@ -27,9 +28,12 @@ def written(path: str | Path, advice: str = "") -> Iterator[None]:
 
 
 def file_to_write(path: str | Path) -> Path:
-    """A file that can be written, its folder made: known before the work, not after it. What it holds stays."""
+    """Check before the work that a file can be written, and make its folder.
+
+    An existing file is left as it is.
+    """
     path = Path(path)
-    with written(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         there = path.exists()
         path.open("ab").close()
@@ -39,9 +43,9 @@ def file_to_write(path: str | Path) -> Path:
 
 
 def folder_to_write(path: str | Path) -> Path:
-    """A folder that can be written, made where it is missing: known before the work, not after it."""
+    """Check before the work that a folder can be written, and make it where it is missing."""
     path = Path(path)
-    with written(path):
+    with disk_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -49,16 +53,17 @@ def folder_to_write(path: str | Path) -> Path:
 
 
 @contextmanager
-def replacing(path: Path, mark: str = "") -> Iterator[Path]:
-    """A place beside a file to write to; once it is on the disk, what was written there takes the file's place.
+def atomic_write(path: Path, mark: str = "") -> Iterator[Path]:
+    """A temporary path to write to; at the end it is synced to disk and renamed to `path`.
 
-    mark: tells apart those who write the same file at the same time, by default processes. A writer that is alone gives one
-    of its own, so that what a kill has left is taken by the next write.
+    mark: keeps apart writers of the same file at the same time; by default the process id. A writer
+    that is always alone gives a mark of its own, so that its next write replaces what a kill has
+    left.
     """
     beside = path.with_name(f".{path.name}.{mark or os.getpid()}")
     try:
         yield beside
-        to_disk(beside)
+        fsync(beside)
         os.replace(beside, path)
     except Exception:
         beside.unlink(missing_ok=True)
@@ -66,12 +71,13 @@ def replacing(path: Path, mark: str = "") -> Iterator[Path]:
 
 
 def replace_file(path: Path, text: str, mark: str = "") -> None:
-    with replacing(path, mark) as beside:
+    """Write a text file atomically."""
+    with atomic_write(path, mark) as beside:
         beside.write_text(text, encoding="utf-8")
 
 
-def to_disk(path: Path) -> None:
-    """A file or folder is on the disk when this returns."""
+def fsync(path: Path) -> None:
+    """Return once a file, or the entries of a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -79,8 +85,8 @@ def to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def free_folder(path: str | Path) -> Path:
-    """A path where nothing stands yet but an empty folder: known before the work, not after it."""
+def require_empty(path: str | Path) -> Path:
+    """Refuse a path where anything but an empty folder stands, before the work."""
     path = Path(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise AmorError(f"{path} holds something already; give another --out")
@@ -88,10 +94,13 @@ def free_folder(path: str | Path) -> Path:
 
 
 @contextmanager
-def whole_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to fill beside a path, which takes that name once all is in it and on the disk; on any error nothing is left."""
-    path = free_folder(path)
-    with written(path, "give another --out"):
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """A temporary folder to fill, renamed to `path` once every file in it is on the disk.
+
+    On any error it is removed.
+    """
+    path = require_empty(path)
+    with disk_errors(path, "give another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.parent / f".{path.name}.{os.getpid()}"
         shutil.rmtree(beside, ignore_errors=True)
@@ -99,9 +108,9 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
         try:
             yield beside
             for file in sorted(beside.rglob("*")):
-                to_disk(file)
+                fsync(file)
             os.rename(beside, path)
-            to_disk(path.parent)
+            fsync(path.parent)
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise

@@ -1,8 +1,9 @@
 """The eight architectures at four scales, the paper's ablations and our variants, as data.
 
-The pattern of layers follows the paper: a serial hybrid replaces the mixer by attention at some layers, a fused hybrid
-runs attention beside Mamba2 at the first, a middle and the last layer, AMOR adds three gated blocks behind the backbone.
-Any other mixer the registry finds is an architecture by its own name, everywhere; with `amor-` before it, behind gated blocks.
+The pattern of layers follows the paper: a serial hybrid replaces the mixer by attention at some
+layers, a fused hybrid runs attention beside Mamba2 at the first, a middle and the last layer, AMOR
+adds three gated blocks behind the backbone. Any other mixer the registry finds is an architecture
+by its own name, everywhere; with `amor-` before it, behind gated blocks.
 """
 
 from collections.abc import Iterable
@@ -84,16 +85,24 @@ def architecture(name: str) -> tuple[str, str, dict[int, tuple[int, ...]], int]:
     return name.removeprefix("amor-").replace("-", "_"), "", {}, GATED_BLOCKS if name.startswith("amor-") else 0
 
 
-def preset(name: str, scale: str, depth: int | None = None, /, **changes: Any) -> Config:
-    """A named architecture, ablation or variant ('amor-mamba2-classic') at a scale, with any key changed; depth: of layers."""
+def scaled(scale: str) -> dict[str, Any]:
+    """The row of SCALES of that name."""
     if scale not in SCALES:
         raise AmorError(f"no scale {scale!r}; {nearest(scale, SCALES)}")
+    return SCALES[scale]
+
+
+def preset(name: str, scale: str, depth: int | None = None, /, **changes: Any) -> Config:
+    """A named architecture, ablation or variant ('amor-mamba2-classic') at a scale.
+
+    depth: number of layers, by default the scale's; changes: any keys of Config, as its `change`.
+    """
+    size = scaled(scale)
     if name not in every_name():
         raise AmorError(f"no model {name!r}; {nearest(name, every_name())}")
     base, _, change = name.rpartition("-")
     if change not in CHANGES:
         base, change = name, ""
-    size = SCALES[scale]
     config = Config(
         name=f"{name}-{scale}",
         vocab=size["vocab"],

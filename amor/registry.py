@@ -1,24 +1,29 @@
-"""Finds the one class a kind names: the class in amor/<room>/<kind>.py, or a dotted path outside the house."""
+"""Finds the class of a kind: in amor/<room>/<kind>.py, or by its path outside the package."""
 
 import importlib
 import inspect
 import pkgutil
 from functools import cache
+from typing import Any
 
 from amor.errors import AmorError, nearest
 
 
 @cache
 def kinds(room: str) -> tuple[str, ...]:
-    """Every kind a room holds: its modules that define a class of their own name, in alphabetical order."""
+    """Every kind of a room, sorted: its modules that define a class of that `kind`."""
     package = importlib.import_module(f"amor.{room}")
     modules = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
     return tuple(sorted(name for name in modules if _class_in(f"amor.{room}.{name}", name)))
 
 
 @cache
-def find(room: str, kind: str) -> type:
-    """The class of a kind; `package.module.Class` reaches one that lives elsewhere."""
+def find(room: str, kind: str) -> type[Any]:
+    """The class of a kind; `package.module.Class` reaches one that lives elsewhere.
+
+    Callers that may import the room use its typed finder instead: `find_mixer`, `find_gate`,
+    `layout_of`.
+    """
     if "." in kind:
         module, _, name = kind.rpartition(".")
         if not all(word.isidentifier() for word in kind.split(".")):

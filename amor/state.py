@@ -1,7 +1,8 @@
-"""What a model remembers of the tokens it has read: recurrent states, convolution windows, keys and values, positions.
+"""The state of a model: recurrent states, convolution windows, keys and values, positions.
 
-A State is a value: reading on from it gives a new one and leaves it as it was. Keys and values grow inside a shared
-buffer, so that reading on does not copy them; the buffer knows which State reads on in place, and copies for any other.
+A State is a value: reading on from it gives a new one and leaves it as it was. Keys and values grow
+inside a shared buffer, so that reading on does not copy them; the buffer knows which State reads on
+in place, and copies for any other.
 """
 
 from __future__ import annotations
@@ -18,29 +19,32 @@ from torch import Tensor
 from amor import tensors, typed
 from amor.checks import MOST_LAYERS
 from amor.errors import AmorError
-from amor.form import Form, Part, form_of, misshapen
+from amor.form import Part, StateSpec, shape_error, spec_of
 from amor.kv import KV, with_room
 from amor.layout import Layout
 
 
 class Facts(typed.File, frozen=True):
-    """What a saved State says of itself besides its tensors."""
+    """The metadata of a saved State, beside its tensors."""
 
     layers: Annotated[int, Meta(ge=1, le=2 * MOST_LAYERS)]  # its parts: layers, then blocks
     even: bool
     longest: Annotated[int, Meta(ge=0, le=2**40)]
 
 
-class Lease:
-    """Who may read recurrent tensors that a step writes over: the newest State that holds them, by the number of its turn."""
+class Ownership:
+    """Generation counter that detects use of a State whose tensors a step has overwritten.
+
+    Shared by all States of these tensors; only the State of the current generation may read them.
+    """
 
     def __init__(self) -> None:
-        self.turn = 0
+        self.generation = 0
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call that was read, kept so that it can be taken back: what stood before it, and its tokens."""
+    """One call kept for `rollback`: the State before it, and its tokens."""
 
     before: State
     tokens: Tensor
@@ -52,32 +56,36 @@ class State:
     """Everything a model carries from one call to the next, for a batch of rows."""
 
     position: Tensor  # [B] tokens each row has read of its current document
-    parts: tuple[Part, ...]  # one a layer, then one a block
+    parts: tuple[Part, ...]  # one per layer, then one per block
     rows_aligned: bool = True  # all rows stand at the same position
     max_position: int = 0  # the largest position of a row
     memory: int = 0  # how many tokens can be taken back
     steps: tuple[Step, ...] = field(default=(), repr=False)
-    lease: Lease = field(default_factory=Lease, repr=False, compare=False)
-    turn: int = field(default=0, repr=False, compare=False)
-    # the form it was found to have; a State made by hand, or by replace, has none and is looked at where it enters a model
-    form: Form | None = field(default=None, init=False, repr=False, compare=False)
+    ownership: Ownership = field(default_factory=Ownership, repr=False, compare=False)
+    generation: int = field(default=0, repr=False, compare=False)
+    # the specification it was checked against; None for a State made by hand or by replace, which
+    # the next model checks
+    spec: StateSpec | None = field(default=None, init=False, repr=False, compare=False)
 
-    def check(self, form: Form) -> None:
-        """Refuse a State of another model. Once: what a model makes of a State that fits it fits it too."""
-        if self.form is form:
+    def check(self, spec: StateSpec) -> None:
+        """Refuse a State of another model.
+
+        Compared once: a State that the model computes from one that fits needs no comparison.
+        """
+        if self.spec is spec:
             return
-        wrong = form.differs(form_of(self.parts)) or self._unsound()
+        wrong = spec.mismatch(spec_of(self.parts)) or self._unsound()
         if wrong:
             raise AmorError(f"this state is not one of this model: {wrong}")
-        object.__setattr__(self, "form", form)
+        object.__setattr__(self, "spec", spec)
 
     def _unsound(self) -> str:
-        """What in it contradicts itself, or nothing."""
+        """Why its tensors and positions contradict each other, or ""."""
         if self.position.ndim != 1 or self.position.dtype != torch.long:
             return f"position is {self.position.dtype} of shape {list(self.position.shape)}, not one int64 a row"
         for index, part in enumerate(self.parts):
             for name, held in part.items():
-                wrong = misshapen(held, self.rows, self.max_position)
+                wrong = shape_error(held, self.rows, self.max_position)
                 if wrong:
                     return f"{name!r} of part {index} {wrong}"
         if self.position.device.type == "meta" or not self.rows:
@@ -89,9 +97,9 @@ class State:
             )
         return ""
 
-    def fresh(self) -> None:
-        """Refuse a State whose recurrent tensors a later step has written over."""
-        if self.turn != self.lease.turn:
+    def check_not_consumed(self) -> None:
+        """Refuse a State whose recurrent tensors a later step has overwritten in place."""
+        if self.generation != self.ownership.generation:
             raise AmorError(
                 "this state is gone: a decode session read on from it and wrote over its tensors; "
                 "state.fork() before the step keeps both"
@@ -103,7 +111,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, buffers with their spare room included; what is remembered for rollback counts too."""
+        """Bytes of all tensors, including spare capacity of key buffers and rollback history."""
         own = sum(held.nbytes for part in self.parts for held in part.values())
         recurrent = sum(
             held.nbytes for step in self.steps for part in step.before.parts for held in part.values() if isinstance(held, Tensor)
@@ -111,46 +119,55 @@ class State:
         return own + self.position.nbytes + recurrent
 
     def layout(self, columns: int, lengths: Tensor | None, reset: Tensor | None) -> Layout:
-        self.fresh()
+        self.check_not_consumed()
         return Layout(self.position, columns, self.rows_aligned, self.max_position, lengths, reset)
 
     def advance(self, layout: Layout, parts: Sequence[Part], tokens: Tensor, in_place: bool = False) -> State:
-        """The State after a call; in_place: its recurrent tensors were written over, so that this one is gone."""
+        """The State after a call.
+
+        in_place: the call has overwritten the recurrent tensors, so this State is consumed.
+        """
         longest, even = layout.max_position + layout.columns, layout.rows_aligned
         if layout.reset is not None or layout.lengths is not None:
             longest = int(layout.end.max())
             even = bool((layout.end == longest).all())
         after = State(layout.end, tuple(parts), even, longest, self.memory)
         if in_place:
-            self.lease.turn += 1
-            after = replace(after, lease=self.lease, turn=self.lease.turn)
+            self.ownership.generation += 1
+            after = replace(after, ownership=self.ownership, generation=self.ownership.generation)
         if self.memory:
             if layout.reset is not None:
                 raise AmorError("a state that remembers tokens cannot read packed documents; feed one document a row")
             steps = (*self.steps, Step(replace(self, steps=()), tokens, layout.lengths))
             after = replace(after, steps=_needed(steps, self.memory))
-        object.__setattr__(after, "form", self.form)
+        object.__setattr__(after, "spec", self.spec)
         return after
 
     def read_on(self, parts: Sequence[Part]) -> State:
-        """This State in the middle of a call of its model: some parts have read the token already."""
+        """This State in the middle of a call of its model.
+
+        Some parts have read the token already.
+        """
         after = replace(self, parts=tuple(parts))
-        object.__setattr__(after, "form", self.form)
+        object.__setattr__(after, "spec", self.spec)
         return after
 
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
         """A new State of changed tensors (batch first in each)."""
-        self.fresh()
+        self.check_not_consumed()
         parts = tuple({k: t.map(change) if isinstance(t, KV) else change(t) for k, t in part.items()} for part in self.parts)
         return State(change(self.position), parts, self.rows_aligned, self.max_position)
 
     def reserve(self, slots: int) -> State:
-        """The same State with room for this many tokens a row: until they are read, no key is copied again."""
+        """The same State with capacity for this many tokens per row.
+
+        Until they are read, no key is copied again.
+        """
         parts = tuple({k: t.reserve(slots) if isinstance(t, KV) else t for k, t in part.items()} for part in self.parts)
         return replace(self, parts=parts)
 
     def detach(self) -> State:
-        """The same numbers without their history: the boundary of truncated backpropagation through time."""
+        """The same numbers without their graph: a boundary of truncated backpropagation."""
         return self.map(Tensor.detach)
 
     def fork(self) -> State:
@@ -165,25 +182,25 @@ class State:
     @staticmethod
     def join(states: Sequence[State]) -> State:
         """The rows of several States as one batch."""
-        form = form_of(states[0].parts)
+        spec = spec_of(states[0].parts)
         for state in states:
-            state.fresh()
-            state.check(form)
+            state.check_not_consumed()
+            state.check(spec)
         longest = max(s.max_position for s in states)
 
         def joined(name: str, layer: int) -> Tensor | KV:
             held = [s.parts[layer][name] for s in states]
-            if isinstance(held[0], KV):
-                k = torch.cat([with_room(h.k, longest, exact=True) for h in held])  # type: ignore[union-attr]
-                v = torch.cat([with_room(h.v, longest, exact=True) for h in held])  # type: ignore[union-attr]
+            if kvs := [entry for entry in held if isinstance(entry, KV)]:
+                k = torch.cat([with_room(kv.k, longest, exact=True) for kv in kvs])
+                v = torch.cat([with_room(kv.v, longest, exact=True) for kv in kvs])
                 return KV.of(k, v)
-            return torch.cat(held)  # type: ignore[arg-type]
+            return torch.cat([entry for entry in held if isinstance(entry, Tensor)])
 
         parts = tuple({name: joined(name, i) for name in part} for i, part in enumerate(states[0].parts))
         return State(torch.cat([s.position for s in states]), parts, False, longest)._tight()
 
     def _tight(self) -> State:
-        """Positions looked at again: even when all rows stand at the same one."""
+        """The same State with max_position and rows_aligned computed from the positions."""
         longest = int(self.position.max()) if self.rows else 0
         return replace(self, max_position=longest, rows_aligned=bool((self.position == longest).all()))
 
@@ -192,12 +209,13 @@ class State:
         return replace(self, memory=tokens, steps=())
 
     def rollback(self, count: int | Tensor, replay: Callable[..., State]) -> State:
-        """The State before the last `count` tokens (one number, or one a row); this one is gone.
+        """The State before the last `count` tokens (a number, or one per row); consumes this one.
 
-        Keys and values are cut; recurrent states cannot run backwards, so the nearest remembered State is taken and
-        `replay(tokens, state, lengths)` (the model's own forward) reads again what lies between.
+        Keys and values are cut; recurrent states cannot run backwards, so the nearest remembered
+        State is taken and `replay(tokens, state, lengths)` (the model's own forward) reads again
+        what lies between.
         """
-        self.fresh()
+        self.check_not_consumed()
         back = torch.as_tensor(count, device=self.position.device).expand(self.rows)
         available = sum((_lengths(s) for s in self.steps), torch.zeros_like(self.position))
         if bool((back < 0).any()) or bool((back > available).any()):
@@ -241,7 +259,7 @@ class State:
         """Write it as one safetensors file; what `rollback` would need is not kept."""
         from safetensors.torch import save_file
 
-        self.fresh()
+        self.check_not_consumed()
         named = {"position": self.position}
         for layer, part in enumerate(self.parts):
             for name, held in part.items():
@@ -254,7 +272,7 @@ class State:
 
     @staticmethod
     def load(path: str | Path, device: str | torch.device = "cpu") -> State:
-        """A State as `save` wrote it; which model it is of is asked where it enters one."""
+        """A State as `save` wrote it; whether it fits a model is checked where it enters one."""
         path = Path(path)
         try:
             with tensors.opened(path, device) as file:

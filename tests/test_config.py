@@ -1,12 +1,15 @@
 """Configs and presets: the paper's parameter counts, and every impossible model refused with its numbers."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
+import torch
 
 import amor
+from amor import registry
 from amor.config import Config
-from amor.presets import ABLATION_NAMES, NAMES, SCALES
+from amor.presets import ABLATION_NAMES, NAMES, SCALES, every_name
 
 # millions of parameters, as the paper prints them: 180M, 440M, 1.5B
 PAPER = {
@@ -62,6 +65,13 @@ def test_a_config_survives_json(name):
     assert Config.from_dict(json.loads(config.to_json())) == config
 
 
+def test_a_config_written_before_init_spread_was_renamed_is_refused_with_the_new_name():
+    old = json.loads(amor.preset("amor-mamba2", "tiny").to_json())
+    old["init_spread"] = old.pop("init_std")
+    with pytest.raises(amor.AmorError, match=r"^FILE: init_spread is now init_std$"):
+        Config.from_dict(old, "FILE")
+
+
 def test_a_config_written_before_heads_could_be_untied_or_the_final_norm_left_out_is_the_same_model():
     config = amor.preset("amor-mamba2", "tiny")
     old = json.loads(config.to_json())
@@ -69,14 +79,60 @@ def test_a_config_written_before_heads_could_be_untied_or_the_final_norm_left_ou
     assert Config.from_dict(old) == config and config.tied and config.blocks.final == "norm"
 
 
-def test_a_head_of_its_own_is_counted():
-    tied, own = (amor.preset("amor-mamba2", "tiny", tied=tied) for tied in (True, False))
-    assert own.parameters - tied.parameters == parameters(own) - parameters(tied) == 4096 * 256
+@pytest.mark.parametrize("name", every_name())
+def test_a_config_counts_the_parameters_that_are_built(name):
+    for scale in ("tiny", "180m"):
+        config = amor.preset(name, scale)
+        assert config.parameters == parameters(config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tied": False},
+        {"d_ff": 0},
+        {"blocks.final": "none"},
+        {"blocks.count": 1, "blocks.mlp": True},
+        {"blocks.decide": "once", "blocks.gate": "learned"},
+        *({"blocks.gate": kind} for kind in registry.kinds("gates")),
+    ],
+    ids=str,
+)
+def test_a_config_counts_what_its_changes_add_and_remove(changes):
+    config = amor.preset("amor-mamba2", "tiny", **changes)
+    assert config.parameters == parameters(config)
+
+
+def test_validating_a_config_builds_no_module(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("a module was built")
+
+    monkeypatch.setattr(torch.nn.Module, "__init__", refuse)
+    for name in every_name():
+        assert amor.preset(name, "tiny").parameters > 0
+    with pytest.raises(amor.AmorError, match="parameters; more than"):
+        amor.preset("kda", "1.5b", width=2**17, d_ff=2**20, pattern="kda x4096")
+
+
+@dataclass(frozen=True)
+class Uncounted:
+    def check(self, width: int) -> None:
+        """Every width is fine."""
+
+
+class Outside(torch.nn.Module):
+    Options = Uncounted
+
+
+def test_a_mixer_from_outside_the_house_whose_options_do_not_count_is_refused():
+    with pytest.raises(amor.AmorError, match=r"Options of '.*Outside' need check\(width\) and parameters\(width\)"):
+        amor.preset("mamba2", "tiny", pattern=[f"{__name__}.Outside"])
 
 
 REFUSED = [
     ({"vocab": 1}, "vocab: expected int >= 2, not 1"),
     ({"wdith": 3}, "did you mean 'width'"),
+    ({"init_spread": 0.02}, "config: init_spread is now init_std"),
     ({"width": "many"}, "width: expected int, got str"),
     ({"width": 100}, "head size 64 does not divide 200"),
     ({"blocks.count": -1}, "blocks.count: expected int >= 0, not -1"),

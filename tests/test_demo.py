@@ -7,7 +7,7 @@ from training import KilledError, Killer, invented_demo
 
 from amor.cli import _recalling, main
 from amor.data.tasks.base import read_task
-from amor.gates.words import chosen
+from amor.gates.override import override_gates
 from amor.judge.gates import own_gates
 from amor.models.folder import load_model
 from amor.records.run import Step
@@ -56,7 +56,7 @@ def test_what_the_last_number_counts_is_what_recall_counts(out):
     found = _recalling.recalled(out / "recall")
     text = task.rows(0, "test", 0, 0, 256)
     for gate in ("never", "always"):
-        best = model.logits(model(text.tokens, gates=chosen(own_gates(model), gate)).hidden).argmax(-1)
+        best = model.logits(model(text.tokens, gates=override_gates(own_gates(model), gate)).hidden).argmax(-1)
         right = (best == text.targets)[text.asked > 0].double().mean()
         assert found["everywhere" if gate == "always" else gate]["mean"] == pytest.approx(float(right), abs=1e-9)
     fires = [g.fire.double().mean() for g in model(text.tokens).gates]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from amor.files import replace_file, replacing
+from amor.files import atomic_write, replace_file
 
 
 class Kill(BaseException):
@@ -14,7 +14,7 @@ class Kill(BaseException):
 def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path):
     path = tmp_path / "file"
     replace_file(path, "old é")
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         beside.write_text("new")
         assert path.read_text(encoding="utf-8") == "old é"
     assert path.read_text() == "new" and os.listdir(tmp_path) == ["file"]
@@ -23,7 +23,7 @@ def test_a_file_is_the_old_one_until_it_is_the_new_one(tmp_path):
 def test_an_error_leaves_the_old_file_and_nothing_beside_it(tmp_path):
     path = tmp_path / "file"
     replace_file(path, "old")
-    with pytest.raises(OSError, match="full"), replacing(path) as beside:  # noqa: PT012
+    with pytest.raises(OSError, match="full"), atomic_write(path) as beside:  # noqa: PT012
         beside.write_text("ne")
         raise OSError("full")
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["file"]
@@ -31,7 +31,7 @@ def test_an_error_leaves_the_old_file_and_nothing_beside_it(tmp_path):
 
 def test_what_a_kill_leaves_is_taken_by_the_next_write_of_one_that_writes_alone(tmp_path):
     path = tmp_path / "file"
-    with pytest.raises(Kill), replacing(path, mark="part") as beside:  # noqa: PT012
+    with pytest.raises(Kill), atomic_write(path, mark="part") as beside:  # noqa: PT012
         beside.write_text("half")
         raise Kill
     assert not path.exists() and len(os.listdir(tmp_path)) == 1
@@ -41,7 +41,7 @@ def test_what_a_kill_leaves_is_taken_by_the_next_write_of_one_that_writes_alone(
 
 def test_two_that_write_at_once_do_not_meet(tmp_path):
     path = tmp_path / "file"
-    with replacing(path, mark="a") as one, replacing(path, mark="b") as other:
+    with atomic_write(path, mark="a") as one, atomic_write(path, mark="b") as other:
         one.write_text("one")
         other.write_text("other")
         assert one != other

@@ -9,7 +9,7 @@ from laws import close, plain, small, tokens
 
 from amor import typed
 from amor.errors import AmorError
-from amor.gates.warmup import Opened
+from amor.gates.warmup import ForcedOpen
 from amor.judge import choosing
 from amor.judge.findings import attention
 from amor.judge.gates import Told, all_told, own_gates
@@ -117,7 +117,7 @@ def test_the_output_s_vector_is_what_the_final_norm_gives_and_a_measured_gain_th
 
 def all_scoring(model):
     """Its own gates, open: what they score is told, and nothing is decided."""
-    return [Opened(gate) for gate in own_gates(model)]
+    return [ForcedOpen(gate) for gate in own_gates(model)]
 
 
 def test_the_gain_of_the_last_block_is_what_closing_it_costs():

@@ -8,8 +8,8 @@ import amor
 from amor import registry
 from amor.decode.scores import Scorers
 from amor.errors import AmorError
-from amor.gates.base import Adaptive, Evidence, speaks_of_its_forward
-from amor.gates.words import chosen
+from amor.gates.base import Adaptive, Evidence, matches_forward
+from amor.gates.override import override_gates
 from amor.judge.check import check
 
 KINDS = registry.kinds("gates")
@@ -79,7 +79,7 @@ def test_a_gate_that_has_met_no_data_never_fires(kind):
     cls = registry.find("gates", kind)
     gate = cls(64, cls.Options(), 0)
     assert not gate(evidence(2, 30)).fire.any()
-    with pytest.raises(amor.AmorError, match="met no data"):
+    with pytest.raises(amor.AmorError, match="no statistics yet"):
         gate.aim(0.1)
 
 
@@ -129,7 +129,7 @@ def test_a_score_is_compiled_from_the_program_of_a_gate_and_follows_its_numbers(
         told = torch.empty(50, 1)
         scorers(gate, 64)([x, told])
         scores = told[:, 0].tolist()
-        return told[:, 0], gate.between(scores, scores, position)
+        return told[:, 0], gate.decide_interval(scores, scores, position)
 
     def agrees():
         verdict, (scores, fires) = gate(seen), compiled()
@@ -166,7 +166,7 @@ def test_what_was_said_of_another_forward_is_not_believed():
     own = gate_of("learned")
     assert Scorers()(own, 64) is not None
     assert Scorers()(Late(64, own.options, 0), 64) is None
-    assert not speaks_of_its_forward(Early, "between") and speaks_of_its_forward(type(gate_of("quantile")), "between")
+    assert not matches_forward(Early, "decide_interval") and matches_forward(type(gate_of("quantile")), "decide_interval")
     own.register_forward_hook(lambda *_: None)
     assert Scorers()(own, 64) is None, "whoever watches it sees it decide"
 
@@ -178,9 +178,9 @@ def test_a_threshold_as_a_number_is_the_one_that_decides(kind):
         return
     for change in (lambda: None, lambda: gate.observe(torch.full((9,), 0.7)), lambda: gate.aim(0.3), lambda: gate.aim(None)):
         change()
-        assert gate.cut() == float(gate.threshold)
+        assert gate.threshold_value() == float(gate.threshold)
     gate.load_state_dict({name: number * 0.5 for name, number in gate.state_dict().items()})
-    assert gate.cut() == float(gate.threshold)
+    assert gate.threshold_value() == float(gate.threshold)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -208,12 +208,12 @@ def test_the_oracle_fires_exactly_where_attention_lowers_the_loss():
 def test_another_gate_given_in_words_leaves_the_model_s_own_alone():
     model = small("amor-mamba2")
     own = [block.gate for block in model.each_block()]
-    assert all(a is b for a, b in zip(chosen(own), own, strict=True)) and chosen(own, "entropy")[0] is own[0]
-    assert [gate.kind for gate in chosen(own, "never")] == ["never"] * 3
-    spread = chosen(own, "random:0.25")
+    assert all(a is b for a, b in zip(override_gates(own), own, strict=True)) and override_gates(own, "entropy")[0] is own[0]
+    assert [gate.kind for gate in override_gates(own, "never")] == ["never"] * 3
+    spread = override_gates(own, "random:0.25")
     assert [float(gate.threshold) for gate in spread] == [0.75] * 3
     assert not torch.equal(*(gate(Evidence(torch.zeros(9, 1), torch.arange(9))).score for gate in spread[:2]))
-    lifted = chosen(own, rate=0.1)
+    lifted = override_gates(own, rate=0.1)
     assert all(a is not b and a.threshold > b.threshold and b.aimed is None for a, b in zip(lifted, own, strict=True))
 
 
@@ -231,6 +231,19 @@ def test_another_gate_given_in_words_leaves_the_model_s_own_alone():
 def test_a_gate_that_cannot_be_had_is_refused_with_a_hint(words, rate, said):
     own = [block.gate for block in small("amor-mamba2").each_block()]
     with pytest.raises(AmorError, match=said):
-        chosen(own, words, rate)
+        override_gates(own, words, rate)
     with pytest.raises(AmorError, match="no gated blocks"):
-        chosen([], words, rate)
+        override_gates([], words, rate)
+
+
+def test_a_tensor_that_moved_by_as_much_as_its_version_fell_is_another_one():
+    class Moved:
+        def __init__(self, address, version):
+            self._version, self.data_ptr = version, lambda: address
+
+    gate = gate_of("entropy")
+    keys = []
+    for address, version in ((64, 1), (63, 2)):
+        gate.decision_tensors = lambda address=address, version=version: (Moved(address, version),)
+        keys.append(gate.version_key())
+    assert keys[0] != keys[1]

@@ -192,6 +192,31 @@ def test_importing_amor_is_quick_and_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_tables_figures_and_reports_are_made_without_torch():
+    """Study reads files, never models: neither importing it nor comparing two runs may bring torch in."""
+    code = """
+import importlib, pathlib, pkgutil, sys, tempfile
+sys.modules["torch"] = None  # importing it from here on is an ImportError
+import amor.config, amor.presets, amor.study
+for module in pkgutil.walk_packages(amor.study.__path__, "amor.study."):
+    importlib.import_module(module.name)
+from amor.records.run import Step, StepTiming
+from amor.run import Run
+from amor.study import runs
+timing = StepTiming(seconds=1.0, tokens_per_second=64.0)
+step = Step(step=1, loss=2.0, lr=0.1, grad_norm=1.0, tokens=64, timing=timing)
+with tempfile.TemporaryDirectory() as folder:
+    for name, changes in (("a", {}), ("b", {"vocab": 4096})):
+        run = Run(pathlib.Path(folder) / name)
+        run.folder.mkdir()
+        run.write_config({"name": name, "model": {"name": "amor-mamba2", "scale": "tiny", "changes": changes}})
+        run.measured(step)
+    rows = runs.compare([Run(pathlib.Path(folder) / name) for name in "ab"])
+assert [row.vocab for row in rows] == [4096, 4096], rows
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_plug_in_of_vllm_can_be_imported_where_vllm_is_not():
     code = "import sys; sys.modules['vllm'] = None; import amor.vllm; assert callable(amor.vllm.register)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -40,6 +40,27 @@ def test_the_registry_finds_the_five_mixers():
     assert set(KINDS) == {"attention", "mamba2", "gated_deltanet", "kda", "fused"}
 
 
+SHAPES = {
+    "attention": [{}, {"head_size": 16}, {"width": 192, "head_size": 32}],
+    "mamba2": [{}, {"expand": 3, "head_size": 16, "state_size": 24, "groups": 4, "conv": 3}],
+    "gated_deltanet": [{}, {"head_size": 16, "conv": 2}, {"heads": 3, "expand_v": 1}],
+    "kda": [{}, {"head_size": 16, "conv": 2}, {"heads": 3, "expand_v": 2}],
+    "fused": [{}, {"expand": 1, "head_size": 32, "state_size": 24, "groups": 2, "conv": 5, "share": 2}],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [256, 512, 768])
+def test_options_count_the_parameters_that_are_built(kind, width):
+    cls = registry.find("mixers", kind)
+    for shape in SHAPES[kind]:
+        options = cls.Options(**shape)
+        options.check(width)
+        with torch.device("meta"):
+            mixer = cls(width, options, 1e-5)
+        assert options.parameters(width) == sum(p.numel() for p in mixer.parameters())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cuts", [(1, 2, 3), (64,), (63, 64, 65), (35, 36)])
 @torch.no_grad()

@@ -150,14 +150,14 @@ def test_a_fresh_model_has_the_paper_s_first_weights():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
-def test_init_spread_is_that_of_first_weights_and_of_nothing_else():
-    paper, wider = (dict(amor.build(amor.preset("amor-mamba2", "tiny", init_spread=s)).named_parameters()) for s in (0.02, 0.06))
+def test_init_std_is_that_of_first_weights_and_of_nothing_else():
+    paper, wider = (dict(amor.build(amor.preset("amor-mamba2", "tiny", init_std=s)).named_parameters()) for s in (0.02, 0.06))
     drawn = ("embed.", "proj.weight", "conv1d.weight")
     for name, weight in paper.items():
         factor = 3 if any(part in name for part in drawn) else 1
         torch.testing.assert_close(wider[name], factor * weight, rtol=1e-6, atol=0)
-    with pytest.raises(amor.AmorError, match="init_spread"):
-        amor.preset("mamba2", "tiny", init_spread=0.0)
+    with pytest.raises(amor.AmorError, match="init_std"):
+        amor.preset("mamba2", "tiny", init_std=0.0)
 
 
 @torch.no_grad()

@@ -144,7 +144,7 @@ def test_a_journal_with_any_node_replaced_is_refused_or_continued(text, stopped,
         patch.setattr(room, "load_file", lambda _: tokenizer)  # most of the time otherwise
         patch.setattr(room, "tokenizer_hash", lambda _: known)
         patch.setattr("amor.data.encode.load_file", lambda _: tokenizer)
-        patch.setattr("amor.files.to_disk", lambda _: None)
+        patch.setattr("amor.files.fsync", lambda _: None)
         out = Path(shutil.copytree(stopped, tmp_path / "out"))
         for held in mutants(tree):
             (out / room.JOURNAL).write_text(held)

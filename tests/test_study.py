@@ -27,7 +27,7 @@ from amor.experiment.kinds import loss, size
 from amor.experiment.kinds.speed import met
 from amor.experiment.standing import Clock, Standing
 from amor.experiment.subject import Subject, step_of
-from amor.gates.words import aimed
+from amor.gates.override import aimed
 from amor.judge.gates import own_gates
 from amor.judge.loop import gathered, read
 from amor.judge.policies import Reader

@@ -113,7 +113,7 @@ def test_two_ranks_are_one(prepared, two, one, mode):
 def test_two_ranks_measure_what_one_does(prepared, two, tmp_path):
     alone, both = trained(recipe_for(prepared, "none", changes=GAIN), tmp_path / "run"), left_by(two / "gain")
     alike(alone, both)
-    assert alone["weights"]["blocks.0.gate.reach"] > 0, "it predicts"
+    assert alone["weights"]["blocks.0.gate.pred_std"] > 0, "it predicts"
     assert int(both["weights"]["blocks.0.gate.measured"]) == 6 * 8
 
 

@@ -130,7 +130,7 @@ def test_a_run_shorter_than_its_warm_up_only_warms_up():
         ("optimiser.betas=[0.9, 1.0]", "optimiser.betas[1]: expected float < 1.0, not 1"),
         ("tokens=100000", "one of the two"),
         ("lr=3", "lr: expected object, got int"),
-        ("batch.size=3", "nothing inside"),
+        ("batch.size=3", "'batch' is 16 and has no keys"),
         ("batch", "key=value"),
     ],
 )

@@ -71,6 +71,49 @@ def test_files_that_are_none(tmp_path: Path):
         typed.read_text(tmp_path / "large", most=99)
 
 
+def test_set_key_reaches_into_tables_and_leaves_shared_ones_alone():
+    shared = {"peak": 1}
+    tree = {"lr": shared, "changes": {"blocks.count": 1, "blocks": {"mlp": True}}}
+    typed.set_key(tree, "lr.floor", 2, "F")
+    typed.set_key(tree, "new.a.b", 3, "F")
+    typed.set_key(tree, "changes.blocks.count", 4, "F")  # replaced where it stands, spelled with a dot
+    typed.set_key(tree, "changes.blocks.mlp", False, "F")
+    assert tree["lr"] == {"peak": 1, "floor": 2} and shared == {"peak": 1}
+    assert tree["new"] == {"a": {"b": 3}}
+    assert tree["changes"] == {"blocks.count": 4, "blocks": {"mlp": False}}
+    with pytest.raises(AmorError, match=r"F: 'peak' is 1 and has no keys, so 'lr.peak.x' reaches nothing"):
+        typed.set_key(tree, "lr.peak.x", 1, "F")
+    with pytest.raises(AmorError, match="dots"):
+        typed.set_key(tree, "a." * 20 + "b", 1, "F")
+
+
+def test_a_flat_tree_set_key_by_key_is_the_tree():
+    tree = {"blocks": {"gate_options": {"kappa": 0.1}, "count": 2}, "pattern": {"mamba2": 4, "attention": [2]}, "width": 8}
+    assert typed.flat(tree) == {
+        "blocks.gate_options.kappa": 0.1,
+        "blocks.count": 2,
+        "pattern": {"mamba2": 4, "attention": [2]},
+        "width": 8,
+    }
+    again: dict[str, object] = {}
+    for key, value in typed.flat(tree).items():
+        typed.set_key(again, key, value, "F")
+    assert again == tree
+
+
+def test_words_of_a_command_line_are_keys_and_toml_values():
+    assert typed.assignments(["a.b = 1", "c=true", "d=word", "e=[1, 2]", "f=a=b"], "x=1") == {
+        "a.b": 1,
+        "c": True,
+        "d": "word",
+        "e": [1, 2],
+        "f": "a=b",
+    }
+    for wrong in ("a", "=1", " =1", ""):
+        with pytest.raises(AmorError, match=r"write it as key=value, e.g. --set x=1"):
+            typed.assignments([wrong], "x=1")
+
+
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path):
     (tmp_path / "f").write_text('{"name": "a"}\n{"name": "b"}\n{"name": "c')
     assert [t.name for t in typed.read_lines(Thing, tmp_path / "f")] == ["a", "b"]

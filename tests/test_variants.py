@@ -3,14 +3,16 @@
 import pytest
 import torch
 from laws import close, small, tokens
+from safetensors.torch import load_file, save_file
 from training import FINAL, GAIN, ONCE, KilledError, Killer, small_recipe, trained
 from training import same as same_bits
 
+import amor
 from amor.decode.engine import Engine
 from amor.gates.base import Evidence
 from amor.gates.gain import Gain, GainOptions
 from amor.gates.once import Follower
-from amor.gates.words import chosen
+from amor.gates.override import override_gates
 from amor.judge.gates import Watched, all_told, own_gates
 from amor.models.probe import DirectProbe
 from amor.ops import head
@@ -70,7 +72,7 @@ def test_a_step_reads_the_head_once_and_again_only_where_a_gate_that_asked_fired
     model = small(name)
     session = Engine(model).prefill([PROMPT])
     for fire in (False, True):
-        gates = chosen(own_gates(model), rate=float(fire))
+        gates = override_gates(own_gates(model), rate=float(fire))
         engine = Engine(model, gates=gates)
         session = engine.resume(session.state)
         before, rows = engine.passes.exact, engine.passes.rows
@@ -95,7 +97,7 @@ def test_blocks_that_follow_tell_what_the_first_decided_and_hold_no_numbers():
         assert torch.equal(gate.threshold, out.gates[0].threshold)
     assert {name.split(".")[1] for name, _ in model.named_buffers() if ".gate." in name} == {"0"}
     for words, rate in (("random:0.3", None), (None, 0.1)):
-        gates = chosen(own_gates(model), words, rate)
+        gates = override_gates(own_gates(model), words, rate)
         assert all(isinstance(gate, Follower) and gate.decider is gates[0] for gate in gates[1:])
         first, *others = model(TEXT, gates=gates).gates
         assert first.fire.any() and all(torch.equal(first.fire, other.fire) for other in others)
@@ -158,18 +160,18 @@ def taught(steps=60, rate=0.25, noise=1.0, **options):
 
 
 def test_the_gain_gate_is_the_ridge_regression_of_all_it_was_shown():
-    """As long as every sample counts alike, which is 1 / pace steps."""
+    """As long as every sample counts alike, which is 1 / ema_rate steps."""
     gate, x, gain = taught()
     away, about = x - x.mean(0), gain - gain.mean()
     ridge = away.square().sum() / len(x) / (0.05 * len(x))
     w = torch.linalg.inv(away.T @ away / len(x) + ridge * torch.eye(16)) @ (away.T @ about / len(x))
     close(gate.weight.double(), w, "weights", torch.float32)
     close(gate.bias.double(), gain.mean() - w @ x.mean(0), "bias", torch.float32)
-    close(gate.reach.double(), (away @ w).std(correction=0), "spread", torch.float32)
+    close(gate.pred_std.double(), (away @ w).std(correction=0), "spread", torch.float32)
 
 
 def test_the_gain_gate_forgets_what_was_true_long_ago():
-    gate, *_ = taught(noise=0.0, foreseen=1.0, steps=20, pace=0.2)
+    gate, *_ = taught(noise=0.0, explained_variance=1.0, steps=20, ema_rate=0.2)
     for _ in range(40):
         x = torch.randn(64, 16)
         gate.learn(x, x[:, 7])
@@ -179,12 +181,12 @@ def test_the_gain_gate_forgets_what_was_true_long_ago():
 @pytest.mark.parametrize("steps", [0, 2, 4, 30])
 def test_the_gain_gate_holds_its_rate_while_it_explores_and_when_it_begins_to_predict(steps):
     gate, *_ = taught(steps, eta=0.1)
-    assert bool(gate.reach > 0) == (steps >= 3)  # 4 x 64 tokens measured
+    assert bool(gate.pred_std > 0) == (steps >= 3)  # 4 x 64 tokens measured
     x = 1 + torch.randn(4000, 16, generator=torch.Generator().manual_seed(9))
     assert 0.15 < float(gate(Evidence(x, torch.arange(4000))).fire.float().mean()) < 0.35
     other = Gain(16, GainOptions(), 0)
     other.learn(x[:300], torch.zeros(300))
-    assert not other.reach > 0, "nothing is predicted while firing changes nothing"
+    assert not other.pred_std > 0, "nothing is predicted while firing changes nothing"
 
 
 def test_the_sample_is_one_of_every_64_columns_whoever_asks():
@@ -222,13 +224,13 @@ def test_a_variant_trains_alike_in_one_batch_in_four_and_after_a_kill(prepared, 
         train(recipe(2), tmp_path / "killed", observers=[Killer(3)])
     same_bits(trained(recipe(2), tmp_path / "killed"), parts)
     if changes is GAIN:
-        assert whole["weights"]["blocks.0.gate.reach"] > 0 and int(whole["weights"]["blocks.0.gate.measured"]) == 4 * 8
+        assert whole["weights"]["blocks.0.gate.pred_std"] > 0 and int(whole["weights"]["blocks.0.gate.measured"]) == 4 * 8
 
 
 def test_a_prediction_of_gain_has_the_same_bits_alone_and_beside_others():
     gate = Gain(256, GainOptions(), 0)
     gate.weight.copy_(torch.randn(256, generator=torch.Generator().manual_seed(1)))
-    gate.reach.fill_(1.0)
+    gate.pred_std.fill_(1.0)
     x = torch.randn(4, 256, generator=torch.Generator().manual_seed(2))
     with each_alone():
         together = gate(Evidence(x, torch.arange(4))).score
@@ -239,3 +241,16 @@ def test_a_prediction_of_gain_has_the_same_bits_alone_and_beside_others():
 def test_a_seed_of_any_size_chooses_a_sample():
     wide = sampled(2**53 - 1, 3, range(2), 4, 130)
     assert torch.equal(wide, sampled((2**53 - 1) & 0xFFFFFFFF, 3, range(2), 4, 130)) and int(wide.max()) < 130
+
+
+def test_options_and_buffers_under_their_old_names_are_refused_with_the_new_ones(tmp_path):
+    for old, new in {"pace": "ema_rate", "foreseen": "explained_variance"}.items():
+        with pytest.raises(amor.AmorError, match=f"gate gain: {old} is now {new}"):
+            amor.preset("amor-mamba2-gain", "tiny", **{f"blocks.gate_options.{old}": 0.5})
+    amor.save(small("amor-mamba2-gain"), tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["blocks.0.gate.doubt"] = tensors.pop("blocks.0.gate.inv_effective_n")
+    save_file(tensors, path)
+    with pytest.raises(amor.AmorError, match=r"tensor blocks.0.gate.doubt is now blocks.0.gate.inv_effective_n"):
+        amor.load(tmp_path)

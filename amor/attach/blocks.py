@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from amor import registry
 from amor.errors import AmorError
+from amor.gates.base import find_gate
 from amor.models.amor import Amor
 from amor.models.build import build
 
@@ -42,7 +42,7 @@ class Asked:
 def aimed(gate: str) -> str:
     """The gate that decides by the same score and holds a rate."""
     kind = "quantile" if gate == "entropy" else gate
-    if "rate" not in getattr(registry.find("gates", kind).Options, "__dataclass_fields__", {}):  # type: ignore[attr-defined]
+    if "rate" not in getattr(find_gate(kind).Options, "__dataclass_fields__", {}):
         raise AmorError(
             f"--fire-rate: gate {gate!r} holds no firing rate; use entropy (which becomes quantile), learned, gain or random"
         )
@@ -67,7 +67,7 @@ def table(model: Amor, backbone: str, frozen: bool) -> list[str]:
     """What is trained and what is not, how many numbers, and what each begins as."""
     parts: dict[str, tuple[str, int]] = {}
     for name, p in model.named_parameters():
-        where, begins = beginning(name, backbone, model.config.init_spread)
+        where, begins = beginning(name, backbone, model.config.init_std)
         parts[where] = begins, parts.get(where, (begins, 0))[1] + p.numel()
     rows = []
     for where, (begins, numbers) in parts.items():
@@ -76,7 +76,7 @@ def table(model: Amor, backbone: str, frozen: bool) -> list[str]:
     return rows
 
 
-def beginning(name: str, backbone: str, spread: float) -> tuple[str, str]:
+def beginning(name: str, backbone: str, std: float) -> tuple[str, str]:
     """The row of a parameter, and from what it is initialised."""
     if not name.startswith("blocks."):
         part = name.split(".")[0]
@@ -89,7 +89,7 @@ def beginning(name: str, backbone: str, spread: float) -> tuple[str, str]:
     if inside.endswith("norm.weight"):
         return "blocks: norms", "1"
     if inside.startswith("gate."):
-        return "blocks: gates", f"N(0, {spread:g})"
+        return "blocks: gates", f"N(0, {std:g})"
     if inside.startswith("mlp.down_proj"):
         return "blocks: last of the MLP", "0"
-    return ("blocks: MLP" if inside.startswith("mlp.") else "blocks: W_Q, W_K, W_V"), f"N(0, {spread:g})"
+    return ("blocks: MLP" if inside.startswith("mlp.") else "blocks: W_Q, W_K, W_V"), f"N(0, {std:g})"

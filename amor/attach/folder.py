@@ -7,14 +7,14 @@ from pathlib import Path
 
 from amor.convert.opened import Opened
 from amor.errors import AmorError
-from amor.files import whole_folder
+from amor.files import atomic_folder
 from amor.models.amor import Amor
 from amor.models.folder import load_config, save
 
 
 def write(opened: Opened, model: Amor, folder: Path) -> None:
 
-    with whole_folder(folder) as beside:
+    with atomic_folder(folder) as beside:
         save(model, beside)
         for path in opened.tokenizer_files:
             shutil.copyfile(path, beside / path.name)

@@ -18,7 +18,7 @@ from amor.decode.engine import Engine, Session
 from amor.decode.sample import Sampler, Sampling
 from amor.errors import AmorError
 from amor.gates.base import Gate
-from amor.gates.words import all_aimed
+from amor.gates.override import all_aimed
 from amor.judge.gates import own_gates
 from amor.judge.loop import gathered, read
 from amor.judge.windows import of_ids
@@ -74,7 +74,7 @@ def written(engine: Engine, session: Session, prompt: list[int], temperature: fl
 
 def firing_on(model: Amor, ids: list[int]) -> OnText | None:
     """What amor/bench/simulate.py imitates, on the text itself; None for gates that look at more than the entropy."""
-    if any(type(gate.decider).between is Gate.between for gate in own_gates(model)):
+    if any(type(gate.decider).decide_interval is Gate.decide_interval for gate in own_gates(model)):
         return None
     repeated = ids * -(-(2 * WINDOW + 1) // len(ids))  # at least two windows
     windows = of_ids(np.array(repeated), WINDOW, WINDOWS, "the text")
@@ -134,6 +134,6 @@ def undecided(gate: Gate, found: HeadStats, vocab: int) -> list[bool]:
     """[R] whether a gate decides differently at the two ends of what is known of the entropy."""
     assert found.entropy is not None and found.bound is not None
     entropy, off = found.entropy / math.log(vocab), found.bound / math.log(vocab)
-    fires = gate.between((entropy - off).tolist(), (entropy + off).tolist(), [0] * len(entropy))
+    fires = gate.decide_interval((entropy - off).tolist(), (entropy + off).tolist(), [0] * len(entropy))
     assert fires is not None
     return [fire is None for fire in fires]

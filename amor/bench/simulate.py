@@ -16,7 +16,7 @@ from amor.decode.engine import Engine, Session
 from amor.decode.policy import Fixed
 from amor.form import Part
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
-from amor.gates.once import led
+from amor.gates.once import share_decision
 from amor.judge.gates import own_gates
 from amor.kv import KV, Buffer
 from amor.models.amor import Amor
@@ -52,7 +52,7 @@ class Scheduled(Gate):
         self.asked = -1
 
     @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
+    def needs(self) -> frozenset[str]:
         return self._own[0].needs
 
     def place(self, position: int) -> int:
@@ -65,10 +65,10 @@ class Scheduled(Gate):
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         self._own[0].program(p, x, score)
 
-    def stamp(self) -> tuple[object, ...]:
-        return self._own[0].stamp()
+    def version_key(self) -> tuple[object, ...]:
+        return self._own[0].version_key()
 
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
         """Of a bound it is asked once by the 8-bit head, and where that left a doubt once more, of a narrower one."""
         place = self.place(position[0])
         doubts = self.deep_doubts if self.asked == position[0] else self.doubts
@@ -107,7 +107,7 @@ def speaking(name: str, scale: str) -> Amor:
     width = model.config.width
     with torch.no_grad():
         for block in model.each_block():
-            block.attention.o_proj.weight.normal_(0, model.config.init_spread, generator=generator)
+            block.attention.o_proj.weight.normal_(0, model.config.init_std, generator=generator)
             block.gate.observe(torch.rand(LESSONS, generator=generator))
             for _ in range(MOST_LESSONS):
                 block.gate.learn(torch.randn(LESSONS, width, generator=generator), torch.rand(LESSONS, generator=generator))
@@ -161,7 +161,7 @@ class Rounds:
             for k, gate in enumerate(own)
         ]
         # what a long run at this rate would have come to expect
-        self.engine = engine.behind(led(own, gates), Fixed(engine.savings.foresee and together))
+        self.engine = engine.behind(share_decision(own, gates), Fixed(engine.savings.foresee and together))
 
     @property
     def rate(self) -> float:

@@ -26,15 +26,9 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def changes(words: list[str]) -> dict[str, Any]:
-    """--set a.b=1 --set c=true -> {"a.b": 1, "c": True}; values are read as TOML, a bare word is a text."""
-    found: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise AmorError(f"--set {word!r}: write it as key=value, e.g. blocks.count=1")
-        found[key] = typed.toml_value(value)
-    return found
+def changes(args: argparse.Namespace) -> dict[str, Any]:
+    """Config keys that `--set` changes, and their values."""
+    return typed.assignments(args.set, "blocks.count=1")
 
 
 def named(args: argparse.Namespace) -> str:
@@ -54,8 +48,8 @@ def model_config(args: argparse.Namespace) -> Config:
 
     name = named(args)
     if is_preset(args):
-        return preset(name, "tiny" if args.scale is None else args.scale).change(**changes(args.set))
-    return load_config(name).change(**changes(args.set))
+        return preset(name, "tiny" if args.scale is None else args.scale).change(**changes(args))
+    return load_config(name).change(**changes(args))
 
 
 def is_preset(args: argparse.Namespace) -> bool:

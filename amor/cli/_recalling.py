@@ -6,7 +6,7 @@ from typing import Any
 from amor import typed
 from amor.cli._seeing import Reporter, seeing
 from amor.data.tasks.base import read_task
-from amor.gates.words import chosen
+from amor.gates.override import override_gates
 from amor.judge.gates import own_gates
 from amor.judge.recall import recall
 from amor.models.folder import load_model
@@ -29,7 +29,7 @@ def recalled(folder: Path) -> dict[str, Any] | None:
     own = recall(model, task)
     rate = fired(own, task.length)
     others = {"chance": f"random:{rate:.4f}", "everywhere": "always", "never": "never"}
-    found = {name: recall(model, task, gates=chosen(own_gates(model), gate)) for name, gate in others.items()}
+    found = {name: recall(model, task, gates=override_gates(own_gates(model), gate)) for name, gate in others.items()}
     return {"rate": rate} | {name: typed.tree(each.token) for name, each in {"gate": own, **found}.items()}
 
 

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def begins(args: argparse.Namespace) -> None:
     """What can be wrong with the options alone, before a model is read."""
-    from amor.files import free_folder
+    from amor.files import require_empty
 
     if not args.data and not args.text:
         raise AmorError("thresholds are calibrated on a text; give --text FILE, or --data FOLDER written by `amor prepare`")
@@ -81,7 +81,7 @@ def begins(args: argparse.Namespace) -> None:
     if args.train_steps and not args.data:
         raise AmorError("--train-steps needs --data FOLDER, written by `amor prepare`")
     if not args.train_steps:
-        free_folder(args.out)
+        require_empty(args.out)
 
 
 def recipe_of(args: argparse.Namespace) -> Any:

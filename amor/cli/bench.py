@@ -17,7 +17,7 @@ import pkgutil
 from typing import Any
 
 from amor.errors import AmorError, nearest
-from amor.files import file_to_write, written
+from amor.files import disk_errors, file_to_write
 
 
 def suites() -> list[str]:
@@ -67,6 +67,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         bars.show(judged)
     found |= bars.as_json(judged)
     if out:
-        with written(out):
+        with disk_errors(out):
             out.write_text(json.dumps(found, indent=1) + "\n")
     return found

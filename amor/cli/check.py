@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise AmorError(f"--seed {args.seed}: give a number of at most 63 bits, e.g. 1")
     if is_preset(args):
         model = stir(build(model_config(args)))
-    elif changes(args.set):
+    elif changes(args):
         raise AmorError("--set changes a preset; a model folder is checked as it is")
     else:
         model = load_model(named(args))

@@ -55,18 +55,18 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.convert.opened import open_model
     from amor.convert.write import write
     from amor.data.tokenizer import load as load_tokenizer
-    from amor.files import free_folder, whole_folder
+    from amor.files import atomic_folder, require_empty
 
     if args.to not in TARGETS:
         raise AmorError(f"--to {args.to[:80]}: no such layout; {nearest(args.to[:80], TARGETS)}")
     shard = shard_bytes(args.shard_size, args.to)
-    free_folder(args.out)
+    require_empty(args.out)
     tokenizer = None if args.tokenizer is None else load_tokenizer(args.tokenizer)
     opened = open_model(args.source, args.vocab, tokenizer)
     describe(opened, args.to)
     found: Compared | None = None
     try:
-        with whole_folder(args.out) as beside:
+        with atomic_folder(args.out) as beside:
             for note in write(opened, args.to, beside, shard):
                 print(f"note: {note}")
             found = compare(opened, open_model(beside))

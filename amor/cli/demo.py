@@ -109,7 +109,7 @@ def chosen(args: argparse.Namespace, out: Any) -> Any:
 def asked(args: argparse.Namespace, steps: int | None = None) -> Any:
     from dataclasses import replace
 
-    from amor.config import flat
+    from amor import typed
     from amor.train.recipe import load
 
     keys = {"data": str(Path(args.out) / "data")} | ({} if steps is None else {"steps": steps})
@@ -117,7 +117,7 @@ def asked(args: argparse.Namespace, steps: int | None = None) -> Any:
     if not recipe.model.name.endswith("-nogate"):
         return recipe
     # a gate that is always open has no threshold, so the recipe's options of the gate mean nothing to it
-    changes = {key: value for key, value in flat(recipe.model.changes).items() if not key.startswith("blocks.gate_options")}
+    changes = {key: value for key, value in typed.flat(recipe.model.changes).items() if not key.startswith("blocks.gate_options")}
     return replace(recipe, model=replace(recipe.model, changes=changes))
 
 

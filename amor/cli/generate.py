@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from amor import typed
 from amor.cli._model import as_text, opened
 from amor.errors import AmorError
-from amor.files import file_to_write, written
+from amor.files import disk_errors, file_to_write
 
 if TYPE_CHECKING:
     from amor.decode.engine import Engine
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.decode.generate import Text, stream
     from amor.decode.sample import Sampling
     from amor.decode.savings import Savings
-    from amor.gates.words import chosen
+    from amor.gates.override import override_gates
 
     if args.cheap and args.weights != "float32":
         raise AmorError(
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise AmorError("the model folder holds no tokenizer.json; name one with --tokenizer")
     prompts = given(args)
     out = file_to_write(args.out) if args.out else None
-    gates = chosen([block.gate for block in model.each_block()], args.gate, args.fire_rate)
+    gates = override_gates([block.gate for block in model.each_block()], args.gate, args.fire_rate)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty, args.seed)
     engine = Engine(model, Savings(cheap=args.cheap), args.weights, gates=gates)
     texts = [Text(prompt) for prompt in prompts]
@@ -186,7 +186,7 @@ def show_all(texts: list["Text"]) -> None:
 
 
 def write(path: Path, texts: list["Text"]) -> None:
-    with written(path):
+    with disk_errors(path):
         path.write_text("".join(json.dumps(asdict(t), ensure_ascii=False) + "\n" for t in texts), encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amor import typed
-from amor.cli._model import changes, named
+from amor.cli._model import named
 from amor.errors import AmorError
 from amor.files import file_to_write, replace_file
 
@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.data.progress import Progress
-    from amor.gates.words import chosen
+    from amor.gates.override import override_gates
     from amor.judge.gates import own_gates
     from amor.judge.recall import recall
     from amor.models.folder import load_model
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.out:
         file_to_write(args.out)
     task, model = asked(args, folder), load_model(folder).eval()
-    gates = chosen(own_gates(model), args.gate, args.fire_rate)
+    gates = override_gates(own_gates(model), args.gate, args.fire_rate)
     with Progress("asking", max(args.rows, 0) * task.length, " tokens") as progress:
         found = recall(model, task, args.rows, args.seed, gates, seen=progress.add)
     print("\n".join(lines(found)))
@@ -74,4 +74,4 @@ def asked(args: argparse.Namespace, folder: Path) -> "Task":
     if not kind:
         raise AmorError(f"{folder} learned no task; name one with --task, e.g. --task mqar")
     base = learned if learned.get("kind") == kind else {"kind": kind}
-    return read_task({**base, **changes(args.set)})
+    return read_task({**base, **typed.assignments(args.set, "pairs=16")})

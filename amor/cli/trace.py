@@ -66,11 +66,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.gates.words import chosen
+    from amor.gates.override import override_gates
     from amor.judge.gates import own_gates
 
     model, tokenizer = opened(args)
-    gates = chosen(own_gates(model), args.gate, args.fire_rate)
+    gates = override_gates(own_gates(model), args.gate, args.fire_rate)
     for path in (args.html, args.png, args.svg):
         if path:
             file_to_write(path)

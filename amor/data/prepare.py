@@ -40,7 +40,7 @@ from amor.data.sources import Reading, Source, find_sources
 from amor.data.tokenizer import bpe_size, end_of_text, load, tokenizer_hash, train_bpe
 from amor.data.writer import AGAIN, Writer, Written, disk, write_whole
 from amor.errors import AmorError
-from amor.files import folder_to_write, written
+from amor.files import disk_errors, folder_to_write
 from amor.vocabulary import load_file, vocabulary
 
 LOCK = ".lock"
@@ -282,7 +282,7 @@ def _held(writers: dict[Split, Writer]) -> dict[Split, Written]:
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
     """Two preparations in one folder would write into each other; the lock ends with the process, however it ends."""
-    with written(out):
+    with disk_errors(out):
         file = (out / LOCK).open("w")
     with file:
         try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from amor.data.shards import Shard, SourceName, digest_of, dtype_for, little_endian
 from amor.errors import AmorError
-from amor.files import replace_file, written
+from amor.files import disk_errors, replace_file
 from amor.typed import Count, Positive
 
 
@@ -35,7 +35,7 @@ class Written:
 
 def disk(path: Path) -> AbstractContextManager[None]:
     """A disk that is full or not ours is the user's to mend; what was written so far stays."""
-    return written(path, "mend that and run the same command again, it goes on from there")
+    return disk_errors(path, "mend that and run the same command again, it goes on from there")
 
 
 AGAIN = "begin again with --overwrite"

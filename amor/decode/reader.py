@@ -25,7 +25,7 @@ from torch import Tensor
 from amor.decode.head import Head
 from amor.decode.scores import Scorers
 from amor.errors import AmorError
-from amor.gates.base import Evidence, Gate, Verdict, speaks_of_its_forward
+from amor.gates.base import Evidence, Gate, Verdict, matches_forward
 from amor.layout import Layout
 from amor.models.probe import DirectProbe, Residuals
 from amor.ops.head.reference import HeadStats
@@ -107,7 +107,7 @@ class HeadReader:
             told = asked.x.new_empty(len(asked.x), 1)
             scorer([asked.x, told])
             scores = told[:, 0].tolist()
-            return [bool(fire) for fire in _there(gate.between(scores, scores, positions.tolist()))], scores
+            return [bool(fire) for fire in _there(gate.decide_interval(scores, scores, positions.tolist()))], scores
         if gate.needs and _served_by_bounds(gate):
             return self._by_ends(index, asked, positions.tolist())
         verdict = gate(self.evidence(index, asked, positions))
@@ -128,7 +128,7 @@ class HeadReader:
         self._know(index, x, asked.h)
         for narrower in (self._refine, self._reread, None):
             said = self._rows(index)
-            fires = gate.between([s.entropy - s.bound for s in said], [s.entropy + s.bound for s in said], positions)
+            fires = gate.decide_interval([s.entropy - s.bound for s in said], [s.entropy + s.bound for s in said], positions)
             assert fires is not None
             unsure = [row for row, fire in enumerate(fires) if fire is None or not math.isfinite(said[row].bound)]
             if not unsure or narrower is None:
@@ -276,7 +276,7 @@ def unread(like: Tensor, rows: int) -> Tensor:
 
 def _served_by_bounds(gate: Gate) -> bool:
     """Whether it can decide by an entropy that is known up to a bound, or asks for none."""
-    return not gate.needs or (gate.needs == {"entropy"} and speaks_of_its_forward(type(gate), "between"))
+    return not gate.needs or (gate.needs == {"entropy"} and matches_forward(type(gate), "decide_interval"))
 
 
 def _there(value: T | None) -> T:

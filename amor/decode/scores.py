@@ -5,7 +5,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from amor.decode.compile import Compiled
-from amor.gates.base import Gate, speaks_of_its_forward
+from amor.gates.base import Gate, matches_forward
 from amor.ops.product import pack
 from amor.parts import touched
 from amor.program import Program, UnsaidError
@@ -19,9 +19,9 @@ class Scorers:
 
     def __call__(self, gate: Gate, width: int) -> Compiled | None:
         """It is called with x [R, width] and writes the scores to [R, 1]; None for a gate that has to be asked by its forward."""
-        if not speaks_of_its_forward(type(gate), "program") or touched(gate):
+        if not matches_forward(type(gate), "program") or touched(gate):
             return None
-        now, known = gate.stamp(), self.known.get(gate)
+        now, known = gate.version_key(), self.known.get(gate)
         if known is None or known[0] != now:
             self.known[gate] = known = now, _compiled(gate, width)
         return known[1]

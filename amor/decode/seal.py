@@ -42,8 +42,8 @@ class Seal:
         self.model, self.whole, self.weights = model, _whole(model), list(model.parameters())
         self.state, self.seen = self._state(), _now()
 
-    def _state(self) -> list[int]:
-        return [weight._version + weight.data_ptr() for weight in self.weights]
+    def _state(self) -> list[tuple[int, int]]:
+        return [(weight._version, weight.data_ptr()) for weight in self.weights]
 
     def broken(self, begins: bool = False) -> str:
         """What has changed since, or nothing. begins: a session does, so look at everything."""

@@ -16,7 +16,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from amor import typed
-from amor.config import flat
 from amor.data.shards import splits
 from amor.data.tasks.base import read_task
 from amor.errors import AmorError, nearest
@@ -74,13 +73,10 @@ def names() -> list[str]:
 def read(path: Path, changes: Iterable[str] = (), steps: int | None = None, seeds: tuple[int, ...] | None = None) -> Study:
     """A study from its file, with what a command line changes in all of its recipes."""
     study = typed.convert(Study, typed.extended(path), str(path))
-    keys = dict(change.partition("=")[::2] for change in changes)
-    if wrong := [change for change in changes if "=" not in change]:
-        raise AmorError(f"--set {wrong[0]}: write key=value, e.g. --set lr.warmup=10")
-    over = {key.strip(): typed.toml_value(value.strip()) for key, value in keys.items()}
+    over = typed.assignments(changes, "lr.warmup=10")
     over |= {} if steps is None else {"steps": steps, "tokens": 0}
     tree = typed.tree(study)
-    tree["set"] = flat(study.set) | over
+    tree["set"] = typed.flat(study.set) | over
     tree["seeds"] = tree["seeds"] if seeds is None else seeds
     return typed.convert(Study, tree, str(path))
 
@@ -155,7 +151,7 @@ def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
 def _keys(study: Study, compared: Compared, axis: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys of one row's recipe, the later ones winning."""
     model = {} if compared.model is None else {"model.name": compared.model}
-    return flat(study.set) | model | flat(compared.set) | dict(axis)
+    return typed.flat(study.set) | model | typed.flat(compared.set) | dict(axis)
 
 
 def _toml(key: str, value: Any) -> str:

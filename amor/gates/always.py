@@ -5,7 +5,7 @@ import torch
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
-class Always(Gate):
+class Always(Gate[Nothing]):
     kind = "always"
     Options = Nothing
 

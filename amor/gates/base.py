@@ -1,21 +1,23 @@
 """The contract of a gate, and the statistics that let a threshold follow the data.
 
-A gate sees one token at a time: its hidden vector, its position, and what the tied head says of it. It never sees a
-neighbour, a pad or a batch, so training, prefill and decode decide alike. Numbers it has gathered change only in
-`observe`, which the trainer calls once an optimiser step with the scores of the whole global batch, and in `learn`, which
-it calls with the gains measured on a sample of that batch.
+A gate sees one token at a time: its hidden vector, its position, and statistics of the head's
+prediction for it. It never sees a neighbour, a pad or a batch, so training, prefill and decode
+decide alike. Its statistics change only in `observe`, which the trainer calls once per optimiser
+step with the scores of the whole global batch, and in `learn`, which it calls with the gains
+measured on a sample of that batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
+from amor import registry
 from amor.errors import AmorError
 from amor.parts import Cost
 from amor.program import Program, UnsaidError, Vector
@@ -24,40 +26,74 @@ from amor.typed import Share
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a gate may look at, for tokens of any shape [...]; only what it `needs` is filled in."""
+    """The inputs of a gate, for tokens of any shape [...].
+
+    Of entropy, margin and gain only those it `needs` are set.
+    """
 
     x: Tensor  # [..., D] the block's input, without gradient
     position: Tensor  # [...]
     entropy: Tensor | None = None  # [...] over log(vocab): in [0, 1]
     margin: Tensor | None = None  # [...] best probability minus second best
-    gain: Tensor | None = None  # [...] nats the next token gains if the block fires; needs the true next token
-    before: Verdict | None = None  # of the block before; None at the first
+    # [...] nats the next token gains if the block fires; needs the true next token
+    gain: Tensor | None = None
+    before: Verdict | None = None  # of the previous block; None at the first
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """The decision of a gate, for tokens of any shape [...]."""
+
     fire: Tensor  # [...] bool
-    score: Tensor  # [...] what was compared with the threshold
-    weight: Tensor | None = None  # [...] 1 where it fires, with a gradient; None for a gate that has none
+    score: Tensor  # [...] compared with the threshold
+    # [...] 1 where it fires, with a gradient; None for a gate that has none
+    weight: Tensor | None = None
 
 
-class Gate(nn.Module):
+OptionsT = TypeVar("OptionsT")
+
+
+class Gate(nn.Module, Generic[OptionsT]):
+    """Decides for every token whether a block's attention runs.
+
+    `Options` is a frozen dataclass of what a config may set. One whose gate has weights that an
+    optimiser trains counts them in `parameters(width) -> int`; without that method there are none.
+    A subclass may set `needs`, `measures` and `updates_in_forward` as plain class attributes.
+    """
+
     kind: str
     Options: ClassVar[type]
-    needs: ClassVar[frozenset[str]] = frozenset()  # of Evidence: entropy, margin, gain
-    measures: str = ""  # what the trainer is to measure on a sample of tokens for `learn`: "gain", "entropy" or nothing
-    updates_in_forward: bool = False  # whether every training forward updates its statistics, before the decision
+    options: OptionsT
 
-    def __init__(self, width: int, options: object, salt: int):
+    def __init__(self, width: int, options: OptionsT, salt: int):
+        """width: of the model; salt: the block's index, so that random gates differ by block."""
         super().__init__()
         self.options = options
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Which of entropy, margin and gain must be in its Evidence.
+
+        Each costs a pass over the head.
+        """
+        return frozenset()
+
+    @property
+    def measures(self) -> str:
+        """What the trainer measures on sampled tokens for `learn`: "gain", "entropy" or ""."""
+        return ""
+
+    @property
+    def updates_in_forward(self) -> bool:
+        """Whether every training forward updates its statistics, before the decision."""
+        return False
 
     def forward(self, evidence: Evidence) -> Verdict:
         raise NotImplementedError
 
     @property
     def threshold(self) -> Tensor:
-        """What a score is compared with; not a number where nothing is compared."""
+        """The number that scores are compared with; NaN for a gate that compares nothing."""
         return torch.tensor(torch.nan)
 
     @property
@@ -65,15 +101,19 @@ class Gate(nn.Module):
         """The gate whose numbers decide: itself, or the one it follows."""
         return self
 
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None] | None:
-        """Of tokens whose score lies between two ends, whether it fires; None where the ends differ.
+    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None] | None:
+        """Whether each token fires for every score in [low, high]; None where the ends differ.
 
-        None instead of a list: it looks at more than a score and has to be asked by `forward`.
+        None instead of a list: the decision depends on more than a score, so only `forward` can
+        make it.
         """
         return None
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
-        """Its score of one token, from what the block reads, as decode compiles it; refused where there is more to look at."""
+        """Record how decode computes the score of one token from the block's input x.
+
+        Raises where it needs more than x.
+        """
         raise UnsaidError(f"gate {self.kind!r} states no program")
 
     def cost(self) -> Cost:
@@ -81,36 +121,53 @@ class Gate(nn.Module):
         return Cost()
 
     def settled(self) -> bool:
-        """Whether it decides by what it has learned; a gate that learns from measurements fires at random before."""
+        """Whether it decides by learned numbers; a gate that learns fires at random before that."""
         return True
 
-    def stamp(self) -> tuple[object, ...]:
-        """What changes whenever the numbers do that its program and its threshold are made of."""
+    def version_key(self) -> tuple[object, ...]:
+        """A key that changes whenever a number changes that its program or its threshold uses."""
         return ()
 
     def start_statistics(self) -> None:
         """Set the statistics that a fresh model begins with; buffers are 0 before."""
 
     def observe(self, scores: Tensor) -> None:
-        """Take in the scores of one optimiser step: every real token of the global batch."""
+        """Update the statistics by the scores of one optimiser step.
+
+        scores: of every real token of the global batch, of any shape.
+        """
 
     def observe_step(self, scores: Tensor) -> None:
-        """`observe` at the end of an optimiser step, unless the forwards of the step have done it already."""
+        """`observe` at the end of an optimiser step, unless the forwards of the step did it."""
         if not self.updates_in_forward:
             self.observe(scores)
 
     def learn(self, x: Tensor, value: Tensor) -> None:
-        """Take in what was measured [n] on some tokens of one optimiser step, and what the block read there, [n, D]."""
+        """Learn from values [n] measured on sampled tokens of one optimiser step.
+
+        x: the block's inputs at these tokens, [n, D].
+        """
 
     def aim(self, rate: float | None) -> None:
-        """Fire on about this share of tokens from now on; None goes back to the trained threshold."""
+        """Fire on about this fraction of tokens from now on.
+
+        None goes back to the trained threshold.
+        """
         raise AmorError(f"gate {self.kind!r} keeps no score quantiles, so it cannot aim at a firing rate")
 
 
-def speaks_of_its_forward(gate: type[Gate], name: str) -> bool:
-    """Whether a class has a `between` or a `program`, and one of the forward that it has, not of one that it has replaced."""
-    forward, said = (next(base for base in gate.__mro__ if word in vars(base)) for word in ("forward", name))
-    return said is not Gate and issubclass(said, forward)
+def find_gate(kind: str) -> type[Gate[Any]]:
+    """The class of a gate kind, or of `package.module.Class`."""
+    return registry.find("gates", kind)
+
+
+def matches_forward(gate: type[Gate], name: str) -> bool:
+    """Whether the method `name` (decide_interval or program) describes the class's own forward.
+
+    False where it is missing, or inherited from above a class that has overridden `forward` since.
+    """
+    forward, method = (next(base for base in gate.__mro__ if word in vars(base)) for word in ("forward", name))
+    return method is not Gate and issubclass(method, forward)
 
 
 @dataclass(frozen=True)
@@ -119,10 +176,29 @@ class Nothing:
 
 
 SKETCH = 257  # quantiles kept, 0 to 1 in even steps
+# buffers under their earlier names, so that a file which has them is refused with the new ones
+RENAMED_BUFFERS = {
+    "doubt": "inv_effective_n",
+    "reach": "pred_std",
+    "lessons": "num_updates",
+    "level": "mean_gain",
+    "shared": "cov_xg",
+}
 
 
-class Adaptive(Gate):
-    """A gate whose threshold is learned from the scores it meets: an average over steps of batch statistics.
+class EMAOptions(Protocol):
+    """What every adaptive gate's options have."""
+
+    @property
+    def eta(self) -> float:
+        """Weight of a new batch in the EMA of the statistics."""
+
+
+AdaptiveT = TypeVar("AdaptiveT", bound=EMAOptions)
+
+
+class Adaptive(Gate[AdaptiveT]):
+    """A gate whose threshold follows its scores: an EMA over steps of batch statistics.
 
     Until the first `observe` it never fires: a model starts as its backbone.
     """
@@ -132,14 +208,15 @@ class Adaptive(Gate):
     quantiles: Tensor
     updates: Tensor
 
-    def __init__(self, width: int, options: object, salt: int):
+    def __init__(self, width: int, options: AdaptiveT, salt: int):
         super().__init__(width, options, salt)
         self.register_buffer("mu", torch.zeros(()))
         self.register_buffer("sigma", torch.zeros(()))
         self.register_buffer("quantiles", torch.zeros(SKETCH))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         self.aimed: float | None = None
-        self._known: tuple[tuple[object, ...], float] | None = None  # a stamp, and the threshold of then
+        # version_key, and the threshold at that version
+        self._known: tuple[tuple[object, ...], float] | None = None
 
     def trained_threshold(self) -> Tensor:
         raise NotImplementedError
@@ -150,27 +227,30 @@ class Adaptive(Gate):
             return self.quantile(1 - self.aimed)
         return torch.where(self.updates > 0, self.trained_threshold(), torch.inf)
 
-    def made_of(self) -> tuple[Tensor, ...]:
-        """The numbers that decide."""
+    def decision_tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor that the decision depends on."""
         return self.mu, self.sigma, self.quantiles, self.updates
 
-    def stamp(self) -> tuple[object, ...]:
-        return (self.aimed, *(t.data_ptr() + t._version for t in self.made_of()))
+    def version_key(self) -> tuple[object, ...]:
+        return (self.aimed, *((t.data_ptr(), t._version) for t in self.decision_tensors()))
 
-    def cut(self) -> float:
-        """The threshold as a number, computed anew only where it may have changed: decode asks for it at every token."""
-        now = self.stamp()
+    def threshold_value(self) -> float:
+        """The threshold as a Python float, cached by version_key.
+
+        Decode needs it at every token.
+        """
+        now = self.version_key()
         if self._known is None or self._known[0] != now:
             self._known = now, float(self.threshold)
         return self._known[1]
 
-    def by_cut(self, low: Sequence[float], high: Sequence[float]) -> list[bool | None]:
-        """`between` of a gate that fires where its score exceeds the threshold."""
-        cut = self.cut()
-        return [a > cut if (a > cut) == (b > cut) else None for a, b in zip(low, high, strict=True)]
+    def compare_interval(self, low: Sequence[float], high: Sequence[float]) -> list[bool | None]:
+        """`decide_interval` of a gate that fires where its score exceeds the threshold."""
+        threshold = self.threshold_value()
+        return [a > threshold if (a > threshold) == (b > threshold) else None for a, b in zip(low, high, strict=True)]
 
     def quantile(self, q: float) -> Tensor:
-        """A quantile of the scores met, between the kept ones by a straight line."""
+        """A quantile of past scores, interpolated linearly between those kept."""
         if q >= 1:
             return torch.full_like(self.mu, torch.inf)
         if q <= 0:
@@ -188,15 +268,15 @@ class Adaptive(Gate):
         places = torch.linspace(0, 1, SKETCH, device=ordered.device, dtype=torch.float64) * last
         low = places.long()
         sketch = torch.lerp(ordered[low], ordered[(low + 1).clamp(max=last)], (places - low).float())
-        # of an even number the lower middle one, as torch.median; the std of one token is 0; in float64, so that
-        # the number of threads cannot move its last bit
+        # of an even number the lower middle one, as torch.median; the std of one token is 0; in
+        # float64, so that the number of threads cannot move its last bit
         std = ordered.double().std(correction=1 if self.updates_in_forward and last else 0).float()
         for name, value in {"mu": ordered[last // 2], "sigma": std, "quantiles": sketch}.items():
             buffer = getattr(self, name)
             known = self.updates > 0
             if name == "quantiles":  # a gate may start with a median and a std alone
                 known = known & self.quantiles.any()
-            eta = torch.where(known, self.options.eta, 1.0).to(ordered.device)  # type: ignore[attr-defined]
+            eta = torch.where(known, self.options.eta, 1.0).to(ordered.device)
             buffer.copy_(torch.lerp(buffer, value, eta))
         self.updates += 1
 
@@ -205,7 +285,7 @@ class Adaptive(Gate):
             if not 0 <= rate <= 1:
                 raise AmorError(f"firing rate {rate} is not between 0 and 1")
             if int(self.updates) == 0:
-                raise AmorError("this gate has met no data yet, so it knows no quantiles; train or calibrate it first")
+                raise AmorError("this gate has no statistics yet, so it has no quantiles; train or calibrate it first")
             if not bool(self.quantiles.any()):
                 raise AmorError(
                     "this gate has a threshold but no quantiles of its scores, so it cannot aim at a firing rate; "
@@ -219,34 +299,36 @@ Kappa = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 @dataclass(frozen=True)
 class MedianOptions:
-    """Threshold = mu + kappa sigma; mu and sigma are EMAs of the batch median and std of the scores."""
+    """Threshold = mu + kappa sigma, with mu and sigma EMAs of the median and std of batches."""
 
     kappa: Kappa = 0.2  # the paper's
     eta: Share = 0.01  # weight of a new batch in the EMA; the paper's
-    start: Annotated[tuple[Kappa, ...], Meta(max_length=2)] = ()  # (mu, sigma) before the first batch; (): the first batch's own
-    update: Literal["step", "forward"] = "step"  # EMA once per optimiser step, or in every training forward, over its own tokens
+    # (mu, sigma) before the first batch; (): the first batch's own
+    start: Annotated[tuple[Kappa, ...], Meta(max_length=2)] = ()
+    # EMA once per optimiser step, or in every training forward, over its own tokens
+    update: Literal["step", "forward"] = "step"
 
     def __post_init__(self) -> None:
         if len(self.start) == 1:
             raise AmorError(f"start: {list(self.start)} is one number; give the median and the std, e.g. [0.3, 0.1]")
 
 
-class MedianGate(Adaptive):
+class MedianGate(Adaptive[MedianOptions]):
     """Fires where the score exceeds mu + kappa sigma."""
 
     Options = MedianOptions
 
     @property
-    def updates_in_forward(self) -> bool:  # type: ignore[override]
-        return self.options.update == "forward"  # type: ignore[attr-defined]
+    def updates_in_forward(self) -> bool:
+        return self.options.update == "forward"
 
     def start_statistics(self) -> None:
-        if self.options.start:  # type: ignore[attr-defined]
-            for buffer, value in zip((self.mu, self.sigma, self.updates), (*self.options.start, 1), strict=True):  # type: ignore[attr-defined]
+        if self.options.start:
+            for buffer, value in zip((self.mu, self.sigma, self.updates), (*self.options.start, 1), strict=True):
                 buffer.fill_(value)
 
     def trained_threshold(self) -> Tensor:
-        return self.mu + self.options.kappa * self.sigma  # type: ignore[attr-defined]
+        return self.mu + self.options.kappa * self.sigma
 
     def judge(self, score: Tensor) -> Verdict:
         return Verdict(score > self.threshold, score)

@@ -1,11 +1,14 @@
-"""The paper's gate: attention runs where the normalised entropy of the next token exceeds mu + kappa sigma."""
+"""The paper's gate.
+
+Attention runs where the normalised entropy of the next token exceeds mu + kappa sigma.
+"""
 
 from collections.abc import Sequence
 
-from amor.gates.base import Adaptive, Evidence, MedianGate, Verdict
+from amor.gates.base import Adaptive, AdaptiveT, Evidence, MedianGate, MedianOptions, Verdict
 
 
-class ByEntropy(Adaptive):
+class ByEntropy(Adaptive[AdaptiveT]):
     """Fires where the normalised entropy exceeds the threshold, whichever that is."""
 
     needs = frozenset({"entropy"})
@@ -14,9 +17,9 @@ class ByEntropy(Adaptive):
         assert evidence.entropy is not None
         return Verdict(evidence.entropy > self.threshold, evidence.entropy)
 
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        return self.by_cut(low, high)
+    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        return self.compare_interval(low, high)
 
 
-class Entropy(ByEntropy, MedianGate):
+class Entropy(ByEntropy[MedianOptions], MedianGate):
     kind = "entropy"

@@ -1,7 +1,7 @@
-"""A Mixture-of-Depths router: a learned score, a threshold that holds a firing rate, a straight-through gradient.
+"""A Mixture-of-Depths router: a learned score, a firing rate, a straight-through gradient.
 
-Mixture-of-Depths takes the best k tokens of a sequence, which looks ahead; here the threshold is a quantile of scores
-met before, so a decision needs this token only.
+Mixture-of-Depths takes the best k tokens of a sequence, which looks ahead; here the threshold is a
+quantile of past scores, so a decision needs this token only.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,16 @@ from amor.typed import Share
 
 @dataclass(frozen=True)
 class LearnedOptions:
-    rate: Share = 0.4
-    eta: Share = 0.01
+    """The firing rate, and how fast the threshold follows the scores."""
+
+    rate: Share = 0.4  # fraction of tokens that fire; the paper's gate fires on about 40 %
+    eta: Share = 0.01  # weight of a new batch in the EMA of the statistics
+
+    def parameters(self, width: int) -> int:
+        return width
 
 
-class Learned(Adaptive):
+class Learned(Adaptive[LearnedOptions]):
     kind = "learned"
     Options = LearnedOptions
 
@@ -31,7 +36,7 @@ class Learned(Adaptive):
         self.router = nn.Linear(width, 1, bias=False)
 
     def trained_threshold(self) -> Tensor:
-        return self.quantile(1 - self.options.rate)  # type: ignore[attr-defined]
+        return self.quantile(1 - self.options.rate)
 
     def forward(self, evidence: Evidence) -> Verdict:
         score = self.router(evidence.x).squeeze(-1).float()
@@ -39,13 +44,13 @@ class Learned(Adaptive):
         soft = torch.sigmoid(score - self.threshold)
         return Verdict(fire, score.detach(), fire + (soft - soft.detach()))
 
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        return self.by_cut(low, high)
+    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        return self.compare_interval(low, high)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         if touched(self.router):
             raise UnsaidError(touched(self.router))
         p.dot(x, self.router.weight[0], out=score)
 
-    def made_of(self) -> tuple[Tensor, ...]:
-        return *super().made_of(), self.router.weight
+    def decision_tensors(self) -> tuple[Tensor, ...]:
+        return *super().decision_tensors(), self.router.weight

@@ -1,4 +1,7 @@
-"""CALM's measure of doubt: one minus the distance between the two best probabilities, with the same moving threshold."""
+"""CALM's measure of uncertainty, with the paper's threshold.
+
+The score is one minus the difference of the two best probabilities.
+"""
 
 from amor.gates.base import Evidence, MedianGate, Verdict
 

@@ -5,7 +5,7 @@ import torch
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
-class Never(Gate):
+class Never(Gate[Nothing]):
     kind = "never"
     Options = Nothing
 

@@ -1,4 +1,4 @@
-"""One decision for all blocks: those after the first have a gate that fires where the one before it did."""
+"""One decision for all blocks: gates after the first fire where the first one did."""
 
 from collections.abc import Sequence
 
@@ -7,22 +7,23 @@ from torch import Tensor
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
-class Follower(Gate):
-    """Has no numbers of its own; what it tells of itself is what the gate it follows tells."""
+class Follower(Gate[Nothing]):
+    """Repeats the decision of the previous block.
+
+    It has no buffers of its own; kind and threshold are its leader's.
+    """
 
     Options = Nothing
 
     def __init__(self, leader: Gate):
         super().__init__(0, Nothing(), 0)
-        self._leader = (leader,)  # in a tuple, so that torch does not count the leader's numbers a second time
+        self.kind = leader.kind
+        # in a tuple, so that torch does not count the leader's numbers a second time
+        self._leader = (leader,)
 
     @property
     def decider(self) -> Gate:
         return self._leader[0]
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return self.decider.kind
 
     @property
     def threshold(self) -> Tensor:
@@ -36,6 +37,9 @@ class Follower(Gate):
         self.decider.aim(rate)
 
 
-def led(own: Sequence[Gate], gates: Sequence[Gate]) -> list[Gate]:
-    """Other gates for a model's own: where one of those follows, the first of the others decides for its block too."""
+def share_decision(own: Sequence[Gate], gates: Sequence[Gate]) -> list[Gate]:
+    """`gates` as replacements of a model's `own`, one per block.
+
+    Where one of its own is a Follower, the first replacement decides for that block too.
+    """
     return [Follower(gates[0]) if isinstance(mine, Follower) else gate for mine, gate in zip(own, gates, strict=True)]

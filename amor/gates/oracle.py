@@ -1,9 +1,12 @@
-"""Fires where attention lowers the loss of the true next token. An upper bound for studies: it must be told the future."""
+"""Fires where attention lowers the loss of the true next token.
+
+An upper bound for studies: it needs the next token.
+"""
 
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
-class Oracle(Gate):
+class Oracle(Gate[Nothing]):
     kind = "oracle"
     Options = Nothing
     needs = frozenset({"gain"})

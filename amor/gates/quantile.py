@@ -1,4 +1,7 @@
-"""The paper's score with a threshold that holds a firing rate: the entropy that a share `rate` of the tokens met exceeds."""
+"""The paper's score with a threshold that keeps a firing rate.
+
+The threshold is the entropy that a fraction `rate` of past tokens exceeds.
+"""
 
 from dataclasses import dataclass
 
@@ -10,13 +13,15 @@ from amor.typed import Share
 
 @dataclass(frozen=True)
 class QuantileOptions:
-    rate: Share = 0.22
-    eta: Share = 0.01
+    """The firing rate, and how fast the threshold follows the scores."""
+
+    rate: Share = 0.22  # fraction of tokens that fire; the 22 % of the paper's earlier version
+    eta: Share = 0.01  # weight of a new batch in the EMA of the quantiles; the paper's
 
 
-class Quantile(ByEntropy):
+class Quantile(ByEntropy[QuantileOptions]):
     kind = "quantile"
     Options = QuantileOptions
 
     def trained_threshold(self) -> Tensor:
-        return self.quantile(1 - self.options.rate)  # type: ignore[attr-defined]
+        return self.quantile(1 - self.options.rate)

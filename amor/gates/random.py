@@ -1,4 +1,7 @@
-"""Fires on a random share of positions; the same ones in training, prefill and decode, whatever the batch."""
+"""Fires on a random fraction of positions.
+
+The same ones in training, prefill and decode, whatever the batch.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,11 +18,14 @@ PRIME, MASK = 0x9E3779B1, 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class RandomOptions:
-    rate: Share = 0.4
-    seed: Annotated[int, Meta(ge=-(2**30), le=2**30)] = 0  # `spread` multiplies it by a number of 33 bits, in 64
+    """How often, and at which positions."""
+
+    rate: Share = 0.4  # fraction of tokens that fire; the paper's gate fires on about 40 %
+    # bounded, since `hash_uniform` multiplies it in 64 bits
+    seed: Annotated[int, Meta(ge=-(2**30), le=2**30)] = 0
 
 
-class Random(Gate):
+class Random(Gate[RandomOptions]):
     kind = "random"
     Options = RandomOptions
 
@@ -29,7 +35,7 @@ class Random(Gate):
         self.salt = options.seed * 1_000_003 + salt
 
     def forward(self, evidence: Evidence) -> Verdict:
-        score = spread(evidence.position, self.salt)
+        score = hash_uniform(evidence.position, self.salt)
         return Verdict(score > self.threshold, score)
 
     @property
@@ -37,11 +43,14 @@ class Random(Gate):
         return torch.tensor(1 - self.rate)
 
     def aim(self, rate: float | None) -> None:
-        self.rate = self.options.rate if rate is None else rate  # type: ignore[attr-defined]
+        self.rate = self.options.rate if rate is None else rate
 
 
-def spread(position: Tensor, salt: int | Tensor) -> Tensor:
-    """A number in [0, 1) that looks random, from a position and a salt: three rounds of multiply and shift on 32 bits."""
+def hash_uniform(position: Tensor, salt: int | Tensor) -> Tensor:
+    """A uniform number in [0, 1) per position, by hashing position and salt.
+
+    Three rounds of multiply and shift, 32 bits.
+    """
     bits = (position + 1 + salt * 7919) & MASK
     for shift in (16, 13, 15):
         bits = ((bits ^ (bits >> shift)) * PRIME) & MASK

@@ -1,9 +1,10 @@
-"""Predicts a score from what the block reads, by a small network: no pass over the head is needed to decide.
+"""Predicts a score from the block's input by a small network, without a pass over the head.
 
     score = fc2 silu(fc1 x + fc1_bias) + skip x + fc2_bias        float32; hidden = 0: skip x + fc2_bias alone
 
-The score is the block's normalised entropy, as in the authors' fitted router, or its gain, the nats that firing saves. A router
-is fitted to a trained model (`amor fit`), or learned next to the model from the sample of tokens that training measures.
+The score is the block's normalised entropy, as in the authors' fitted router, or its gain, the nats
+that firing saves. A router is fitted to a trained model (`amor fit`), or learned next to the model
+from the sample of tokens that training measures.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from amor.checks import InnerWidth
 from amor.gates.base import Adaptive, Evidence, Kappa, Verdict
-from amor.gates.random import spread
+from amor.gates.random import hash_uniform
 from amor.ops.linear import linear
 from amor.parts import Cost, Linear
 from amor.program import Program, UnsaidError, Vector
@@ -31,17 +32,21 @@ NETWORK = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "skip_weight")
 class RouterOptions:
     """What is predicted, by how large a network, and which threshold decides."""
 
-    target: Literal["entropy", "gain"] = "entropy"  # normalised entropy in [0, 1], or nats saved by firing
+    # normalised entropy in [0, 1], or nats saved by firing
+    target: Literal["entropy", "gain"] = "entropy"
     hidden: InnerWidth = 512  # width of the hidden layer, the authors' 512; 0: a linear map
-    rate: Share | None = None  # fire on this fraction of tokens; None: where the score exceeds mu + kappa sigma
+    # fire on this fraction of tokens; None: where the score exceeds mu + kappa sigma
+    rate: Share | None = None
     kappa: Kappa = 0.2  # the paper's
     eta: Share = 0.01  # weight of a new batch in the EMA of the statistics
     lr: Annotated[float, Meta(gt=0, le=1)] = 1e-3  # of Adam, where it is learned next to the model
-    explore: Annotated[int, Meta(ge=1, le=2**30)] = 4096  # tokens measured in training before it predicts; random until then
-    replaced: str = ""  # the gate that the model was trained with, which `amor fit --detach` puts back
+    # tokens measured in training before it predicts; random until then
+    explore: Annotated[int, Meta(ge=1, le=2**30)] = 4096
+    # the gate that the model was trained with, which `amor fit --detach` puts back
+    replaced: str = ""
 
 
-class Router(Adaptive):
+class Router(Adaptive[RouterOptions]):
     kind = "router"
     Options = RouterOptions
 
@@ -51,7 +56,7 @@ class Router(Adaptive):
     fc2_bias: Tensor  # [1]
     skip_weight: Tensor  # [1, D]
     moments: Tensor  # [2, numbers of the network] of Adam
-    lessons: Tensor  # steps of training it has learned from
+    num_updates: Tensor  # calls of `learn`; `updates` counts those of `observe`
     measured: Tensor  # tokens it has learned from, in training or when it was fitted
     replaced: Tensor  # [2 + quantiles + 1] mu, sigma, quantiles and updates of the gate it replaced
 
@@ -64,12 +69,12 @@ class Router(Adaptive):
             self.register_buffer(name, torch.zeros(shape))
         self.register_buffer("moments", torch.zeros(2, sum(t.numel() for t in self.network())))
         self.register_buffer("replaced", torch.zeros(3 + len(self.quantiles)))
-        for name in ("lessons", "measured"):
+        for name in ("num_updates", "measured"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
 
     @property
-    def measures(self) -> str:  # type: ignore[override]
-        return self.options.target  # type: ignore[attr-defined]
+    def measures(self) -> str:
+        return self.options.target
 
     def network(self) -> list[Tensor]:
         return [getattr(self, name) for name in NETWORK]
@@ -81,8 +86,8 @@ class Router(Adaptive):
         self.fc1_weight.copy_(torch.randn(self.fc1_weight.shape, generator=generator) * width**-0.5)
 
     def trained_threshold(self) -> Tensor:
-        rate = self.options.rate  # type: ignore[attr-defined]
-        return self.mu + self.options.kappa * self.sigma if rate is None else self.quantile(1 - rate)  # type: ignore[attr-defined]
+        rate = self.options.rate
+        return self.mu + self.options.kappa * self.sigma if rate is None else self.quantile(1 - rate)
 
     def predict(self, x: Tensor) -> Tensor:
         """x [..., D] -> scores [...], in float32 whatever x is in."""
@@ -92,12 +97,12 @@ class Router(Adaptive):
     def forward(self, evidence: Evidence) -> Verdict:
         score = self.predict(evidence.x)
         if not self.settled():
-            uniform = spread(evidence.position, self.salt + self.lessons)
-            score = torch.where(self.measured >= self.options.explore, score, uniform)  # type: ignore[attr-defined]
+            uniform = hash_uniform(evidence.position, self.salt + self.num_updates)
+            score = torch.where(self.measured >= self.options.explore, score, uniform)
         return Verdict(score > self.threshold, score)
 
-    def between(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        return self.by_cut(low, high)
+    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
+        return self.compare_interval(low, high)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         if not self.settled():
@@ -112,26 +117,29 @@ class Router(Adaptive):
     def cost(self) -> Cost:
         return Cost(flops=2 * self.fc1_weight.numel(), weights=sum(t.numel() for t in self.network()))
 
-    def made_of(self) -> tuple[Tensor, ...]:
-        return *super().made_of(), *self.network(), self.measured
+    def decision_tensors(self) -> tuple[Tensor, ...]:
+        return *super().decision_tensors(), *self.network(), self.measured
 
     def settled(self) -> bool:
-        """Whether it predicts; on a GPU, or inside a compiled graph, looking would cost more than it saves."""
+        """Whether it predicts; always False on a GPU or in a compiled graph, to avoid a sync."""
         known = self.measured.device.type == "cpu" and not torch.compiler.is_compiling()
-        return known and int(self.measured) >= self.options.explore  # type: ignore[attr-defined]
+        return known and int(self.measured) >= self.options.explore
 
     @torch.no_grad()
     def learn(self, x: Tensor, value: Tensor) -> None:
-        """One step of Adam on the squared error of a sample: x [n, D] what the block read, value [n] the measured target."""
+        """One step of Adam on the squared error of a sample.
+
+        x: the block's inputs, [n, D]; value: the measured target, [n].
+        """
         if not len(value):
             return
-        if not int(self.lessons):
+        if not int(self.num_updates):
             self.fc2_bias.copy_(value.mean())
-        explored = int(self.measured) >= self.options.explore  # type: ignore[attr-defined]
-        self.lessons += 1
+        explored = int(self.measured) >= self.options.explore
+        self.num_updates += 1
         self.measured += len(value)
         self._adam(self._gradient(x.float(), value.float()))
-        if not explored and int(self.measured) >= self.options.explore:  # type: ignore[attr-defined]
+        if not explored and int(self.measured) >= self.options.explore:
             self.updates.zero_()  # statistics so far are those of random scores
             self.observe(self.predict(x))
 
@@ -142,11 +150,11 @@ class Router(Adaptive):
             return torch.cat([g.flatten() for g in torch.autograd.grad(loss, network, materialize_grads=True)])
 
     def _adam(self, gradient: Tensor) -> None:
-        step = int(self.lessons)
+        step = int(self.num_updates)
         for moment, beta, seen in zip(self.moments, BETAS, (gradient, gradient.square()), strict=True):
             moment.lerp_(seen, 1 - beta)
         first, second = (moment / (1 - beta**step) for moment, beta in zip(self.moments, BETAS, strict=True))
-        change = self.options.lr * first / (second.sqrt() + EPS)  # type: ignore[attr-defined]
+        change = self.options.lr * first / (second.sqrt() + EPS)
         network = self.network()
         for t, part in zip(network, change.split([t.numel() for t in network]), strict=True):
             t.sub_(part.view_as(t))

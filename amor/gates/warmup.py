@@ -1,4 +1,7 @@
-"""A gate that is not yet asked: it scores and learns, and its block fires everywhere."""
+"""The gate of a warm-up: it scores and learns while its block fires everywhere.
+
+A recipe's `open_steps` is the length of the warm-up.
+"""
 
 from dataclasses import replace
 
@@ -8,10 +11,13 @@ from torch import Tensor
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
-class Opened(Gate):
-    """Another gate that fires on every token. It has no numbers of its own."""
+class ForcedOpen(Gate[Nothing]):
+    """Wraps a gate: its scores and statistics, but every token fires.
 
-    kind = "opened"
+    It has no buffers of its own.
+    """
+
+    kind = "forced_open"
     Options = Nothing
 
     def __init__(self, gate: Gate):
@@ -19,11 +25,11 @@ class Opened(Gate):
         self._gate = (gate,)  # in a tuple, so that torch does not count its numbers a second time
 
     @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
+    def needs(self) -> frozenset[str]:
         return self._gate[0].needs
 
     @property
-    def updates_in_forward(self) -> bool:  # type: ignore[override]
+    def updates_in_forward(self) -> bool:
         return self._gate[0].updates_in_forward
 
     def observe(self, scores: Tensor) -> None:

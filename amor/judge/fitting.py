@@ -56,7 +56,7 @@ def regated(model: Amor, keys: dict[str, Any], own: Sequence[Gate] = ()) -> Amor
 def detached(model: Amor, native: Amor | None = None) -> Amor:
     """The model with the gates that its routers replaced."""
     routers = [gate for gate in own_gates(model) if isinstance(gate, Router)]
-    kind = routers[0].options.replaced if routers else ""  # type: ignore[attr-defined]
+    kind = routers[0].options.replaced if routers else ""
     if not kind:
         raise AmorError(f"{model.config.name} has no routers that replaced a gate, so there is nothing to detach")
     other = regated(model, {"blocks.gate": kind, "blocks.gate_options": {}, "blocks.decide": "each"})
@@ -160,7 +160,7 @@ def fit_network(gate: Router, x: Tensor, value: Tensor, seed: int) -> NetworkFit
         network[4] *= std
         for t, fitted in zip(gate.network(), network, strict=True):
             t.copy_(fitted)
-        gate.measured.fill_(max(len(x), gate.options.explore))  # type: ignore[attr-defined]
+        gate.measured.fill_(max(len(x), gate.options.explore))
     of = float(held[1].var())
     return NetworkFit(tokens=len(x), explained=1 - error / of, explained_linear=1 - linear_error / of, epochs=epoch)
 

@@ -9,7 +9,7 @@ from amor.gates.base import Evidence, Gate, Nothing, Verdict
 from amor.models.amor import Amor
 
 
-class Told(Gate):
+class Told(Gate[Nothing]):
     """Fires where it is told: everywhere, nowhere, or at the marks of a mask as large as what the block reads."""
 
     kind = "told"
@@ -24,7 +24,7 @@ class Told(Gate):
         return Verdict(fire, fire.float())
 
 
-class Watched(Gate):
+class Watched(Gate[Nothing]):
     """Decides as another gate does and keeps what it was shown, call after call: `more` names what to ask for besides."""
 
     kind = "watched"
@@ -36,7 +36,7 @@ class Watched(Gate):
         self.kept: dict[str, list[Tensor]] = {name: [] for name in more}
 
     @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
+    def needs(self) -> frozenset[str]:
         return self.gate.needs | frozenset(self.more)
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amor.data.loader import Windows
 from amor.errors import AmorError
-from amor.gates import words
+from amor.gates import override
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
 from amor.judge.loop import ROWS
@@ -213,7 +213,7 @@ def level(nll: Tensor) -> Level:
 def all_aimed(gates: Sequence[Gate], rate: float) -> tuple[list[Gate], str]:
     """Copies of gates set to a firing rate, or none and why not."""
     try:
-        return words.all_aimed(gates, rate), ""
+        return override.all_aimed(gates, rate), ""
     except AmorError as error:
         return [], str(error)
 

@@ -18,13 +18,18 @@ from amor.program import Program, Vector
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    head_size: HeadSize = 64
-    rope_theta: Theta = 10_000.0
-    width: InnerWidth = 0  # of queries, keys and values together; 0: as wide as the model
+    """Shape of multi-head attention; every head has its own keys and values."""
+
+    head_size: HeadSize = 64  # channels per head, the paper's; even, since rotary embedding turns pairs
+    rope_theta: Theta = 10_000.0  # base of the rotary frequencies, RoFormer's
+    width: InnerWidth = 0  # channels of all heads together; 0: as wide as the model
 
     def check(self, width: int) -> None:
         divides("attention.head_size", self.width or width, self.head_size, "head size")
         even_heads("attention.head_size", self.head_size)
+
+    def parameters(self, width: int) -> int:
+        return 4 * width * (self.width or width)  # q, k, v and output projection
 
 
 class Attention(Mixer):

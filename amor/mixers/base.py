@@ -2,7 +2,8 @@
 
 A mixer reads T >= 1 tokens from a part of the state and gives the part after them; T = 1 is not special. It holds
 parameters only: what it remembers is handed in and out. Rows come aligned (real tokens first); pads must leave no trace
-in the state. Options say what shape it has, and refuse what cannot be built.
+in the state. Options describe its shape (`checks.MixerOptions`): they refuse a width that cannot be built, and count the
+parameters, both without building anything.
 
 A mixer may also state its one-token program, `program(self, p: Program, x: Vector) -> Vector` (amor/program.py), the same
 numbers in the same order as its forward with T = 1: decode then runs it in native code. One that does not runs its forward.
@@ -13,6 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from amor import registry
+from amor.checks import MixerOptions
 from amor.form import Part
 from amor.layout import Layout, last_real
 from amor.parts import Cost
@@ -20,7 +23,7 @@ from amor.parts import Cost
 
 class Mixer(nn.Module):
     kind: str
-    Options: ClassVar[type]
+    Options: ClassVar[type[MixerOptions]]
 
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
         """The state of rows that have read nothing."""
@@ -40,4 +43,9 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def reset_parameters(self, generator: torch.Generator | None) -> None:
-        """Initialise what does not follow the house rule N(0, config.init_spread)."""
+        """Initialise what does not follow the house rule N(0, config.init_std)."""
+
+
+def find_mixer(kind: str) -> type[Mixer]:
+    """The class of a mixer kind, or of `package.module.Class`."""
+    return registry.find("mixers", kind)

@@ -16,18 +16,24 @@ from amor.program import Program, Vector
 
 @dataclass(frozen=True)
 class FusedOptions:
-    expand: Expand = 2
-    head_size: HeadSize = 64
-    state_size: StateSize = 128
-    groups: Groups = 1
-    conv: Taps = 4
-    rope_theta: Theta = 10_000.0
-    share: Width = 4  # attention is 1 / share of the model's width
+    """Shape of both halves: `share` and `rope_theta` are of attention, `head_size` is of both, the rest of Mamba2."""
+
+    expand: Expand = 2  # Mamba2's inner width over the model's width
+    head_size: HeadSize = 64  # channels per head
+    state_size: StateSize = 128  # state numbers per channel
+    groups: Groups = 1  # heads of a group share B and C
+    conv: Taps = 4  # tokens that the short convolution reads
+    rope_theta: Theta = 10_000.0  # base of the rotary frequencies
+    share: Width = 4  # attention is 1 / share as wide as the model; 4 gives the paper's parameter counts
 
     def check(self, width: int) -> None:
         self.mamba2.check(width)
         divides("fused.share", width, self.share, "share")
         self.attention(width).check(width)
+
+    def parameters(self, width: int) -> int:
+        halves = self.mamba2.parameters(width) + self.attention(width).parameters(width)
+        return halves + 4 * width  # a norm and a scale per half
 
     @property
     def mamba2(self) -> mamba2.Mamba2Options:

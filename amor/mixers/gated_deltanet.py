@@ -23,10 +23,12 @@ UNIT_EPS = 1e-6  # of fla and transformers
 
 @dataclass(frozen=True)
 class GatedDeltaNetOptions:
-    head_size: HeadSize = 64  # of a key
-    heads: Heads = 0  # 0: three quarters of the model's width, in heads
-    expand_v: Expand = 2  # a value is this many times a key
-    conv: Taps = 4
+    """Shape of a Gated DeltaNet mixer; by default about 6 width^2 parameters, as Mamba2 has."""
+
+    head_size: HeadSize = 64  # channels of a key per head
+    heads: Heads = 0  # 0: as many as fill three quarters of the model's width
+    expand_v: Expand = 2  # channels of a value over those of a key
+    conv: Taps = 4  # tokens that the short convolution reads
 
     def check(self, width: int) -> None:
         if not self.heads and (3 * width) % (4 * self.head_size):
@@ -37,7 +39,14 @@ class GatedDeltaNetOptions:
             )
 
     def count(self, width: int) -> int:
+        """Number of heads at a model width."""
         return self.heads or 3 * width // (4 * self.head_size)
+
+    def parameters(self, width: int) -> int:
+        heads, value_size = self.count(width), self.head_size * self.expand_v
+        keys, values = heads * self.head_size, heads * value_size
+        projections = width * (2 * keys + 3 * values + 2 * heads)  # q, k; v, g, output; a, b
+        return projections + (2 * keys + values) * self.conv + 2 * heads + value_size  # A_log, dt_bias; norm
 
 
 class GatedDeltaNet(Mixer):

@@ -27,10 +27,12 @@ from amor.program import Program, Vector
 
 @dataclass(frozen=True)
 class KDAOptions:
-    head_size: HeadSize = 64  # of a key
-    heads: Heads = 0  # 0: the model's width, in heads
-    expand_v: Expand = 1  # a value is this many times a key
-    conv: Taps = 4
+    """Shape of a KDA mixer; by default about 4 width^2 parameters, as attention has."""
+
+    head_size: HeadSize = 64  # channels of a key per head
+    heads: Heads = 0  # 0: as many as fill the model's width
+    expand_v: Expand = 1  # channels of a value over those of a key
+    conv: Taps = 4  # tokens that the short convolution reads
 
     def check(self, width: int) -> None:
         if not self.heads and width % self.head_size:
@@ -39,7 +41,16 @@ class KDAOptions:
             raise AmorError(f"kda: heads of {self.head_size} do not fill width {width} ({fill:.2f} heads); give heads={near}")
 
     def count(self, width: int) -> int:
+        """Number of heads at a model width."""
         return self.heads or width // self.head_size
+
+    def parameters(self, width: int) -> int:
+        size, heads = self.head_size, self.count(width)
+        value_size = size * self.expand_v
+        keys, values = heads * size, heads * value_size
+        projections = width * (2 * keys + 2 * values + heads)  # q, k; v, output; b
+        gates = 2 * width * size + size * (keys + values)  # f and g, each through `size` channels
+        return projections + gates + (2 * keys + values) * self.conv + heads + keys + value_size  # A_log, dt_bias, norm
 
 
 class KDA(Mixer):

@@ -21,15 +21,23 @@ DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
 
 @dataclass(frozen=True)
 class Mamba2Options:
-    expand: Expand = 2
-    head_size: HeadSize = 64
-    state_size: StateSize = 128
-    groups: Groups = 1
-    conv: Taps = 4
+    """Shape of a Mamba2 mixer; the defaults are those of the Mamba2 paper."""
+
+    expand: Expand = 2  # inner width over the model's width
+    head_size: HeadSize = 64  # channels per head
+    state_size: StateSize = 128  # state numbers per channel
+    groups: Groups = 1  # heads of a group share B and C
+    conv: Taps = 4  # tokens that the short convolution reads
 
     def check(self, width: int) -> None:
         divides("mamba2.head_size", self.expand * width, self.head_size, "head size")
         divides("mamba2.groups", self.expand * width // self.head_size, self.groups, "groups")
+
+    def parameters(self, width: int) -> int:
+        inner = self.expand * width
+        heads, mixed = inner // self.head_size, inner + 2 * self.groups * self.state_size
+        projections = width * (inner + mixed + heads) + inner * width
+        return projections + mixed * (self.conv + 1) + 3 * heads + inner  # conv with bias; dt_bias, A_log, D; norm
 
 
 class Mamba2(Mixer):

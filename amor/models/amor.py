@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from amor.config import Config
 from amor.errors import AmorError
-from amor.form import Form, Part, form_of
+from amor.form import Part, StateSpec, spec_of
 from amor.gates.base import Gate, Verdict
 from amor.layout import Layout, align, last_real
 from amor.models.backbone import Backbone
@@ -67,7 +67,7 @@ class Amor(nn.Module):
         normed = config.blocks.count and config.blocks.final == "norm"
         self.final_norm = RMSNorm(config.width, config.eps("final_norm")) if normed else None
         self.head = None if config.tied else Linear(config.width, config.vocab)
-        self._form: tuple[tuple[object, ...], Form] | None = None  # of its States, and what it was then
+        self._spec: tuple[tuple[object, ...], StateSpec] | None = None  # of its States, and the key it was computed for
 
     @property
     def head_weight(self) -> Tensor:
@@ -89,16 +89,16 @@ class Amor(nn.Module):
 
     def admit(self, state: State) -> None:
         """Refuse a State of another model, with what differs; one that this model made is not looked at again."""
-        if self._form is None or state.form is not self._form[1]:
-            state.check(self._form_now())
+        if self._spec is None or state.spec is not self._spec[1]:
+            state.check(self._current_spec())
 
-    def _form_now(self) -> Form:
-        """The form of its States; found anew where the model is in other numbers, elsewhere or of other layers."""
+    def _current_spec(self) -> StateSpec:
+        """The specification of its States; computed again after a change of dtype, device or layers."""
         weight = self.embed.weight
         now = (weight.dtype, weight.device, *map(id, self.backbone.layers), *map(id, self.blocks))
-        if self._form is None or self._form[0] != now:
-            self._form = now, form_of(self.start(1).parts)
-        return self._form[1]
+        if self._spec is None or self._spec[0] != now:
+            self._spec = now, spec_of(self.start(1).parts)
+        return self._spec[1]
 
     def forward(
         self,

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from amor import registry
 from amor.config import Config
 from amor.form import Part
 from amor.layout import Layout, last_real
-from amor.mixers.base import Mixer
+from amor.mixers.base import Mixer, find_mixer
 from amor.parts import Cost, RMSNorm, SwiGLU
 from amor.program import Program, Vector, says_itself
 
@@ -21,7 +20,7 @@ class Layer(nn.Module):
     def __init__(self, config: Config, kind: str):
         super().__init__()
         self.mixer_norm = RMSNorm(config.width, config.eps("mixer_norm"))
-        self.mixer: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
+        self.mixer: Mixer = find_mixer(kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
         self.mlp_norm = RMSNorm(config.width, config.eps("mlp_norm")) if config.d_ff else None
         self.mlp = SwiGLU(config.width, config.d_ff) if config.d_ff else None
 

@@ -15,11 +15,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from amor import registry
 from amor.config import Config
 from amor.errors import AmorError, nearest
 from amor.form import Part
-from amor.gates.base import Evidence, Gate, Verdict
+from amor.gates.base import Evidence, Gate, Verdict, find_gate
 from amor.gates.once import Follower
 from amor.kv import KV
 from amor.layout import Layout, last_real
@@ -187,7 +186,7 @@ def gate_of(config: Config, index: int, first: Gate | None) -> Gate:
     """The gate of block `index`; first: that of block 0, None for itself."""
     if first is not None and config.blocks.decide == "once":
         return Follower(first)
-    return registry.find("gates", config.blocks.gate)(config.width, config.gate_options(), index)
+    return find_gate(config.blocks.gate)(config.width, config.gate_options(), index)
 
 
 def dense_pays(fire: Tensor, compute: str) -> bool:

@@ -30,7 +30,7 @@ def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def initialise(model: Amor, seed: int) -> None:
-    """Linear, embedding and convolution weights ~ N(0, init_spread); norms 1; biases 0; W_O of blocks 0; then what mixers say.
+    """Linear, embedding and convolution weights ~ N(0, init_std); norms 1; biases 0; W_O of blocks 0; then what mixers say.
 
     conv_init = "uniform": weights and biases of short convolutions as nn.Conv1d draws them.
     """
@@ -39,7 +39,7 @@ def initialise(model: Amor, seed: int) -> None:
         if isinstance(module, ShortConv) and model.config.conv_init == "uniform":
             uniform_conv(module, generator)
         elif isinstance(module, nn.Linear | nn.Embedding | ShortConv):
-            module.weight.normal_(0.0, model.config.init_spread, generator=generator)
+            module.weight.normal_(0.0, model.config.init_std, generator=generator)
             if isinstance(module, ShortConv) and module.bias is not None:
                 module.bias.zero_()
         elif isinstance(module, RMSNorm):

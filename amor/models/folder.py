@@ -17,7 +17,8 @@ from amor import tensors as on_disk
 from amor import typed
 from amor.config import Config
 from amor.errors import AmorError, nearest
-from amor.files import replace_file, replacing
+from amor.files import atomic_write, replace_file
+from amor.gates.base import RENAMED_BUFFERS
 from amor.models.amor import Amor
 from amor.vocabulary import load_file
 
@@ -38,7 +39,7 @@ def save(model: Amor, folder: str | Path, tokenizer: Tokenizer | None = None) ->
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous().cpu() for name, t in model.state_dict().items()}
-    with replacing(folder / WEIGHTS) as beside:
+    with atomic_write(folder / WEIGHTS) as beside:
         save_file(tensors, str(beside), metadata={"format": "pt"})
     replace_file(folder / CONFIG, model.config.to_json() + "\n")
     if tokenizer is not None:
@@ -126,6 +127,9 @@ def _fits(model: Amor, found: dict[str, on_disk.Listed], path: Path) -> None:
     """Every tensor of the model is in the file, nothing else is, and each has its shape and a dtype the model can be in."""
     wanted = model.state_dict()
     for name in sorted(found.keys() - wanted.keys()):
+        owner, _, last = name.rpartition(".")
+        if owner.endswith(".gate") and (now := RENAMED_BUFFERS.get(last)):
+            raise AmorError(f"{path}: written by an earlier amor: tensor {name} is now {owner}.{now}")
         raise AmorError(f"{path} does not fit its config: no tensor {name[:200]!r}; {_nearest(name, wanted)}")
     for name in sorted(wanted.keys() - found.keys()):
         raise AmorError(f"{path} does not fit its config: tensor {name!r} is missing")

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from amor import typed
-from amor.files import replace_file, written
+from amor.files import disk_errors, replace_file
 from amor.records.trace import Traces
 from amor.records.value import Agreement, Choosing, Value
 from amor.study.verdict import sentences
@@ -27,7 +27,7 @@ def write(path: str | Path, found: Traces | Value) -> Path:
 
 def put(path: str | Path, text: str) -> Path:
     path = Path(path)
-    with written(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
     return path

@@ -3,10 +3,12 @@
 import statistics
 from dataclasses import dataclass
 
+import msgspec
+
 from amor import typed
-from amor.config import Config, flat
+from amor.checks import Vocab
 from amor.errors import AmorError
-from amor.presets import preset
+from amor.presets import scaled
 from amor.records.run import Architecture, Evaluated, Step, Valid
 from amor.run import Run
 
@@ -96,12 +98,18 @@ def told(run: Run) -> Told:
     )
 
 
+class Vocabulary(msgspec.Struct, frozen=True):
+    """The one key of a model's config that a comparison needs; the others are left to those who open models."""
+
+    vocab: Vocab
+
+
 def vocabulary(run: Run, model: Architecture) -> int:
-    """Of a run's model: its preset's, or that of the config beside its newest weights."""
+    """Tokens of a run's vocabulary: its preset's with the recipe's change, or those of the config beside its newest weights."""
     if not model.start:
-        return preset(model.name, model.scale, **flat(model.changes)).vocab
-    path = run.folder / "latest/config.json"
-    return Config.from_dict(typed.json_tree(typed.read_text(path), str(path)), str(path)).vocab
+        changed = {"vocab": scaled(model.scale)["vocab"]} | model.changes
+        return typed.convert(Vocabulary, changed, f"{run.config}: model.changes").vocab
+    return typed.read(Vocabulary, run.folder / "latest/config.json").vocab
 
 
 def lines(rows: list[Told]) -> list[str]:

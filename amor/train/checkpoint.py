@@ -25,7 +25,7 @@ from torch import Tensor
 from amor import typed
 from amor.data.shards import sha256_of
 from amor.errors import AmorError
-from amor.files import replace_file, to_disk
+from amor.files import fsync, replace_file
 from amor.models import folder as model_folder
 from amor.models.amor import Amor
 from amor.models.build import build
@@ -164,13 +164,13 @@ def _reason(error: BaseException) -> str:
 def _finish(run: Run, writing: Path, final: Path) -> None:
     files = sorted(p for p in writing.rglob("*") if p.is_file())
     for path in files:
-        to_disk(path)
+        fsync(path)
     held = {str(p.relative_to(writing)): Written(bytes=p.stat().st_size, sha256=sha256_of(p)) for p in files}
     replace_file(writing / MANIFEST, typed.text(Manifest(files=held)))
-    to_disk(writing / OPTIMIZER)
-    to_disk(writing)
+    fsync(writing / OPTIMIZER)
+    fsync(writing)
     os.rename(writing, final)
-    to_disk(final.parent)
+    fsync(final.parent)
     point(run, "latest", final)
 
 

@@ -14,14 +14,13 @@ from msgspec import Meta
 
 from amor import typed
 from amor.checks import MOST_LAYERS, Context, Seed
-from amor.config import Config, flat
+from amor.config import Config
 from amor.data.tasks.base import read_task
 from amor.errors import AmorError, nearest
 from amor.models.folder import load_config
 from amor.presets import preset
 
 HOME = Path(__file__).parents[1] / "recipes"
-MOST_DOTS = 16  # of a key
 CHOICES = {
     "documents": ("joined", "apart"),
     "device": ("auto", "cpu", "cuda"),
@@ -155,7 +154,7 @@ class Recipe:
         task = read_task(self.task)
         if self.context not in (type(self).context, task.length):
             raise AmorError(f"context {self.context}: rows of task {task.kind} are {task.length} tokens long; leave context away")
-        vocab = flat(self.model.changes).get("vocab", task.vocab)
+        vocab = typed.flat(self.model.changes).get("vocab", task.vocab)
         if isinstance(vocab, int) and vocab < task.vocab:
             raise AmorError(
                 f"model.changes.vocab {vocab}: task {task.kind} has {task.vocab} tokens; leave it away, or give as many"
@@ -177,7 +176,7 @@ class Recipe:
             return load_config(self.model.start).change(context=self.context)
         # not by keywords of preset, which has a name and a scale of its own
         base = preset(self.model.name, self.model.scale, self.model.depth or None)
-        return base.change(**{"context": self.context, **flat(self.model.changes)})
+        return base.change(**{"context": self.context, **typed.flat(self.model.changes)})
 
     def to_dict(self) -> dict[str, Any]:
         tree = dataclasses.asdict(self)
@@ -194,13 +193,8 @@ def load(given: str | Path, changes: Iterable[str] = (), **keys: Any) -> Recipe:
     """A recipe file with `key=value` changes, the later ones winning; keys by keyword come last."""
     path = find(given)
     tree = {"name": path.stem, **typed.extended(path)}
-    for change in changes:
-        key, equals, value = change.partition("=")
-        if not equals:
-            raise AmorError(f"--set {change}: write key=value, e.g. --set lr.peak=1e-3")
-        if key.count(".") > MOST_DOTS:
-            raise AmorError(f"--set {change[:80]}...: no key of {key.count('.')} dots")
-        _put(tree, key.strip(), typed.toml_value(value.strip()))
+    for key, value in typed.assignments(changes, "lr.peak=1e-3").items():
+        typed.set_key(tree, key, value, "--set")
     for key, value in keys.items():
         tree[key] = value
     if keys.get("steps"):
@@ -222,18 +216,3 @@ def find(given: str | Path) -> Path:
 def names() -> list[str]:
     """Every recipe of the package; studies lie beside them."""
     return sorted(str(p.relative_to(HOME).with_suffix("")) for p in HOME.glob("*/*.toml") if p.parent.name != "studies")
-
-
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; what a model changes is itself written with dots, so that part is one key."""
-    head, _, rest = key.partition(".")
-    if not rest:
-        tree[key] = value
-        return
-    if not isinstance(tree.get(head, {}), Mapping):
-        raise AmorError(f"--set {key}: {head!r} is {tree[head]!r} and has nothing inside")
-    if head == "changes":
-        tree[head] = flat(tree.get(head, {})) | {rest: value}
-        return
-    tree[head] = dict(tree.get(head, {}))
-    _put(tree[head], rest, value)

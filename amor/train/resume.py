@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from amor.config import flat
+from amor import typed
 from amor.errors import AmorError
 from amor.run import Run
 from amor.train.recipe import Recipe
@@ -38,7 +38,7 @@ def recipe_of(run: Run) -> Recipe:
 
 def differences(before: Recipe, recipe: Recipe, free: Collection[str] = FREE) -> dict[str, tuple[Any, Any]]:
     """Keys that matter and their two values; a key that would make it another run is an error."""
-    old, new = flat(before.to_dict()), flat(recipe.to_dict())
+    old, new = typed.flat(before.to_dict()), typed.flat(recipe.to_dict())
     changed = {key: (old.get(key), new.get(key)) for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
     for key, (was, now) in sorted(changed.items()):
         if key.split(".")[0] in FIXED:

@@ -9,7 +9,7 @@ the measurement.
 import torch
 from torch import Tensor
 
-from amor.gates.random import MASK, spread
+from amor.gates.random import MASK, hash_uniform
 
 EVERY = 64
 
@@ -19,4 +19,4 @@ def sampled(seed: int, step: int, rows: range, batch: int, context: int) -> Tens
     first = torch.arange(0, context, EVERY)
     width = (context - first).clamp(max=EVERY)
     number = (step * batch + torch.tensor(rows))[:, None] * len(first) + torch.arange(len(first))
-    return first + (spread(number, seed & MASK) * width).long().clamp(max=width - 1)
+    return first + (hash_uniform(number, seed & MASK) * width).long().clamp(max=width - 1)

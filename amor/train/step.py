@@ -23,7 +23,7 @@ from torch import Tensor
 from amor.data.loader import Source, Windows, paired
 from amor.errors import AmorError
 from amor.gates.base import Adaptive
-from amor.gates.warmup import Opened
+from amor.gates.warmup import ForcedOpen
 from amor.models.amor import Amor, Output
 from amor.models.block import Block, Trace
 from amor.models.measure import Measured
@@ -149,7 +149,7 @@ class Stepper:
         tally = Tally(self.nothing())
         self.optimizer.zero_grad(set_to_none=True)
         first = self.first
-        gates = [Opened(block.gate) for block in self.blocks()] if step < self.recipe.open_steps else None
+        gates = [ForcedOpen(block.gate) for block in self.blocks()] if step < self.recipe.open_steps else None
         for part in pieces:
             measure = self.sample(step, range(first, first + len(part)), part.columns)
             out = self.read(part, target_weight, measure=measure, gates=gates)

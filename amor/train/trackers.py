@@ -17,14 +17,14 @@ from amor.train.watch import Begun, Ended, Observer
 PROJECT = "amor"
 
 
-def flat(metrics: Mapping[str, Any], above: str = "") -> dict[str, float]:
+def scalars(metrics: Mapping[str, Any], above: str = "") -> dict[str, float]:
     """{"blocks": [{"fire": 0.4}]} -> {"block0/fire": 0.4}; numbers only, what is not finite left out."""
     out: dict[str, float] = {}
     for key, value in metrics.items():
         if isinstance(value, dict):
-            out |= flat(value, f"{above}{key}/")
+            out |= scalars(value, f"{above}{key}/")
         elif isinstance(value, list | tuple):
-            out |= flat({f"{key.removesuffix('s')}{index}": item for index, item in enumerate(value)}, above)
+            out |= scalars({f"{key.removesuffix('s')}{index}": item for index, item in enumerate(value)}, above)
         elif isinstance(value, int | float) and not (above == "" and key == "step"):
             out[f"{above}{key}"] = float(value)
     return out
@@ -42,7 +42,7 @@ class Tracker(Observer):
         self.opened = True
 
     def on_step(self, metrics: Line) -> None:
-        self.log(flat(typed.tree(metrics)), metrics.step)
+        self.log(scalars(typed.tree(metrics)), metrics.step)
 
     on_eval = on_step
 

@@ -16,24 +16,23 @@ from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.v1.attention.backends.linear_attn import LinearAttentionMetadata
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
-from amor import registry
 from amor.config import Config
 from amor.form import Part
 from amor.layout import Layout
-from amor.mixers.base import Mixer
+from amor.mixers.base import Mixer, find_mixer
 
 
 def fresh_state(config: Config, kind: str, dtype: torch.dtype) -> Part:
     """Of one row, on the meta device."""
     with torch.device("meta"):
-        mixer: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
+        mixer: Mixer = find_mixer(kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
         return mixer.start(1, torch.device("meta"), dtype)
 
 
 class Own(nn.Module, MambaBase):
     def __init__(self, config: Config, kind: str, vllm: VllmConfig, prefix: str):
         super().__init__()
-        self.inner: Mixer = registry.find("mixers", kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
+        self.inner: Mixer = find_mixer(kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
         self.state = fresh_state(config, kind, vllm.model_config.dtype)
         self.prefix = prefix
         self.kv_cache: tuple[Tensor, ...] = ()

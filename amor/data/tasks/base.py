@@ -93,7 +93,7 @@ def read_task(tree: Mapping[str, Any], where: str = "task") -> Task:
     if not isinstance(kind, str):
         raise AmorError(f"{where}: no kind; name one of {', '.join(registry.kinds(ROOM))}")
     found = registry.find(ROOM, kind.replace("-", "_"))
-    options = typed.convert(found.Options, {key: value for key, value in tree.items() if key != "kind"}, f"{where} {kind}")  # type: ignore[attr-defined]
+    options = typed.convert(found.Options, {key: value for key, value in tree.items() if key != "kind"}, f"{where} {kind}")
     task = found(options)
     assert isinstance(task, Task)
     return task

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amor.errors import AmorError
-from amor.files import written
+from amor.files import disk_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ def write(drawing: Figure, path: str | Path) -> Path:
     if path.suffix not in FORMATS:
         raise AmorError(f"{path}: a figure is one of {', '.join(FORMATS)}")
     undated = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[path.suffix]
-    with written(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         drawing.savefig(path, dpi=300, metadata=undated)
     return path

@@ -1,25 +1,31 @@
-"""Another gate for a trained model, given in words: always, never, random:0.3, or its own aimed at a firing rate."""
+"""Other gates for a trained model, as `--gate` and `--fire-rate` give them.
+
+Its gates are replaced by always, never or random:0.3, or aimed at a firing rate.
+"""
 
 import copy
 from collections.abc import Sequence
 from typing import Any
 
-from amor import registry, typed
+from amor import typed
 from amor.errors import AmorError, nearest
-from amor.gates.base import Gate
-from amor.gates.once import led
+from amor.gates.base import Gate, find_gate
+from amor.gates.once import share_decision
 
-# gates that need nothing they would have had to learn
-FREE = ("always", "never", "random")
+# gates without statistics or weights, so any model can have them
+STATELESS = ("always", "never", "random")
 
 
-def chosen(own: Sequence[Gate], words: str | None = None, rate: float | None = None) -> list[Gate]:
-    """The gates a command asks for, one a block; a model's own stay as they are, one that is aimed is a copy."""
+def override_gates(own: Sequence[Gate], words: str | None = None, rate: float | None = None) -> list[Gate]:
+    """The gates that a command line selects, one per block.
+
+    A model's own are not changed, an aimed one is a copy.
+    """
     if (words is not None or rate is not None) and not own:
         raise AmorError("this model has no gated blocks, so there is no gate to set")
     gates = list(own)
     if words is not None:
-        gates = led(own, [parse_gate(words, gate, index) for index, gate in enumerate(own)])
+        gates = share_decision(own, [parse_gate(words, gate, index) for index, gate in enumerate(own)])
     return gates if rate is None else all_aimed(gates, rate)
 
 
@@ -28,26 +34,26 @@ def parse_gate(words: str, own: Gate, index: int) -> Gate:
     kind, _, value = words.partition(":")
     if kind == own.kind and not value:
         return own
-    if kind not in FREE:
-        raise AmorError(f"--gate {words}: this model's own gate is {own.kind!r}; besides it, {nearest(kind, FREE)}")
+    if kind not in STATELESS:
+        raise AmorError(f"--gate {words}: this model's own gate is {own.kind!r}; besides it, {nearest(kind, STATELESS)}")
     if value and kind != "random":
         raise AmorError(f"--gate {words}: {kind!r} takes no number; only random does, e.g. random:0.3")
-    cls: type[Gate] = registry.find("gates", kind)
+    cls = find_gate(kind)
     try:
         given = {"rate": float(value)} if value else {}
     except ValueError:
         raise AmorError(f"--gate {words}: {value!r} is not a number; write for instance random:0.3") from None
     options: Any = typed.convert(cls.Options, given, f"--gate {words}")
-    return cls(0, options, index)  # a free gate has no weights, so no width
+    return cls(0, options, index)  # a stateless gate has no weights, so no width
 
 
 def all_aimed(gates: Sequence[Gate], rate: float) -> list[Gate]:
-    """Copies of the gates of all blocks that fire on about this share of tokens."""
-    return led(gates, [aimed(gate, rate) for gate in gates])
+    """Copies of the gates of all blocks that fire on about this fraction of tokens."""
+    return share_decision(gates, [aimed(gate, rate) for gate in gates])
 
 
 def aimed(gate: Gate, rate: float) -> Gate:
-    """A copy of a gate that fires on about this share of tokens."""
+    """A copy of a gate that fires on about this fraction of tokens."""
     other = copy.deepcopy(gate)
     other.aim(rate)
     return other
