@@ -27,7 +27,7 @@ from amor.records.trace import Traces
 from amor.run import Run
 from amor.study import decode, figures, page, report, runs
 from amor.train import checkpoint, metadata
-from amor.train.look import look
+from amor.train.look import summarise_run
 from amor.train.loop import train
 from amor.train.predict import Kept, activations, in_layer
 from amor.train.recipe import load
@@ -45,7 +45,7 @@ def whole(prepared, tmp_path_factory):
     run.happened(Event(event="spike", message="a spike"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amor.judge.findings.WRITTEN", 4)
-        found = look(run)
+        found = summarise_run(run)
     short = tuple(msgspec.structs.replace(text, tokens=text.tokens[:2]) for text in found.texts[:1])
     run.write(run.findings, msgspec.structs.replace(found, texts=short))
     return run

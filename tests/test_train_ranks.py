@@ -13,7 +13,7 @@ import amor
 from amor.data.loader import Batches
 from amor.data.shards import Shards
 from amor.errors import AmorError
-from amor.train.distributed import buckets, form
+from amor.train.distributed import buckets, init_world
 from amor.train.loop import train
 
 MODES = ("ddp", "fsdp")
@@ -137,13 +137,13 @@ def test_gradients_are_summed_in_groups_that_hold_each_of_them_once():
 def test_ranks_must_be_asked_for_and_must_share_the_batch_evenly(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(AmorError, match="distributed=ddp"):
-        form("none", "cpu")
+        init_world("none", "cpu")
     monkeypatch.undo()
-    team = form("fsdp", "cpu")  # one process shares with nobody
-    assert (team.world, team.own_rows(7)) == (1, (0, 7))
-    team.world, team.rank = 2, 1
-    assert team.own_rows(8) == (4, 8)
+    world = init_world("fsdp", "cpu")  # one process shares with nobody
+    assert (world.size, world.local_rows(7)) == (1, (0, 7))
+    world.size, world.rank = 2, 1
+    assert world.local_rows(8) == (4, 8)
     with pytest.raises(AmorError, match="multiple of 2"):
-        team.own_rows(7)
+        world.local_rows(7)
     with pytest.raises(KilledError):
         train(recipe_for(prepared, "fsdp"), tmp_path / "run", observers=[Killer(1)])

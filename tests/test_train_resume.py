@@ -14,7 +14,7 @@ from amor.cli import main
 from amor.errors import AmorError
 from amor.presets import NAMES
 from amor.train import checkpoint
-from amor.train.distributed import form
+from amor.train.distributed import init_world
 from amor.train.loop import Trainer, train
 from amor.train.watch import Observer
 
@@ -136,8 +136,8 @@ def test_what_a_run_resumes_with_lies_in_memory_as_in_a_fresh_run(halted, prepar
                 self.off += [t.data_ptr() % 64 for t in state.values()]
 
     for out in (tmp_path / "fresh", halted(tmp_path / "run")):
-        team, look = form("none", "cpu"), Look()
-        look.of, look.off = Trainer(small_recipe(prepared), checkpoint.Run(out), team, [look], {}), []
+        world, look = init_world("none", "cpu"), Look()
+        look.of, look.off = Trainer(small_recipe(prepared), checkpoint.Run(out), world, [look], {}), []
         look.of.go("auto")
         assert look.off and not any(look.off)
 

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.cli._seeing import seeing, told
+    from amor.cli._seeing import as_result, observing
     from amor.train.loop import train
     from amor.train.recipe import load
     from amor.train.trackers import trackers
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         trackers(recipe.track)  # that they are there
         return dry_run(recipe, args.flops)
     args.json = args.json and os.environ.get("RANK", "0") == "0"  # of many ranks one speaks
-    with seeing(recipe) as (observers, machine):
-        return told(train(recipe, args.out or f"runs/{recipe.name}", observers, args.resume, machine))
+    with observing(recipe) as (observers, machine):
+        return as_result(train(recipe, args.out or f"runs/{recipe.name}", observers, args.resume, machine))
 
 
 def dry_run(recipe: Any, flops: float | None) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from amor.records import Amount, Part, Steps
 from amor.records.run import Judged
 from amor.run import Run
 from amor.train import metadata
-from amor.train.distributed import Team
-from amor.train.recipe import Keeping
+from amor.train.distributed import World
+from amor.train.recipe import CheckpointPolicy
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,7 +49,7 @@ WRITING, OLD, DAMAGED = ".writing-", ".old-", "damaged-"
 NEEDED = (TRAINER, model_folder.CONFIG, model_folder.WEIGHTS, f"{OPTIMIZER}/{metadata.FILE}")  # a checkpoint without one is none
 
 
-class Training(typed.File, frozen=True):
+class TrainerState(typed.File, frozen=True):
     """trainer.json: where a run stands beside its weights and moments."""
 
     step: Steps
@@ -59,15 +59,15 @@ class Training(typed.File, frozen=True):
     valid: Judged | None = None  # where this very step was judged
 
 
-class Written(Part, frozen=True):
+class FileDigest(Part, frozen=True):
     bytes: typed.Count
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-class Manifest(typed.File, frozen=True):
+class CheckpointManifest(typed.File, frozen=True):
     """manifest.json: size and hash of every other file."""
 
-    files: dict[Annotated[str, Meta(pattern=r"^[\w.-]+(/[\w.-]+)*$", max_length=200)], Written]
+    files: dict[Annotated[str, Meta(pattern=r"^[\w.-]+(/[\w.-]+)*$", max_length=200)], FileDigest]
 
 
 def name_of(step: int) -> str:
@@ -84,14 +84,14 @@ def listed(run: Run) -> list[Path]:
 
 
 def save(
-    run: Run, team: Team, model: Amor, optimizer: torch.optim.Optimizer, trainer: Training, tokenizer: "Tokenizer | None"
+    run: Run, world: World, model: Amor, optimizer: torch.optim.Optimizer, trainer: TrainerState, tokenizer: "Tokenizer | None"
 ) -> Path:
     """Write the checkpoint of trainer.step; every rank calls it. A full disk leaves the earlier ones as they were."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     final = run.checkpoints / name_of(trainer.step)
     writing = run.checkpoints / f"{WRITING}{final.name}"
-    weights = {name: team.full_tensor(t).detach().cpu() for name, t in model.state_dict().items()}
+    weights = {name: world.full_tensor(t).detach().cpu() for name, t in model.state_dict().items()}
 
     def write_model() -> None:
         shutil.rmtree(writing, ignore_errors=True)
@@ -102,15 +102,15 @@ def save(
         (writing / TRAINER).write_text(typed.text(trainer))
 
     try:
-        _by_leader(team, write_model)
-        _write_moments(writing / OPTIMIZER, moments(model, optimizer), team)
-        _by_leader(team, lambda: _finish(run, writing, final))
+        _by_leader(world, write_model)
+        _write_moments(writing / OPTIMIZER, moments(model, optimizer), world)
+        _by_leader(world, lambda: _finish(run, writing, final))
     except BaseException as error:  # torch's CheckpointException is no Exception
         if not of_the_disk(error):
             if isinstance(error, CheckpointException):
                 raise RuntimeError(f"{final.name} could not be written: {_reason(error)}") from error
             raise
-        _by_leader(team, lambda: shutil.rmtree(writing, ignore_errors=True))
+        _by_leader(world, lambda: shutil.rmtree(writing, ignore_errors=True))
         kept = [p.name for p in listed(run)]
         raise AmorError(
             f"checkpoint {final.name} could not be written ({_reason(error)}); "
@@ -120,15 +120,15 @@ def save(
     return final
 
 
-def _by_leader(team: Team, work: Callable[[], None]) -> None:
+def _by_leader(world: World, work: Callable[[], None]) -> None:
     """Done by one, an error known to all."""
     problem: Exception | None = None
-    if team.leads:
+    if world.is_main:
         try:
             work()
         except Exception as error:  # handed to every rank below, so that none waits for ever
             problem = error
-    told = team.broadcast(None if problem is None else (_reason(problem), of_the_disk(problem)))
+    told = world.broadcast(None if problem is None else (_reason(problem), of_the_disk(problem)))
     if problem is not None:
         raise problem
     if told is not None:
@@ -165,8 +165,8 @@ def _finish(run: Run, writing: Path, final: Path) -> None:
     files = sorted(p for p in writing.rglob("*") if p.is_file())
     for path in files:
         to_disk(path)
-    held = {str(p.relative_to(writing)): Written(bytes=p.stat().st_size, sha256=sha256_of(p)) for p in files}
-    replace_file(writing / MANIFEST, typed.text(Manifest(files=held)))
+    held = {str(p.relative_to(writing)): FileDigest(bytes=p.stat().st_size, sha256=sha256_of(p)) for p in files}
+    replace_file(writing / MANIFEST, typed.text(CheckpointManifest(files=held)))
     to_disk(writing / OPTIMIZER)
     to_disk(writing)
     os.rename(writing, final)
@@ -195,15 +195,15 @@ def moments(model: Amor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return held
 
 
-def _write_moments(folder: Path, held: dict[str, Tensor], team: Team) -> None:
+def _write_moments(folder: Path, held: dict[str, Tensor], world: World) -> None:
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process: that is what we ask for
-        dcp.save(held, storage_writer=dcp.FileSystemWriter(folder), no_dist=team.world == 1)
+        dcp.save(held, storage_writer=dcp.FileSystemWriter(folder), no_dist=world.size == 1)
 
 
-def load_moments(folder: Path, model: Amor, optimizer: torch.optim.Optimizer, updates: int, team: Team) -> None:
+def load_moments(folder: Path, model: Amor, optimizer: torch.optim.Optimizer, updates: int, world: World) -> None:
     """Put the moments of a checkpoint into an optimiser, whatever number of ranks wrote them."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
@@ -213,7 +213,7 @@ def load_moments(folder: Path, model: Amor, optimizer: torch.optim.Optimizer, up
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load(held, storage_reader=dcp.FileSystemReader(folder / OPTIMIZER), no_dist=team.world == 1)
+            dcp.load(held, storage_reader=dcp.FileSystemReader(folder / OPTIMIZER), no_dist=world.size == 1)
     except CheckpointException as error:
         raise AmorError(
             f"{folder / OPTIMIZER}: the moments cannot be read ({_reason(error)}); "
@@ -245,11 +245,11 @@ def problem_with(folder: Path) -> str | None:
     return None
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     """Earlier ones hold the files alone, without a version."""
     path = folder / MANIFEST
     tree = typed.json_tree(typed.read_text(path), str(path))
-    return typed.convert(Manifest, tree if isinstance(tree, dict) and "files" in tree else {"files": tree}, str(path))
+    return typed.convert(CheckpointManifest, tree if isinstance(tree, dict) and "files" in tree else {"files": tree}, str(path))
 
 
 def newest_good(run: Run, say: Callable[[str], None]) -> Path | None:
@@ -266,8 +266,8 @@ def newest_good(run: Run, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def read_training(folder: Path) -> Training:
-    return typed.read(Training, folder / TRAINER)
+def read_training(folder: Path) -> TrainerState:
+    return typed.read(TrainerState, folder / TRAINER)
 
 
 def sweep(run: Run) -> None:
@@ -277,7 +277,7 @@ def sweep(run: Run) -> None:
             shutil.rmtree(left)
 
 
-def prune(run: Run, keeping: Keeping) -> None:
+def prune(run: Run, keeping: CheckpointPolicy) -> None:
     """Delete what the policy does not keep."""
     known = listed(run)
     best = best_of(known)

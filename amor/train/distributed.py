@@ -1,6 +1,6 @@
 """Who trains together: one process, replicas that sum their gradients, or ranks that hold a shard of everything each.
 
-The loop speaks to a team and knows nothing of ranks and devices. Every rank works on its own rows of the global batch;
+The loop speaks to a world and knows nothing of ranks and devices. Every rank works on its own rows of the global batch;
 gradients are summed, not averaged, because each rank already weighs its targets by the size of the global batch.
 """
 
@@ -18,24 +18,24 @@ from amor.models.amor import Amor
 BUCKET = 25_000_000  # numbers summed over ranks at a time: 100 MB
 
 
-class Team:
+class World:
     """One process on one device: the whole batch is its own, there is nothing to agree on."""
 
-    rank, world = 0, 1
+    rank, size = 0, 1
 
     def __init__(self, device: torch.device):
         self.device = device
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Writes files and talks to people."""
         return self.rank == 0
 
-    def own_rows(self, rows: int) -> tuple[int, int]:
+    def local_rows(self, rows: int) -> tuple[int, int]:
         """Which rows of a global batch are this process's: first and one past the last."""
-        if rows % self.world:
-            raise AmorError(f"{rows} sequences cannot be shared by {self.world} ranks; give a multiple of {self.world}")
-        mine = rows // self.world
+        if rows % self.size:
+            raise AmorError(f"{rows} sequences cannot be shared by {self.size} ranks; give a multiple of {self.size}")
+        mine = rows // self.size
         return self.rank * mine, (self.rank + 1) * mine
 
     def place(self, model: Amor) -> None:
@@ -64,21 +64,21 @@ class Team:
         """What everyone has, to all."""
         return [thing]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
 
     def close(self) -> None:
         """Nothing more will be said."""
 
 
-class Replicas(Team):
+class Replicas(World):
     """Every rank holds the whole model; gradients are summed once an optimiser step."""
 
     def __init__(self, device: torch.device):
         super().__init__(device)
         if not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def reduce_gradients(self, model: nn.Module) -> None:
         for bucket in buckets([p.grad for p in model.parameters() if p.grad is not None], BUCKET):
@@ -93,7 +93,7 @@ class Replicas(Team):
         return t
 
     def gather(self, t: Tensor) -> Tensor:
-        parts = [torch.empty_like(t) for _ in range(self.world)]
+        parts = [torch.empty_like(t) for _ in range(self.size)]
         dist.all_gather(parts, t.contiguous())
         return torch.cat(parts)
 
@@ -103,11 +103,11 @@ class Replicas(Team):
         return box[0]
 
     def gather_objects(self, thing: Any) -> list[Any]:
-        box: list[Any] = [None] * self.world
+        box: list[Any] = [None] * self.size
         dist.all_gather_object(box, thing)
         return box
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         dist.barrier()
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Sharded(Replicas):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        mesh = init_device_mesh(self.device.type, (self.world,))
+        mesh = init_device_mesh(self.device.type, (self.size,))
         model.to(self.device)
         for layer in model.backbone.layers:
             fully_shard(layer, mesh=mesh)
@@ -154,12 +154,12 @@ def buckets(tensors: list[Tensor], size: int) -> Iterator[list[Tensor]]:
         yield held
 
 
-def form(mode: str, device: str) -> Team:
-    """The team this process belongs to, from the recipe and from what torchrun has set."""
+def init_world(mode: str, device: str) -> World:
+    """The world this process belongs to, from the recipe and from what torchrun has set."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     place = pick_device(device)
     if world == 1:
-        return Team(place)
+        return World(place)
     if mode == "none":
         raise AmorError(f'{world} processes were started but distributed = "none"; use --set distributed=ddp or fsdp')
     return {"ddp": Replicas, "fsdp": Sharded}[mode](place)

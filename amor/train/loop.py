@@ -23,16 +23,16 @@ from amor.models.folder import load_model
 from amor.records.run import EvalTiming, Evaluated, Event, Judged, Machine, Step, StepTiming
 from amor.run import Run
 from amor.train import checkpoint, resume
-from amor.train.data import Data
-from amor.train.distributed import Team, form
+from amor.train.data import TrainingData
+from amor.train.distributed import World, init_world
 from amor.train.freeze import described, freeze
 from amor.train.optim import adamw, describe, groups
-from amor.train.reached import STEPS, Reached
+from amor.train.reached import STEPS, GradientCheck
 from amor.train.recipe import Recipe
 from amor.train.step import Stepper
 from amor.train.stop import Stop
-from amor.train.trouble import Spikes, UnsoundError, first_unsound
-from amor.train.watch import Begun, Ended, Observer, Record, Saved
+from amor.train.trouble import NonFiniteError, Spikes, first_non_finite
+from amor.train.watch import CheckpointSaved, Observer, Record, RunEnded, RunStarted
 
 
 def train(
@@ -41,41 +41,41 @@ def train(
     observers: Iterable[Observer] = (),
     go_on: str = "auto",  # "auto": if there is a checkpoint; "yes": there must be one; "no": the folder must be new
     machine: Machine | None = None,
-) -> Ended:
+) -> RunEnded:
     """Train to the end of the recipe, or until asked to stop."""
-    team = form(recipe.distributed, recipe.device)
+    world = init_world(recipe.distributed, recipe.device)
     try:
         run = Run(out)
-        told = [Record(run), *observers] if team.leads else []
-        return Trainer(recipe, run, team, told, machine or Machine()).go(go_on)
+        told = [Record(run), *observers] if world.is_main else []
+        return Trainer(recipe, run, world, told, machine or Machine()).go(go_on)
     except OSError as error:  # a disk that is full or gone; anything trained since the last checkpoint is trained again
         if not checkpoint.of_the_disk(error):
             raise
         words = f"{error.filename or out}: {error.strerror or error}; mend that and run the same command again: it resumes"
         raise AmorError(words) from error
     finally:
-        team.close()
+        world.close()
 
 
 class Trainer:
     """One run: what it is made of, and the loop over its steps."""
 
-    def __init__(self, recipe: Recipe, run: Run, team: Team, observers: Sequence[Observer], machine: Machine):
-        self.recipe, self.run, self.team, self.observers, self.machine = recipe, run, team, observers, machine
+    def __init__(self, recipe: Recipe, run: Run, world: World, observers: Sequence[Observer], machine: Machine):
+        self.recipe, self.run, self.world, self.observers, self.machine = recipe, run, world, observers, machine
         self.steps = recipe.total_steps
         self.done = 0  # optimiser steps taken
         self.saved = -1  # the step of the newest checkpoint
         self.valid: Judged | None = None  # the last evaluation, with its step
-        self.reached: Reached | None = None  # of a run with frozen parts: which of the others gradients have reached
+        self.reached: GradientCheck | None = None  # of a run with frozen parts: which of the others gradients have reached
 
-    def go(self, go_on: str) -> Ended:
-        self.data = Data.open(self.recipe, self.team)
+    def go(self, go_on: str) -> RunEnded:
+        self.data = TrainingData.open(self.recipe, self.world)
         found = self.begin(go_on)
         self.assemble(found)
         self.tell("on_start", self.about())
-        with Stop(self.team) as stop:
+        with Stop(self.world) as stop:
             stopped = self.loop(stop)
-        ended = Ended(
+        ended = RunEnded(
             done=self.done == self.steps,
             step=self.done,
             folder=str(self.run.folder),
@@ -112,7 +112,7 @@ class Trainer:
         started = time.perf_counter()
         try:
             found = self.stepper(self.done)
-        except UnsoundError as error:
+        except NonFiniteError as error:
             raise self.unsound(error) from error
         self.done += 1
         seconds = time.perf_counter() - started
@@ -137,7 +137,7 @@ class Trainer:
             return
         self.reached.look(self.model)
         found = {"tensors": len(self.reached.names), "silent": self.reached.silent, "missing": self.reached.missing}
-        self.event("gradients", self.reached.told(self.done), step=self.done, now=found)
+        self.event("gradients", self.reached.summary(self.done), step=self.done, now=found)
         if not self.reached.silent:
             self.reached = None
 
@@ -145,8 +145,8 @@ class Trainer:
         if self.data.valid is None:
             return
         started = time.perf_counter()
-        mine = Drawn(self.data.valid, *self.team.own_rows(self.data.valid.batch), self.stepper.apart)
-        found = evaluate(self.model, mine, self.recipe.micro_batch, self.stepper.forward, self.team.sum)
+        mine = Drawn(self.data.valid, *self.world.local_rows(self.data.valid.batch), self.stepper.apart)
+        found = evaluate(self.model, mine, self.recipe.micro_batch, self.stepper.forward, self.world.sum)
         self.valid = Judged(step=self.done, **msgspec.structs.asdict(found))
         timing = EvalTiming(seconds=time.perf_counter() - started)
         self.tell("on_eval", Evaluated(step=self.done, valid=found, timing=timing))
@@ -155,18 +155,18 @@ class Trainer:
         if self.saved == self.done:
             return
         started = time.perf_counter()
-        trainer = checkpoint.Training(
+        trainer = checkpoint.TrainerState(
             step=self.done,
             updates=self.stepper.updates,
             norms=tuple(self.stepper.spikes.norms),
             data=self.data.train.fingerprint,
             valid=self.valid if self.valid and self.valid.step == self.done else None,
         )
-        folder = checkpoint.save(self.run, self.team, self.model, self.optimizer, trainer, self.data.tokenizer)
+        folder = checkpoint.save(self.run, self.world, self.model, self.optimizer, trainer, self.data.tokenizer)
         self.saved = self.done
-        if self.team.leads:
+        if self.world.is_main:
             checkpoint.prune(self.run, self.recipe.checkpoint)
-        self.tell("on_checkpoint", Saved(self.done, str(folder), time.perf_counter() - started))
+        self.tell("on_checkpoint", CheckpointSaved(self.done, str(folder), time.perf_counter() - started))
 
     def begin(self, go_on: str) -> Path | None:
         """Make the run directory, or find the checkpoint to go on from."""
@@ -175,17 +175,17 @@ class Trainer:
         if go_on == "no" and self.run.used:
             raise AmorError(f"{self.run.folder} holds a run already; give another --out, or let it resume")
         found = None
-        if self.team.leads and self.run.used:
+        if self.world.is_main and self.run.used:
             checkpoint.sweep(self.run)
             changed = resume.differences(resume.recipe_of(self.run), self.recipe)
             found = checkpoint.newest_good(self.run, lambda words: self.event("damaged", words))
             checkpoint.prune(self.run, self.recipe.checkpoint)
             for key, (was, now) in changed.items() if found else ():
                 self.event("changed", f"{key} was {was!r} and is {now!r} from here on", key=key, was=was, now=now)
-        found = self.team.broadcast(found)
+        found = self.world.broadcast(found)
         if go_on == "yes" and found is None:
             raise AmorError(f"{self.run.folder} holds no checkpoint to resume from; leave --resume away to start")
-        if self.team.leads:
+        if self.world.is_main:
             self.run.make()
             self.run.write_config(self.recipe.to_dict())
             self.run.write(self.run.machine, self.machine)
@@ -193,37 +193,37 @@ class Trainer:
 
     def assemble(self, found: Path | None) -> None:
         """Model, optimiser and stepper: fresh, or as a checkpoint has them."""
-        trainer = checkpoint.read_training(found) if found else checkpoint.Training(step=0, updates=0, norms=(), data="")
+        trainer = checkpoint.read_training(found) if found else checkpoint.TrainerState(step=0, updates=0, norms=(), data="")
         if found:
             self.data.train.check(trainer.data)
         self.model: Amor = load_model(found) if found else first_model(self.recipe)
         freeze(self.model, self.recipe.freeze)
         self.model.backbone.recompute = self.recipe.recompute
-        self.team.place(self.model)
+        self.world.place(self.model)
         if self.recipe.compile:
-            compile_layers(self.model, self.team.device)
+            compile_layers(self.model, self.world.device)
         self.groups = groups(self.model, self.recipe.optimiser, self.recipe.lr)
         self.optimizer = adamw(self.groups, self.recipe.optimiser)
-        self.stepper = Stepper(self.model, self.optimizer, self.recipe, self.data.train, self.team, self.data.end_of_text)
+        self.stepper = Stepper(self.model, self.optimizer, self.recipe, self.data.train, self.world, self.data.end_of_text)
         self.done, self.stepper.updates = trainer.step, trainer.updates
         watched = self.recipe.freeze != "none" and trainer.updates < STEPS
-        self.reached = Reached(self.model, self.team.full_tensor) if watched else None
+        self.reached = GradientCheck(self.model, self.world.full_tensor) if watched else None
         self.stepper.spikes = Spikes(self.recipe.optimiser.spike, trainer.norms)
-        if self.team.leads:
+        if self.world.is_main:
             self.run.rewind(self.done)
         if found:
-            checkpoint.load_moments(found, self.model, self.optimizer, trainer.updates, self.team)
+            checkpoint.load_moments(found, self.model, self.optimizer, trainer.updates, self.world)
             self.saved, self.valid = self.done, trainer.valid
             self.event("resumed", f"going on from {found.name} ({self.steps - self.done:,} steps to go)", step=self.done)
 
-    def about(self) -> Begun:
+    def about(self) -> RunStarted:
         parameters = sum(p.numel() for p in self.model.parameters())
-        team, recipe = self.team, self.recipe
-        where = f"{recipe.precision} on {team.world} x {team.device.type}" + (
-            f" ({recipe.distributed})" if team.world > 1 else ""
+        world, recipe = self.world, self.recipe
+        where = f"{recipe.precision} on {world.size} x {world.device.type}" + (
+            f" ({recipe.distributed})" if world.size > 1 else ""
         )
         folder = str(self.run.folder)
-        return Begun(
+        return RunStarted(
             recipe,
             self.model.config.name,
             parameters,
@@ -234,13 +234,13 @@ class Trainer:
             where,
         )
 
-    def unsound(self, error: UnsoundError) -> AmorError:
+    def unsound(self, error: NonFiniteError) -> AmorError:
         """Name what is not finite, keep the batch, and save what was good before it."""
-        pieces = list(self.stepper.pieces(error.step))
-        where = first_unsound(self.model, lambda: [self.stepper.read(part, 1.0) for part in pieces], self.team.full_tensor)
-        where = min(self.team.gather_objects(where), key=lambda words: words == "the loss itself")
+        pieces = list(self.stepper.micro_batches(error.step))
+        where = first_non_finite(self.model, lambda: [self.stepper.read(part, 1.0) for part in pieces], self.world.full_tensor)
+        where = min(self.world.gather_objects(where), key=lambda words: words == "the loss itself")
         folder = self.run.failures / f"step-{error.step + 1:06d}"
-        if self.team.leads:
+        if self.world.is_main:
             keep_batch(folder, self.data.train.rows(error.step, 0, self.recipe.batch))
             known = {"loss": str(error.loss), "grad_norm": str(error.norm), "first": where}
             self.run.write(folder / "failure.json", {"step": error.step + 1, "rows": [0, self.recipe.batch], **known})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 STEPS = 3  # updates after which a tensor without a gradient is reported
 
 
-class Reached:
+class GradientCheck:
     def __init__(self, model: nn.Module, full_tensor: Callable[[Tensor], Tensor]):
         self.full_tensor = full_tensor
         self.names = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -30,7 +30,7 @@ class Reached:
     def _moved(self, gradient: Tensor | None) -> bool:
         return gradient is not None and bool(self.full_tensor(gradient).any())
 
-    def told(self, step: int) -> str:
+    def summary(self, step: int) -> str:
         """What was seen so far, in one line."""
         count = len(self.names)
         if self.missing:

@@ -42,7 +42,7 @@ AboveZero = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelChoice:
     """A preset by name and scale, and keys of it to change, e.g. {"blocks.count": 1}; or a model that is there already."""
 
     name: Word = "amor-mamba2"
@@ -89,7 +89,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvalSchedule:
     """How often to judge the model on the validation split, and on how many windows of it; 0: never."""
 
     every: Steps = 250
@@ -97,7 +97,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Keeping:
+class CheckpointPolicy:
     """When a checkpoint is written and which ones stay."""
 
     every: Every = 250
@@ -111,7 +111,7 @@ class Recipe:
     """A training run, without the machine it runs on."""
 
     name: Annotated[Word, Meta(min_length=1)] = "run"
-    model: Model = Model()
+    model: ModelChoice = ModelChoice()
     data: Word = ""  # a folder of `amor prepare`: train/ and, for evaluation, valid/
     task: Mapping[str, Any] = field(default_factory=dict)  # instead of data: a generated task's kind and options
     documents: str = "joined"  # "apart": a document sees nothing of the one before it in its window
@@ -127,8 +127,8 @@ class Recipe:
     device: Word = "auto"
     recompute: bool = False  # compute a layer's activations again in the backward pass instead of keeping them
     compile: bool = False
-    eval: Evaluation = Evaluation()
-    checkpoint: Keeping = Keeping()
+    eval: EvalSchedule = EvalSchedule()
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
     freeze: str = "none"  # "backbone": only the gated blocks are trained, all else stays as it is to the bit
     open_steps: Steps = 0  # the first ones, in which blocks fire everywhere: gates score and learn, and decide from then on
     distributed: str = "none"

@@ -31,16 +31,16 @@ from amor.numbers import finite
 from amor.ops.head import IGNORE
 from amor.records.run import GateLine
 from amor.state import State
-from amor.train.distributed import Team
+from amor.train.distributed import World
 from amor.train.optim import set_rate
 from amor.train.recipe import Recipe
 from amor.train.sample import sampled
 from amor.train.schedule import shape
-from amor.train.trouble import Spikes, UnsoundError
+from amor.train.trouble import NonFiniteError, Spikes
 
 
 @dataclass
-class Tally:
+class MicroBatchStats:
     """What the micro-batches of a step have shown so far; a list a block."""
 
     loss: Tensor
@@ -59,7 +59,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepResult:
     """One optimiser step: its loss and gradient norm, both finite, its learning rate, and what the gates did."""
 
     loss: float
@@ -78,30 +78,30 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         recipe: Recipe,
         source: Source,
-        team: Team,
+        world: World,
         end_of_text: int | None = None,
     ):
-        self.model, self.optimizer, self.recipe, self.source, self.team = model, optimizer, recipe, source, team
+        self.model, self.optimizer, self.recipe, self.source, self.world = model, optimizer, recipe, source, world
         self.apart = boundary(recipe.documents, end_of_text)
         self.spikes = Spikes(recipe.optimiser.spike)
         self.updates = 0  # optimiser steps that changed the weights
-        self.first, self.last = team.own_rows(recipe.batch)
-        check_precision(recipe.precision, team.device)
+        self.first, self.last = world.local_rows(recipe.batch)
+        check_precision(recipe.precision, world.device)
 
-    def __call__(self, step: int) -> Taken:
-        """Take step number `step` (the first is 0); what it found, or UnsoundError before anything is changed."""
+    def __call__(self, step: int) -> StepResult:
+        """Take step number `step` (the first is 0); what it found, or NonFiniteError before anything is changed."""
         lr_scale = shape(step, self.recipe.total_steps, self.recipe.lr)
         set_rate(self.optimizer, lr_scale)
-        pieces = list(self.pieces(step))
-        fresh = self.meet(pieces)
+        pieces = list(self.micro_batches(step))
+        fresh = self.init_gate_stats(pieces)
         used = self.gate_numbers()
-        tally = self.learn(pieces, step)
-        self.team.reduce_gradients(self.model)
+        stats = self.forward_backward(pieces, step)
+        self.world.reduce_gradients(self.model)
         norm = self.gradient_norm()
-        loss = float(self.team.sum(tally.loss))
+        loss = float(self.world.sum(stats.loss))
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise UnsoundError(step, loss, norm)
-        pooled, measured = self.pooled(tally), self.all_measured(tally)
+            raise NonFiniteError(step, loss, norm)
+        pooled, measured = self.gather_scores(stats), self.all_measured(stats)
         spike = self.spikes.meets(norm)
         skipped = spike and self.recipe.optimiser.skip_spikes
         if not skipped:
@@ -110,15 +110,15 @@ class Stepper:
                 self.model.observe(pooled)
             self.share_statistics()
             self.model.learn(measured)
-        blocks = self.blocks_found(tally, pooled, used)
+        blocks = self.gate_lines(stats, pooled, used)
         told = ("skipped" if skipped else "taken") if spike else None
-        return Taken(loss, self.recipe.lr.peak * lr_scale, norm, told, blocks)
+        return StepResult(loss, self.recipe.lr.peak * lr_scale, norm, told, blocks)
 
-    def pieces(self, step: int) -> Iterator[Windows]:
+    def micro_batches(self, step: int) -> Iterator[Windows]:
         """This process's micro-batches of a step."""
         for first in range(self.first, self.last, self.recipe.micro_batch):
             tokens, targets = self.source.rows(step, first, min(first + self.recipe.micro_batch, self.last))
-            yield paired(tokens, targets, self.apart).to(self.team.device)
+            yield paired(tokens, targets, self.apart).to(self.world.device)
 
     def read(self, part: Windows, target_weight: float, **more: Any) -> Output:
         """A micro-batch, every target weighed so in the loss."""
@@ -126,27 +126,27 @@ class Stepper:
 
     def forward(self, tokens: Tensor, state: State | None = None, **more: Any) -> Output:
         """The model's forward in the precision of the recipe."""
-        with autocast(self.recipe.precision, self.team.device):
+        with autocast(self.recipe.precision, self.world.device):
             return self.model(tokens, state, **more)
 
-    def meet(self, pieces: list[Windows]) -> bool:
+    def init_gate_stats(self, pieces: list[Windows]) -> bool:
         """Show gates that have met nothing the whole batch, before they decide on it; whether there were any."""
         fresh = any(
             isinstance(b.gate, Adaptive) and not b.gate.updates_in_forward and int(b.gate.updates) == 0 for b in self.blocks()
         )
         if fresh:
-            tally = Tally(self.nothing())
+            stats = MicroBatchStats(self.nothing())
             with torch.no_grad():
                 for part in pieces:
-                    tally.add(self.nothing(), self.read(part, 0.0).gates)
-            self.model.observe(self.pooled(tally))
+                    stats.add(self.nothing(), self.read(part, 0.0).gates)
+            self.model.observe(self.gather_scores(stats))
         return fresh
 
-    def learn(self, pieces: list[Windows], step: int = 0) -> Tally:
+    def forward_backward(self, pieces: list[Windows], step: int = 0) -> MicroBatchStats:
         """Forward and backward over the micro-batches: gradients, scores and measured gains of the whole batch."""
-        scored = self.team.sum(torch.stack([(p.targets != IGNORE).sum() for p in pieces]).sum())
+        scored = self.world.sum(torch.stack([(p.targets != IGNORE).sum() for p in pieces]).sum())
         target_weight = 1 / max(int(scored), 1)
-        tally = Tally(self.nothing())
+        stats = MicroBatchStats(self.nothing())
         self.optimizer.zero_grad(set_to_none=True)
         first = self.first
         gates = [Opened(block.gate) for block in self.blocks()] if step < self.recipe.open_steps else None
@@ -156,24 +156,24 @@ class Stepper:
             first += len(part)
             assert out.loss is not None
             out.loss.backward()
-            tally.add(out.loss, out.gates, out.measured)
-        return tally
+            stats.add(out.loss, out.gates, out.measured)
+        return stats
 
     def share_statistics(self) -> None:
         """Gates that update in the forward have seen the tokens of their own rank: rank 0's statistics become everyone's."""
-        for block in self.blocks() if self.team.world > 1 else ():
+        for block in self.blocks() if self.world.size > 1 else ():
             if block.gate.updates_in_forward:
-                block.gate.load_state_dict(self.team.broadcast(block.gate.state_dict()), strict=False)
+                block.gate.load_state_dict(self.world.broadcast(block.gate.state_dict()), strict=False)
 
     def sample(self, step: int, rows: range, columns: int) -> Tensor | None:
         """Where gains are measured; nowhere, if no gate asks."""
         if not self.model.measures:
             return None
-        return sampled(self.recipe.seed, step, rows, self.recipe.batch, columns).to(self.team.device)
+        return sampled(self.recipe.seed, step, rows, self.recipe.batch, columns).to(self.world.device)
 
     def gradient_norm(self) -> float:
         self.gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return float(self.team.full_tensor(torch.nn.utils.get_total_norm(self.gradients)))
+        return float(self.world.full_tensor(torch.nn.utils.get_total_norm(self.gradients)))
 
     def update(self, norm: float) -> None:
         clip = self.recipe.optimiser.clip
@@ -183,21 +183,21 @@ class Stepper:
         self.optimizer.step()
         self.updates += 1
 
-    def pooled(self, tally: Tally) -> list[Tensor]:
+    def gather_scores(self, stats: MicroBatchStats) -> list[Tensor]:
         """Scores of every token of the global batch, in no particular order: a gate sorts them."""
-        return [self.team.gather(torch.cat(scores)) for scores in tally.scores]
+        return [self.world.gather(torch.cat(scores)) for scores in stats.scores]
 
-    def all_measured(self, tally: Tally) -> list[Measured | None]:
+    def all_measured(self, stats: MicroBatchStats) -> list[Measured | None]:
         """A block: the sample of the global batch, in the order of its rows, so that no cut of it moves a bit of a sum."""
         found: list[Measured | None] = []
-        for parts in zip(*tally.measured, strict=True):
+        for parts in zip(*stats.measured, strict=True):
             known = [part for part in parts if part is not None]
-            joined = [self.team.gather(torch.cat([getattr(part, name) for part in known])) for name in ("x", "value") if known]
+            joined = [self.world.gather(torch.cat([getattr(part, name) for part in known])) for name in ("x", "value") if known]
             found.append(Measured(*joined) if known else None)
         return found or [None] * len(self.blocks())
 
     def nothing(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64, device=self.team.device)
+        return torch.zeros((), dtype=torch.float64, device=self.world.device)
 
     def gate_numbers(self) -> list[dict[str, float | None]]:
         """A block: what its gate decides with (threshold tau), and how wide it is open (alpha, the mean over channels)."""
@@ -205,15 +205,17 @@ class Stepper:
         for block in self.blocks():
             gate = block.gate.decider
             numbers = {"mu": gate.mu, "sigma": gate.sigma} if isinstance(gate, Adaptive) else {}
-            numbers |= {"tau": gate.threshold, "alpha": self.team.full_tensor(block.scale()).detach().mean()}
+            numbers |= {"tau": gate.threshold, "alpha": self.world.full_tensor(block.scale()).detach().mean()}
             found.append({name: finite(float(value)) for name, value in numbers.items()})
         return found
 
-    def blocks_found(self, tally: Tally, pooled: list[Tensor], used: list[dict[str, float | None]]) -> tuple[GateLine, ...]:
+    def gate_lines(
+        self, stats: MicroBatchStats, pooled: list[Tensor], used: list[dict[str, float | None]]
+    ) -> tuple[GateLine, ...]:
         """A block: the share of tokens that fired, the numbers that decided, and where 10 % and 90 % of the scores lie."""
         if not used:
             return ()
-        fired = self.team.sum(torch.stack(tally.fired)) / self.recipe.step_tokens
+        fired = self.world.sum(torch.stack(stats.fired)) / self.recipe.step_tokens
         found = []
         for rate, scores, numbers in zip(fired.tolist(), pooled, used, strict=True):
             last, ordered = scores.numel() - 1, scores.sort().values

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from amor.train.distributed import Team
+from amor.train.distributed import World
 
 WATCHED = (signal.SIGINT, signal.SIGTERM)
 
@@ -15,8 +15,8 @@ WATCHED = (signal.SIGINT, signal.SIGTERM)
 class Stop:
     """Remembers the signal that asked to stop, while it is entered; handlers live in the main thread only."""
 
-    def __init__(self, team: Team):
-        self.team = team
+    def __init__(self, world: World):
+        self.world = world
         self.signal = 0
         self.before: dict[int, Any] = {}
 
@@ -35,11 +35,11 @@ class Stop:
         self.signal = number
 
     def asked(self) -> bool:
-        """Whether anyone in the team was asked; all get the same answer, so all stop after the same step."""
-        heard = torch.tensor(float(self.signal), device=self.team.device)
-        if not float(self.team.sum(heard)):
+        """Whether anyone in the world was asked; all get the same answer, so all stop after the same step."""
+        heard = torch.tensor(float(self.signal), device=self.world.device)
+        if not float(self.world.sum(heard)):
             return False
-        self.signal = max(self.team.gather_objects(self.signal))
+        self.signal = max(self.world.gather_objects(self.signal))
         return True
 
     @property

@@ -13,7 +13,7 @@ from amor.errors import AmorError
 HISTORY, ENOUGH = 100, 20  # gradient norms remembered, and how many are needed before one can be called a spike
 
 
-class UnsoundError(AmorError):
+class NonFiniteError(AmorError):
     """A loss or gradient that is not finite, found before the optimiser touched anything."""
 
     def __init__(self, step: int, loss: float, norm: float):
@@ -35,27 +35,27 @@ class Spikes:
         return self.factor > 0 and len(known) >= ENOUGH and norm > self.factor * statistics.median(known)
 
 
-def first_unsound(model: nn.Module, forward: Callable[[], Any], full_tensor: Callable[[Tensor], Tensor]) -> str:
+def first_non_finite(model: nn.Module, forward: Callable[[], Any], full_tensor: Callable[[Tensor], Tensor]) -> str:
     """Where the first number that is not finite stands: a parameter, a module's output, or else a gradient."""
     for name, parameter in model.named_parameters():
-        if not sound(full_tensor(parameter)):
+        if not all_finite(full_tensor(parameter)):
             return f"parameter {name}"
-    found = first_unsound_output(model, forward)
+    found = first_non_finite_output(model, forward)
     if found:
         return f"output of {found}"
     # gradients flow from the last parameter to the first, so the first to go wrong is the last in order
-    wrong = [name for name, p in model.named_parameters() if p.grad is not None and not sound(full_tensor(p.grad))]
+    wrong = [name for name, p in model.named_parameters() if p.grad is not None and not all_finite(full_tensor(p.grad))]
     return f"gradient of {wrong[-1]}" if wrong else "the loss itself"
 
 
-def first_unsound_output(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+def first_non_finite_output(model: nn.Module, forward: Callable[[], Any]) -> str | None:
     """The first module, in the order of the walk, that returns something not finite."""
     found: list[str] = []
 
     def look(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, given: Any, output: Any) -> None:
             tensors = output if isinstance(output, tuple) else (output,)
-            if not all(sound(t) for t in tensors if isinstance(t, Tensor) and t.is_floating_point()):
+            if not all(all_finite(t) for t in tensors if isinstance(t, Tensor) and t.is_floating_point()):
                 found.append(name)
 
         return hook
@@ -69,5 +69,5 @@ def first_unsound_output(model: nn.Module, forward: Callable[[], Any]) -> str | 
     return found[0] if found else None
 
 
-def sound(t: Tensor) -> bool:
+def all_finite(t: Tensor) -> bool:
     return bool(torch.isfinite(t.detach()).all())

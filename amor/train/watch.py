@@ -14,7 +14,7 @@ from amor.train.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Begun:
+class RunStarted:
     """A run before its first step."""
 
     recipe: Recipe
@@ -28,7 +28,7 @@ class Begun:
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointSaved:
     """A checkpoint that is complete."""
 
     step: int
@@ -36,7 +36,7 @@ class Saved:
     seconds: float
 
 
-class Ended(Part, frozen=True, omit_defaults=True):
+class RunEnded(Part, frozen=True, omit_defaults=True):
     """A run that is over, or was stopped."""
 
     done: bool  # all of its steps
@@ -50,7 +50,7 @@ class Ended(Part, frozen=True, omit_defaults=True):
 class Observer:
     """The moments of a run. Override what is of interest."""
 
-    def on_start(self, begun: Begun) -> None:
+    def on_start(self, started: RunStarted) -> None:
         """Before the first step."""
 
     def on_step(self, metrics: Step) -> None:
@@ -59,13 +59,13 @@ class Observer:
     def on_eval(self, metrics: Evaluated) -> None:
         """After an evaluation: a line of metrics.jsonl."""
 
-    def on_checkpoint(self, saved: Saved) -> None:
+    def on_checkpoint(self, saved: CheckpointSaved) -> None:
         """After a checkpoint is complete."""
 
     def on_event(self, event: Event) -> None:
         """Anything out of the ordinary: a line of events.jsonl."""
 
-    def on_end(self, ended: Ended) -> None:
+    def on_end(self, ended: RunEnded) -> None:
         """The run is over, or stopped."""
 
 
@@ -94,13 +94,13 @@ class Lines(Observer):
     def say(self, text: str) -> None:
         print(text, file=self.file or sys.stdout, flush=True)
 
-    def on_start(self, begun: Begun) -> None:
-        self.steps = begun.steps
-        tokens = begun.recipe.step_tokens
-        self.say(f"{begun.model}: {begun.parameters:,} parameters, {begun.steps:,} steps of {tokens:,} tokens")
-        for line in begun.groups:
+    def on_start(self, started: RunStarted) -> None:
+        self.steps = started.steps
+        tokens = started.recipe.step_tokens
+        self.say(f"{started.model}: {started.parameters:,} parameters, {started.steps:,} steps of {tokens:,} tokens")
+        for line in started.groups:
             self.say(f"  {line}")
-        self.say(f"  {begun.where}; run directory {begun.folder}")
+        self.say(f"  {started.where}; run directory {started.folder}")
 
     def on_step(self, metrics: Step) -> None:
         step = metrics.step
@@ -117,7 +117,7 @@ class Lines(Observer):
         words = "is not finite" if valid.nll is None else f"{valid.nll:.4f}, perplexity {number(valid.perplexity, '.2f')}"
         self.say(f"step {metrics.step:>6}  valid nll {words}{answers(valid)}")
 
-    def on_checkpoint(self, saved: Saved) -> None:
+    def on_checkpoint(self, saved: CheckpointSaved) -> None:
         self.say(f"step {saved.step:>6}  checkpoint {saved.folder} ({saved.seconds:.1f} s)")
 
     def on_event(self, event: Event) -> None:
@@ -137,6 +137,6 @@ def answers(valid: Valid) -> str:
     return f", right {100 * found.accuracy:.1f} %{fires}"
 
 
-def number(value: float | None, form: str = ".3f") -> str:
+def number(value: float | None, init_world: str = ".3f") -> str:
     """A gate may have no threshold, a loss may not be finite."""
-    return "-" if value is None else format(value, form)
+    return "-" if value is None else format(value, init_world)
