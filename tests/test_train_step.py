@@ -125,7 +125,7 @@ def test_a_gate_learns_the_same_to_the_bit_in_whatever_order_scores_come(prepare
 
 def a_pooled(s, scores):
     """Scores as a step pools them, from micro-batches of uneven size."""
-    tally = MicroBatchStats(s.nothing(), [list(row.split([7, 493, 500])) for row in scores], [])
+    tally = MicroBatchStats(s.zero(), [list(row.split([7, 493, 500])) for row in scores], [])
     return s.gather_scores(tally)
 
 
@@ -204,11 +204,11 @@ def test_documents_apart_do_not_see_each_other(prepared):
 
 def test_a_spike_is_told_from_noise_and_a_lasting_change_stops_being_one():
     spikes = Spikes(10.0)
-    assert not any(spikes.meets(1.0 + 0.1 * (i % 3)) for i in range(ENOUGH))
-    assert spikes.meets(50.0)
-    assert not spikes.meets(2.0)
-    assert [spikes.meets(50.0) for _ in range(60)][-1] is False
-    assert not any(Spikes(0.0, [1.0] * ENOUGH).meets(1e9) for _ in range(3))
+    assert not any(spikes.is_spike(1.0 + 0.1 * (i % 3)) for i in range(ENOUGH))
+    assert spikes.is_spike(50.0)
+    assert not spikes.is_spike(2.0)
+    assert [spikes.is_spike(50.0) for _ in range(60)][-1] is False
+    assert not any(Spikes(0.0, [1.0] * ENOUGH).is_spike(1e9) for _ in range(3))
 
 
 @pytest.mark.parametrize("skip", [True, False])
