@@ -40,7 +40,7 @@ from amor.train.watch import CheckpointSaved, Observer
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # a server that has imported once what a run imports gives birth to every run: seconds saved a kill
 BIRTH = multiprocessing.get_context("forkserver")
-BIRTH.set_forkserver_preload(["amor.train.loop", "torch.distributed.checkpoint", "torch._dynamo"])
+BIRTH.set_forkserver_preload(["amor.train.loop", "torch._dynamo"])
 
 
 class Bell(Observer):

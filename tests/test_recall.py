@@ -150,7 +150,7 @@ def small_task(tree, name="amor-mamba2", **keys):
     held["model"] = {"name": name, "changes": {**SMALL, "pattern": layers(name)} | (QUICK if name.startswith("amor") else {})}
     held["model"]["changes"].pop("vocab")
     held |= {"task": tree, "context": 256, "batch": 6, "micro_batch": 6, "steps": 6}
-    held |= {"eval": {"every": 3, "windows": 4}, "checkpoint": {"every": 2, "latest": 2}} | keys
+    held |= {"eval": {"every": 3, "windows": 4}, "checkpoint": {"every": 2, "keep_last": 2}} | keys
     return Recipe.from_dict(held)
 
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 from laws import TOLERANCE
-from training import GAIN, KilledError, Killer, left_by, small_recipe, trained
+from training import GAIN, KilledError, Killer, left_by, same, small_recipe, trained
 
 import amor
 from amor.data.loader import Batches
@@ -26,7 +26,7 @@ def recipe_for(data, mode, **keys):
 
 
 def _rank(rank, ports, data, out):
-    """What each of two processes does: a whole run and a run killed in the middle, in either mode."""
+    """What each of two processes does: a whole run, one stopped in the middle and one stopped and resumed, in either mode."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     ports = iter(ports)
@@ -34,8 +34,10 @@ def _rank(rank, ports, data, out):
         os.environ["MASTER_PORT"] = str(next(ports))
         train(recipe_for(data, mode), out / mode)
         os.environ["MASTER_PORT"] = str(next(ports))
-        stop = Stopping(5)
-        train(recipe_for(data, mode), out / f"{mode}-stopped", observers=[stop])
+        train(recipe_for(data, mode), out / f"{mode}-stopped", observers=[Stopping(5)])
+        for observers in ([Stopping(3)], []):
+            os.environ["MASTER_PORT"] = str(next(ports))
+            train(recipe_for(data, mode), out / f"{mode}-resumed", observers=observers)
     os.environ["MASTER_PORT"] = str(next(ports))
     train(recipe_for(data, "fsdp", changes=GAIN), out / "gain")
 
@@ -62,7 +64,7 @@ def free_ports(count):
 def two(prepared, tmp_path_factory):
     """The folder where two ranks have left their runs."""
     out = tmp_path_factory.mktemp("two")
-    ports = free_ports(2 * len(MODES) + 1)
+    ports = free_ports(4 * len(MODES) + 1)
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_rank, args=(rank, ports, prepared, out)) for rank in range(2)]
     for process in ranks:
@@ -126,6 +128,11 @@ def test_a_run_of_two_ranks_goes_on_alone(prepared, two, one, mode):
     alike(one, again)
     for name, t in one["moments"].items():
         assert torch.allclose(t, again["moments"][name], rtol=0, atol=TOLERANCE[torch.float32]), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_that_stop_and_resume_are_two_that_never_stopped(two, mode):
+    same(left_by(two / f"{mode}-resumed"), left_by(two / mode))
 
 
 def test_gradients_are_summed_in_groups_that_hold_each_of_them_once():

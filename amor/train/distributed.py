@@ -1,7 +1,8 @@
-"""Who trains together: one process, replicas that sum their gradients, or ranks that hold a shard of everything each.
+"""The processes that train one model: one alone, replicas (DDP), or ranks with a shard each (FSDP2).
 
-The loop speaks to a world and knows nothing of ranks and devices. Every rank works on its own rows of the global batch;
-gradients are summed, not averaged, because each rank already weighs its targets by the size of the global batch.
+The loop uses a World and mentions no rank or device. Every rank works on its own rows of the
+global batch; gradients are summed, not averaged, because each rank already weighs its targets by
+the number of targets in the global batch.
 """
 
 import os
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 from amor.errors import AmorError
 from amor.models.amor import Amor
 
-BUCKET = 25_000_000  # numbers summed over ranks at a time: 100 MB
+BUCKET = 25_000_000  # gradient elements per all-reduce: 100 MB in float32
 
 
 class World:
-    """One process on one device: the whole batch is its own, there is nothing to agree on."""
+    """One process on one device: the whole batch is its own, and no collective does anything."""
 
     rank, size = 0, 1
 
@@ -28,51 +29,56 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Writes files and talks to people."""
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
     def local_rows(self, rows: int) -> tuple[int, int]:
-        """Which rows of a global batch are this process's: first and one past the last."""
+        """This rank's rows of a global batch: the first, and one past the last."""
         if rows % self.size:
             raise AmorError(f"{rows} sequences cannot be shared by {self.size} ranks; give a multiple of {self.size}")
         mine = rows // self.size
         return self.rank * mine, (self.rank + 1) * mine
 
     def place(self, model: Amor) -> None:
-        """Move a model to where it is trained."""
+        """Move a model to the device where it is trained, in the layout of this world."""
         model.to(self.device)
 
     def reduce_gradients(self, model: nn.Module) -> None:
-        """Turn gradients of own rows into gradients of the global batch."""
+        """Turn gradients of the local rows into gradients of the global batch."""
 
     def full_tensor(self, t: Tensor) -> Tensor:
-        """The full tensor, whatever part of it this process holds."""
+        """The full tensor, whatever shard of it this rank holds. A collective."""
         return t
 
+    def shard(self, full: Tensor, like: Tensor) -> Tensor:
+        """This rank's part of a full tensor that every rank has, laid out as `like`."""
+        return full
+
     def sum(self, t: Tensor) -> Tensor:
+        """The sum over ranks."""
         return t
 
     def gather(self, t: Tensor) -> Tensor:
-        """The same-shaped tensors of all ranks, one after the other."""
+        """The same-shaped tensors of all ranks, concatenated along the first dimension."""
         return t
 
     def broadcast(self, thing: Any) -> Any:
-        """What the leader has, to all."""
+        """Rank 0's object, on every rank."""
         return thing
 
     def gather_objects(self, thing: Any) -> list[Any]:
-        """What everyone has, to all."""
+        """The objects of all ranks, on every rank."""
         return [thing]
 
     def barrier(self) -> None:
-        """Until all are here."""
+        """Wait until every rank is here."""
 
     def close(self) -> None:
-        """Nothing more will be said."""
+        """Leave the process group."""
 
 
 class Replicas(World):
-    """Every rank holds the whole model; gradients are summed once an optimiser step."""
+    """Every rank holds the whole model; gradients are summed once per optimiser step."""
 
     def __init__(self, device: torch.device):
         super().__init__(device)
@@ -81,7 +87,8 @@ class Replicas(World):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def reduce_gradients(self, model: nn.Module) -> None:
-        for bucket in buckets([p.grad for p in model.parameters() if p.grad is not None], BUCKET):
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        for bucket in buckets(gradients, BUCKET):
             together = torch.cat([g.flatten() for g in bucket])
             dist.all_reduce(together)
             for g, summed in zip(bucket, together.split([g.numel() for g in bucket]), strict=True):
@@ -115,7 +122,7 @@ class Replicas(World):
 
 
 class Sharded(Replicas):
-    """Every rank holds a shard of every tensor (FSDP2); a layer's weights are gathered while it works."""
+    """Every rank holds a shard of every tensor (FSDP2); a layer's weights are gathered while it runs."""
 
     def place(self, model: Amor) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -125,8 +132,9 @@ class Sharded(Replicas):
         model.to(self.device)
         for layer in model.backbone.layers:
             fully_shard(layer, mesh=mesh)
-        # The rest is one group that stays gathered from the forward to the backward pass: the blocks and the loss read
-        # the head's weights inside the forward, and the model calls a block's norm outside the block.
+        # The rest is one group that stays gathered from the forward to the backward pass: the
+        # blocks and the loss read the head's weights inside the forward, and the model calls a
+        # block's norm outside the block.
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -141,27 +149,36 @@ class Sharded(Replicas):
 
         return t.full_tensor() if isinstance(t, DTensor) else t
 
+    def shard(self, full: Tensor, like: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if not isinstance(like, DTensor):
+            return full
+        # src_data_rank=None: every rank cuts its shard out of its own copy, nothing is sent
+        full = full.to(self.device)
+        return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+
 
 def buckets(tensors: list[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Tensors in order, in groups of about `size` numbers."""
-    held: list[Tensor] = []
+    """Tensors in order, in groups of about `size` elements."""
+    bucket: list[Tensor] = []
     for t in tensors:
-        held.append(t)
-        if sum(h.numel() for h in held) >= size:
-            yield held
-            held = []
-    if held:
-        yield held
+        bucket.append(t)
+        if sum(b.numel() for b in bucket) >= size:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
 
 
 def init_world(mode: str, device: str) -> World:
-    """The world this process belongs to, from the recipe and from what torchrun has set."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    """The world of this process, from the recipe and the environment that torchrun sets."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     place = pick_device(device)
-    if world == 1:
+    if size == 1:
         return World(place)
     if mode == "none":
-        raise AmorError(f'{world} processes were started but distributed = "none"; use --set distributed=ddp or fsdp')
+        raise AmorError(f'{size} processes were started but distributed = "none"; use --set distributed=ddp or fsdp')
     return {"ddp": Replicas, "fsdp": Sharded}[mode](place)
 
 

@@ -54,7 +54,8 @@ class Sums:
 
 
 def finish(z: Tensor, goal: Tensor, target_weight: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of whole rows of logits: nll, entropy, logsumexp; where wanted, p and scale with p * scale = target_weight * (softmax - target)."""
+    """Of whole rows of logits: nll, entropy, logsumexp; with gradient, p and scale such that
+    p * scale = target_weight * (softmax - target)."""
     log_sum = z.logsumexp(1, keepdim=True)
     nll = (log_sum - z.gather(1, goal[:, None]))[:, 0]
     z -= log_sum
