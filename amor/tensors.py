@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +59,23 @@ def listed(file: Any, path: Path) -> dict[str, Listed]:
 def read(file: Any, names: Iterable[str]) -> dict[str, Tensor]:
     """Copies in memory of their own: in a file tensors lie at any address, and torch's products of few rows round by it."""
     return {name: file.get_tensor(name).clone() for name in names}
+
+
+def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors in host memory as a safetensors file; a disk that refuses is an OSError, as for any other file.
+
+    safetensors raises an error type of its own and puts the system's error number into the text.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(tensors), str(path), metadata={"format": "pt"})
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -34,13 +34,13 @@ from amor.run import Run
 from amor.train import checkpoint
 from amor.train.loop import train
 from amor.train.recipe import Recipe
-from amor.train.watch import Observer, Saved
+from amor.train.watch import CheckpointSaved, Observer
 
 # threads that wait give way: a machine that does other work besides would take ten times as long
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # a server that has imported once what a run imports gives birth to every run: seconds saved a kill
 BIRTH = multiprocessing.get_context("forkserver")
-BIRTH.set_forkserver_preload(["amor.train.loop", "torch.distributed.checkpoint", "torch._dynamo"])
+BIRTH.set_forkserver_preload(["amor.train.loop", "torch._dynamo"])
 
 
 class Bell(Observer):
@@ -52,7 +52,7 @@ class Bell(Observer):
     def on_step(self, metrics: Step) -> None:
         self.wire.send(("step", metrics.step))
 
-    def on_checkpoint(self, saved: Saved) -> None:
+    def on_checkpoint(self, saved: CheckpointSaved) -> None:
         self.wire.send(("checkpoint", saved.seconds))
 
 

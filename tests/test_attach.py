@@ -17,7 +17,7 @@ from amor.judge.gates import all_told
 from amor.models.folder import save
 from amor.run import Run
 from amor.train.loop import train
-from amor.train.reached import Reached
+from amor.train.reached import GradientCheck
 
 SHORT = [
     "--set",
@@ -112,7 +112,7 @@ def test_the_first_steps_tell_which_tensors_gradients_reach(learned):
 
 def test_a_tensor_that_takes_no_part_is_named():
     model = small("amor-mamba2", pattern="mamba2")
-    seen = Reached(model, lambda t: t)
+    seen = GradientCheck(model, lambda t: t)
     model(text(20) % 211, targets=text(20) % 211, gates=all_told(model, False)).loss.backward()
     seen.look(model)
     assert any("blocks.0" in name for name in seen.silent) and "embed.weight" not in seen.silent

@@ -22,7 +22,7 @@ from amor.errors import AmorError
 from amor.models.build import build
 from amor.models.folder import load_config
 from amor.presets import NAMES
-from amor.train.distributed import Team
+from amor.train.distributed import World
 from amor.train.optim import adamw, groups, set_rate
 from amor.train.recipe import Recipe
 from amor.train.step import Stepper
@@ -403,7 +403,7 @@ def own(recipe):
     """Three steps of our own training: the losses, and the model after them."""
     model = build(recipe.config(), recipe.seed)
     optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
-    step = Stepper(model, optimizer, recipe, Same(), Team(torch.device("cpu")))
+    step = Stepper(model, optimizer, recipe, Same(), World(torch.device("cpu")))
     return [step(number).loss for number in range(recipe.steps)], model
 
 

@@ -131,16 +131,16 @@ def test_a_vector_that_is_not_a_number_does_not_pass_for_one(guest: str) -> None
 
 @pytest.mark.parametrize("guest", GUESTS)
 def test_only_the_gradients_that_are_wanted_are_formed(guest: str) -> None:
-    x, weight, targets, share = made(5, 60)
-    total, _ = module("head", guest).loss(x.requires_grad_(), weight, targets, share)
+    x, weight, targets, target_weight = made(5, 60)
+    total, _ = module("head", guest).loss(x.requires_grad_(), weight, targets, target_weight)
     total.backward()
     assert x.grad is not None and weight.grad is None
 
 
 @pytest.mark.parametrize("guest", GUESTS)
 def test_a_second_backward_is_refused_aloud(guest: str) -> None:
-    x, weight, targets, share = made(5, 60)
-    total, _ = module("head", guest).loss(x.requires_grad_(), weight, targets, share)
+    x, weight, targets, target_weight = made(5, 60)
+    total, _ = module("head", guest).loss(x.requires_grad_(), weight, targets, target_weight)
     total.backward(retain_graph=True)
     with pytest.raises(AmorError, match="used up"):
         total.backward()
@@ -150,14 +150,14 @@ def test_a_second_backward_is_refused_aloud(guest: str) -> None:
 def test_tokens_by_vocabulary_never_exists(guest: str) -> None:
     tokens, vocab = 5000, 40_000
     x, weight = torch.randn(tokens, 8), torch.randn(vocab, 8)
-    targets, share = torch.randint(0, vocab, (tokens,)), torch.ones(tokens)
+    targets, target_weight = torch.randint(0, vocab, (tokens,)), torch.ones(tokens)
     backend = module("head", guest)
     with Largest() as reading:
         backend.read(x, weight, entropy=True)
     assert reading.numel < tokens * vocab / 20
     x.requires_grad_()
     with Largest() as learning:
-        backend.loss(x, weight, targets, share)[0].backward()
+        backend.loss(x, weight, targets, target_weight)[0].backward()
     assert learning.numel < tokens * vocab / 4
 
 

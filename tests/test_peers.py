@@ -420,7 +420,7 @@ def test_the_transformer_equals_llama(length):
 def test_the_transformer_has_the_loss_and_gradients_of_llama(length):
     ours, theirs = transformers_of_both_houses()
     text = tokens(ROWS, length)
-    loss = ours(text, targets=F.pad(text[:, 1:], (0, 1), value=IGNORE), share=1.0).loss
+    loss = ours(text, targets=F.pad(text[:, 1:], (0, 1), value=IGNORE), target_weight=1.0).loss
     wanted = theirs(text, labels=text).loss * text[:, 1:].numel()  # sums, whose gradients are not lost below the tolerance
     close(loss, wanted, "loss")
     found, peers = derived(loss, dict(ours.named_parameters())), derived(wanted, dict(theirs.named_parameters()))

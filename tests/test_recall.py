@@ -27,9 +27,9 @@ from amor.models.size import state_size
 from amor.presets import NAMES
 from amor.records.recall import Recall
 from amor.run import Run
-from amor.train.data import Data
-from amor.train.distributed import Team
-from amor.train.look import look
+from amor.train.data import TrainingData
+from amor.train.distributed import World
+from amor.train.look import summarise_run
 from amor.train.loop import train
 from amor.train.optim import adamw, groups
 from amor.train.recipe import Recipe, load
@@ -150,7 +150,7 @@ def small_task(tree, name="amor-mamba2", **keys):
     held["model"] = {"name": name, "changes": {**SMALL, "pattern": layers(name)} | (QUICK if name.startswith("amor") else {})}
     held["model"]["changes"].pop("vocab")
     held |= {"task": tree, "context": 256, "batch": 6, "micro_batch": 6, "steps": 6}
-    held |= {"eval": {"every": 3, "windows": 4}, "checkpoint": {"every": 2, "latest": 2}} | keys
+    held |= {"eval": {"every": 3, "windows": 4}, "checkpoint": {"every": 2, "keep_last": 2}} | keys
     return Recipe.from_dict(held)
 
 
@@ -172,29 +172,29 @@ def test_a_run_of_a_task_that_was_stopped_ends_with_the_same_bits(tmp_path):
     assert valid["nll"] == pytest.approx(float(out.nll[asked].mean()), rel=1e-5)
 
 
-class Half(Team):
+class Half(World):
     """One of two ranks, without the other: each row has as many answers, and gradients are summed by the law."""
 
     def __init__(self, rank):
         super().__init__(torch.device("cpu"))
-        self.rank, self.world = rank, 2
+        self.rank, self.size = rank, 2
 
     def sum(self, t):
         return 2 * t
 
 
-def gradients(recipe, team):
+def gradients(recipe, world):
     model = stir(build(recipe.config()))
-    data = Data.open(recipe, team)
-    step = Stepper(model, adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser), recipe, data.train, team)
-    step.learn(list(step.pieces(0)))
+    data = TrainingData.open(recipe, world)
+    step = Stepper(model, adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser), recipe, data.train, world)
+    step.forward_backward(list(step.micro_batches(0)))
     return {name: p.grad for name, p in model.named_parameters()}
 
 
 def test_micro_batches_and_ranks_have_the_gradients_of_one_large_batch():
     recipe = small_task({"kind": "selective-copy", "length": 20, "symbols": 4}, name="mamba2")
-    whole, alone = gradients(recipe, Team(torch.device("cpu"))), replace(recipe, micro_batch=4)
-    parts = gradients(alone, Team(torch.device("cpu")))
+    whole, alone = gradients(recipe, World(torch.device("cpu"))), replace(recipe, micro_batch=4)
+    parts = gradients(alone, World(torch.device("cpu")))
     ranks = [gradients(alone, Half(rank)) for rank in range(2)]
     for name, wanted in whole.items():
         scale = wanted.abs().max()
@@ -234,7 +234,7 @@ def test_a_run_goes_on_with_its_own_task_only(tmp_path):
     with pytest.raises(AmorError, match="end-of-text"):
         train(replace(recipe, documents="apart"), tmp_path / "other")
     with pytest.raises(AmorError, match="learned task induction, not a text"):
-        look(Run(tmp_path / "run"))
+        summarise_run(Run(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("kind", registry.kinds(ROOM))

@@ -18,7 +18,7 @@ from rich.console import Console
 from training import small_recipe, trained
 
 from amor.cli import main
-from amor.cli._seeing import seeing, told
+from amor.cli._seeing import as_result, observing
 from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
@@ -30,10 +30,10 @@ from amor.run import Run
 from amor.study import report
 from amor.study.charts import Chart, Line, line_chart, thinned, ticks
 from amor.train import display, trackers
-from amor.train.look import look
+from amor.train.look import summarise_run
 from amor.train.loop import train
 from amor.train.recipe import Recipe
-from amor.train.watch import Begun
+from amor.train.watch import RunStarted
 
 EMPTY = {"meta", "br", "input"}
 
@@ -165,10 +165,10 @@ def test_a_run_without_findings_or_numbers_that_are_not_finite_still_has_a_repor
 @pytest.mark.parametrize("name", ["amor-mamba2", "transformer"])
 def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
     recipe = small_recipe(prepared, name, steps=3)
-    with seeing(recipe) as (observers, machine):
+    with observing(recipe) as (observers, machine):
         ended = train(recipe, tmp_path / "run", observers, machine=machine)
     page = Reader((tmp_path / "run" / "report.html").read_text())
-    assert f"report: {told(ended)['report']}\n" in capsys.readouterr().out
+    assert f"report: {as_result(ended)['report']}\n" in capsys.readouterr().out
     assert "Written by the model" in page.words and "of the machine's ceiling" in page.words
     assert ("Gates over training" in page.words) == (name == "amor-mamba2")
     assert sum("data-tip" in attrs for _, attrs in page.tags) > 100
@@ -176,7 +176,7 @@ def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
 
 def test_findings_judge_as_the_trainer_did(prepared, tmp_path):
     valid = trained(small_recipe(prepared, steps=3), tmp_path / "run")["ended"].valid
-    found = plain(look(Run(tmp_path / "run")))
+    found = plain(summarise_run(Run(tmp_path / "run")))
     assert found["judged"]["tokens"] == valid.tokens
     assert found["judged"]["nll"] == pytest.approx(valid.nll, rel=1e-6)
     for held, fire in zip(found["blocks"], valid.fire, strict=True):
@@ -242,7 +242,7 @@ def test_a_long_line_is_thinned_to_its_means():
 
 
 RECIPE = Recipe.from_dict({"steps": 40, "context": 10, "batch": 10, "model": {"name": "amor-mamba2", "scale": "tiny"}})
-ABOUT = Begun(RECIPE, "m", 10, ["a group"], step=0, steps=40, folder="runs/x", where="here")
+ABOUT = RunStarted(RECIPE, "m", 10, ["a group"], step=0, steps=40, folder="runs/x", where="here")
 
 
 def shown_step(step):

@@ -1,6 +1,5 @@
 """Laws of files that are broken: whatever stands in a run directory, a command succeeds or says in one line what is wrong."""
 
-import errno
 import hashlib
 import json
 import random
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from nonsense import nodes, replaced
+from safetensors.torch import load_file, save
 from training import small_recipe, trained
 
 from amor import typed
@@ -26,8 +26,8 @@ from amor.records.run import Event, GateLine, Machine, Step, StepTiming
 from amor.records.trace import Traces
 from amor.run import Run
 from amor.study import decode, figures, page, report, runs
-from amor.train import checkpoint, metadata
-from amor.train.look import look
+from amor.train import checkpoint, retention
+from amor.train.look import summarise_run
 from amor.train.loop import train
 from amor.train.predict import Kept, activations, in_layer
 from amor.train.recipe import load
@@ -45,7 +45,7 @@ def whole(prepared, tmp_path_factory):
     run.happened(Event(event="spike", message="a spike"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amor.judge.findings.WRITTEN", 4)
-        found = look(run)
+        found = summarise_run(run)
     short = tuple(msgspec.structs.replace(text, tokens=text.tokens[:2]) for text in found.texts[:1])
     run.write(run.findings, msgspec.structs.replace(found, texts=short))
     return run
@@ -165,27 +165,33 @@ def test_a_checkpoint_that_describes_itself_wrongly_is_told_as_damaged(whole, tm
     assert told > 45
 
 
-@pytest.mark.parametrize(
-    "held", [b"", b"\x80\x04.", b"cos\nsystem\n(S'true'\ntR.", b"\x80\x04]r\xff\xff\xff\x7f.", b"(" * 10_000]
-)
-def test_a_broken_description_of_moments_sends_the_run_back_to_the_checkpoint_before(whole, tmp_path, prepared, held):
+@pytest.mark.parametrize("held", [b"", b"\x00" * 8, b"\xff" * 8, b"\x02" + b"\x00" * 7 + b"{}!", b"\x80\x04.", b"(" * 10_000])
+def test_moments_that_are_no_safetensors_send_the_run_back_to_the_checkpoint_before(whole, tmp_path, prepared, held):
     run = copied(whole, tmp_path)
-    mended(run.checkpoints / "step-000002", f"optimizer/{metadata.FILE}", held)
-    assert "not a description of moments" in checkpoint.problem_with(run.checkpoints / "step-000002")
-    assert checkpoint.newest_good(run, lambda words: None).name == "step-000001"
+    mended(run.checkpoints / "step-000002", checkpoint.MOMENTS, held)
+    assert "cannot be read as safetensors" in checkpoint.problem_with(run.checkpoints / "step-000002")
+    assert retention.newest_good(run, lambda words: None).name == "step-000001"
 
 
-def test_moments_of_another_model_or_in_broken_files_are_one_line(whole, tmp_path, prepared):
+def other_moments(tensors):
+    """Moments of another model, and such as no optimiser leaves; what is said of each."""
+    name, some = next(iter(tensors.items()))
+    rest = {key: t for key, t in tensors.items() if key != name}
+    yield rest, "is missing"
+    yield tensors | {"another.weight.exp_avg": torch.zeros(2)}, "belongs to no trained parameter"
+    yield rest | {name: torch.zeros(2)}, r"of shape \[2\], not"
+    yield rest | {name: some.half()}, "is torch.float16 of shape"
+    yield rest | {name: torch.full_like(some, torch.nan)}, "not finite"
+
+
+def test_moments_that_do_not_fit_the_model_are_one_line(whole, tmp_path, prepared):
     run = copied(whole, tmp_path)
-    folder = run.checkpoints / "step-000002"
-    with pytest.raises(AmorError, match="not there"):
-        metadata.check(folder / "optimizer", {"another.weight.exp_avg": torch.zeros(2)})
-    with pytest.raises(AmorError, match="where the model has"):
-        metadata.check(folder / "optimizer", {"embed.weight.exp_avg": torch.zeros(2)})
-    data = next((folder / "optimizer").glob("*.distcp"))
-    mended(folder, f"optimizer/{data.name}", bytes(len(data.read_bytes())))
-    with pytest.raises(AmorError, match="moments cannot be read"):
-        train(small_recipe(prepared, steps=3, checkpoint={"every": 1}), run.folder)
+    path = run.checkpoints / "step-000002" / checkpoint.MOMENTS
+    for tensors, words in other_moments(load_file(path)):
+        mended(path.parent, path.name, save(tensors))
+        with pytest.raises(AmorError, match=words) as error:
+            train(small_recipe(prepared, steps=3, checkpoint={"every": 1}), run.folder)
+        assert "\n" not in str(error.value)
 
 
 def decoded():
@@ -256,35 +262,6 @@ def test_a_wrong_input_shows_where_it_was_refused_only_with_debug(tmp_path, caps
     assert "Traceback" in capsys.readouterr().err
     assert main(["bench", "decode", "--scale", "no", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
-
-
-def mistaken():
-    """A mistake made while a full disk is being handled."""
-    try:
-        raise OSError(errno.ENOSPC, "No space left on device")
-    except OSError:
-        raise TypeError("a mistake")  # noqa: B904
-
-
-@pytest.mark.parametrize(
-    ("error", "disk"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), True),
-        (OSError("libamor.so: undefined symbol"), False),
-        (TimeoutError(errno.ETIMEDOUT, "timed out"), False),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), True),
-        (RuntimeError("shape mismatch"), False),
-        (TypeError("a mistake"), False),
-    ],
-)
-def test_only_what_the_system_says_of_a_disk_is_told_as_one(error, disk):
-    assert checkpoint.of_the_disk(error) == disk
-
-
-def test_a_mistake_made_while_a_full_disk_is_handled_is_not_told_as_one():
-    with pytest.raises(TypeError) as found:
-        mistaken()
-    assert not checkpoint.of_the_disk(found.value)
 
 
 def test_the_numbers_of_a_gate_are_means_over_the_end_of_a_run(whole, tmp_path):

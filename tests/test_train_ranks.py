@@ -7,13 +7,13 @@ import socket
 import pytest
 import torch
 from laws import TOLERANCE
-from training import GAIN, KilledError, Killer, left_by, small_recipe, trained
+from training import GAIN, KilledError, Killer, left_by, same, small_recipe, trained
 
 import amor
 from amor.data.loader import Batches
 from amor.data.shards import Shards
 from amor.errors import AmorError
-from amor.train.distributed import buckets, form
+from amor.train.distributed import buckets, init_world
 from amor.train.loop import train
 
 MODES = ("ddp", "fsdp")
@@ -26,7 +26,7 @@ def recipe_for(data, mode, **keys):
 
 
 def _rank(rank, ports, data, out):
-    """What each of two processes does: a whole run and a run killed in the middle, in either mode."""
+    """What each of two processes does: a whole run, one stopped in the middle and one stopped and resumed, in either mode."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     ports = iter(ports)
@@ -34,8 +34,10 @@ def _rank(rank, ports, data, out):
         os.environ["MASTER_PORT"] = str(next(ports))
         train(recipe_for(data, mode), out / mode)
         os.environ["MASTER_PORT"] = str(next(ports))
-        stop = Stopping(5)
-        train(recipe_for(data, mode), out / f"{mode}-stopped", observers=[stop])
+        train(recipe_for(data, mode), out / f"{mode}-stopped", observers=[Stopping(5)])
+        for observers in ([Stopping(3)], []):
+            os.environ["MASTER_PORT"] = str(next(ports))
+            train(recipe_for(data, mode), out / f"{mode}-resumed", observers=observers)
     os.environ["MASTER_PORT"] = str(next(ports))
     train(recipe_for(data, "fsdp", changes=GAIN), out / "gain")
 
@@ -62,7 +64,7 @@ def free_ports(count):
 def two(prepared, tmp_path_factory):
     """The folder where two ranks have left their runs."""
     out = tmp_path_factory.mktemp("two")
-    ports = free_ports(2 * len(MODES) + 1)
+    ports = free_ports(4 * len(MODES) + 1)
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_rank, args=(rank, ports, prepared, out)) for rank in range(2)]
     for process in ranks:
@@ -128,6 +130,11 @@ def test_a_run_of_two_ranks_goes_on_alone(prepared, two, one, mode):
         assert torch.allclose(t, again["moments"][name], rtol=0, atol=TOLERANCE[torch.float32]), name
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_that_stop_and_resume_are_two_that_never_stopped(two, mode):
+    same(left_by(two / f"{mode}-resumed"), left_by(two / mode))
+
+
 def test_gradients_are_summed_in_groups_that_hold_each_of_them_once():
     tensors = [torch.zeros(n) for n in (3, 1, 10, 2, 2)]
     groups = list(buckets(tensors, 4))
@@ -137,13 +144,13 @@ def test_gradients_are_summed_in_groups_that_hold_each_of_them_once():
 def test_ranks_must_be_asked_for_and_must_share_the_batch_evenly(prepared, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(AmorError, match="distributed=ddp"):
-        form("none", "cpu")
+        init_world("none", "cpu")
     monkeypatch.undo()
-    team = form("fsdp", "cpu")  # one process shares with nobody
-    assert (team.world, team.own_rows(7)) == (1, (0, 7))
-    team.world, team.rank = 2, 1
-    assert team.own_rows(8) == (4, 8)
+    world = init_world("fsdp", "cpu")  # one process shares with nobody
+    assert (world.size, world.local_rows(7)) == (1, (0, 7))
+    world.size, world.rank = 2, 1
+    assert world.local_rows(8) == (4, 8)
     with pytest.raises(AmorError, match="multiple of 2"):
-        team.own_rows(7)
+        world.local_rows(7)
     with pytest.raises(KilledError):
         train(recipe_for(prepared, "fsdp"), tmp_path / "run", observers=[Killer(1)])

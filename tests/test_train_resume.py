@@ -1,5 +1,6 @@
 """Laws of stopping: a run stopped anywhere, by anything, ends with the bits of one that was never stopped."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,10 +14,11 @@ import amor
 from amor.cli import main
 from amor.errors import AmorError
 from amor.presets import NAMES
-from amor.train import checkpoint
-from amor.train.distributed import form
+from amor.train import checkpoint, retention
+from amor.train.distributed import init_world
 from amor.train.loop import Trainer, train
-from amor.train.watch import Observer
+from amor.train.recipe import load
+from amor.train.watch import Observer, Observers
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +68,12 @@ def test_killed_twice_at_any_step_is_never_stopped(prepared, tmp_path, unbroken,
 
 STAGES = {
     "nothing written": (checkpoint.model_folder, "save"),
-    "weights written": (checkpoint, "_write_moments"),
+    "weights written": (checkpoint.on_disk, "write"),
     "all written, nothing named": (checkpoint, "_finish"),
     "hashes unwritten": (checkpoint, "replace_file"),
     "before its name": (checkpoint.os, "rename"),
     "before the pointer": (checkpoint, "point"),
-    "before old ones go": (checkpoint, "prune"),
+    "before old ones go": (retention, "prune"),
     "half an old one gone": (checkpoint.shutil, "rmtree"),
 }
 
@@ -84,6 +86,8 @@ def test_killed_inside_a_checkpoint_loses_no_checkpoint(prepared, tmp_path, unbr
     assert sorted(before) == ["step-000002", "step-000004"]
 
     def kill(*given, **more):
+        if stage == "weights written" and given[0].name != checkpoint.MOMENTS:
+            return real(*given, **more)
         if stage == "before its name" and given[1] != out / "checkpoints/step-000006":
             return real(*given, **more)
         raise KilledError
@@ -136,8 +140,8 @@ def test_what_a_run_resumes_with_lies_in_memory_as_in_a_fresh_run(halted, prepar
                 self.off += [t.data_ptr() % 64 for t in state.values()]
 
     for out in (tmp_path / "fresh", halted(tmp_path / "run")):
-        team, look = form("none", "cpu"), Look()
-        look.of, look.off = Trainer(small_recipe(prepared), checkpoint.Run(out), team, [look], {}), []
+        world, look = init_world("none", "cpu"), Look()
+        look.of, look.off = Trainer(small_recipe(prepared), checkpoint.Run(out), world, Observers([look]), {}), []
         look.of.go("auto")
         assert look.off and not any(look.off)
 
@@ -173,7 +177,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(prepared, tm
     elif harm == "no manifest":
         (folder / "manifest.json").unlink()
     else:
-        moments = next((folder / "optimizer").glob("*.distcp"))
+        moments = folder / "optimizer.safetensors"
         moments.write_bytes(moments.read_bytes()[:-1] + b"!")
     again = trained(small_recipe(prepared), out)
     said = [e.message for e in again["watch"].events if e.event == "damaged"]
@@ -188,12 +192,16 @@ def test_a_full_disk_is_said_and_leaves_the_checkpoint_before(prepared, tmp_path
     out = halted(tmp_path / "run")
 
     def full(*given, **more):
+        if where == "moments" and given[0].name != checkpoint.MOMENTS:
+            return honest(*given, **more)
         raise OSError(28, "No space left on device")
+
+    honest = checkpoint.on_disk.write
 
     class Fill(Observer):
         def on_step(self, metrics):
             if metrics.step == 6:
-                place = {"model": (checkpoint.model_folder, "save"), "moments": (checkpoint, "_write_moments")}
+                place = {"model": (checkpoint.model_folder, "save"), "moments": (checkpoint.on_disk, "write")}
                 monkeypatch.setattr(*place.get(where, (checkpoint, "replace_file")), full)
 
     with pytest.raises(AmorError, match=r"No space left on device.*last good one is step-000004"):
@@ -205,13 +213,13 @@ def test_a_full_disk_is_said_and_leaves_the_checkpoint_before(prepared, tmp_path
 
 @pytest.mark.parametrize(("where", "allowed"), [("weights", 100_000), ("moments", 1_000_000)])
 def test_a_system_that_refuses_to_write_is_told_as_such(prepared, tmp_path, monkeypatch, where, allowed):
-    """No file may grow past a limit: what the system says then comes wrapped by safetensors and by torch."""
+    """No file may grow past a limit: safetensors wraps the system's error in one of its own."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     written = []
-    honest = checkpoint._write_moments
-    monkeypatch.setattr(checkpoint, "_write_moments", lambda *given: written.append(1) or honest(*given))
+    honest = checkpoint.on_disk.write
+    monkeypatch.setattr(checkpoint.on_disk, "write", lambda path, held: honest(path, held) or written.append(path.name))
 
     class Limit(Observer):
         def on_step(self, metrics):
@@ -222,8 +230,47 @@ def test_a_system_that_refuses_to_write_is_told_as_such(prepared, tmp_path, monk
             train(small_recipe(prepared), tmp_path / "run", observers=[Limit()])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert bool(written) == (where == "moments")
+    assert bool(written) == (where == "moments")  # the weights are written first, and fit
     assert not list((tmp_path / "run/checkpoints").iterdir())
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line_and_left_as_it_was(prepared, tmp_path, halted):
+    out = halted(tmp_path / "run")
+    for folder in (out / "checkpoints").glob("step-*"):  # as they were: torch's distributed format in a folder
+        (folder / "optimizer").mkdir()
+        (folder / "optimizer.safetensors").rename(folder / "optimizer/__0_0.distcp")
+    with pytest.raises(
+        AmorError, match=r"step-000004 was written by an earlier amor.*now kept in optimizer.safetensors"
+    ) as error:
+        train(small_recipe(prepared), out)
+    assert "\n" not in str(error.value)
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    assert amor.load(out)[0].config.vocab == 257  # its weights are read as before
+    from_there = {"name": "amor-mamba2", "changes": {}, "start": str(out / "latest")}
+    assert train(small_recipe(prepared, model=from_there, steps=1), tmp_path / "next").done  # as the error advises
+
+
+def test_a_run_or_recipe_with_an_earlier_key_is_refused_with_the_new_one(prepared, tmp_path, halted):
+    out = halted(tmp_path / "run")
+    tree = json.loads((out / "config.json").read_text())
+    for old, new in (("latest", "keep_last"), ("best", "keep_best"), ("milestones", "keep_every")):
+        policy = {old if key == new else key: value for key, value in tree["checkpoint"].items()}
+        (out / "config.json").write_text(json.dumps(tree | {"checkpoint": policy}))
+        with pytest.raises(AmorError, match=rf"config.json: .*checkpoint\.{old} is now called checkpoint\.{new}"):
+            train(small_recipe(prepared), out)
+        with pytest.raises(AmorError, match=rf"base.toml: checkpoint\.{old} is now called checkpoint\.{new}"):
+            load("tiny/mamba2", [f"checkpoint.{old}=1"])
+
+
+@pytest.mark.parametrize(("number", "refusal"), [(errno.ENOSPC, AmorError), (None, OSError)])
+def test_only_an_error_of_the_system_is_told_as_one_of_the_disk(prepared, tmp_path, number, refusal):
+    class Fail(Observer):
+        def on_step(self, metrics):
+            raise OSError("libamor.so: undefined symbol") if number is None else OSError(number, "No space left on device")
+
+    with pytest.raises((AmorError, OSError)) as error:
+        train(small_recipe(prepared), tmp_path / "run", observers=[Fail()])
+    assert error.type is refusal
 
 
 def test_a_mistake_in_the_code_is_not_told_as_a_full_disk(prepared, tmp_path, monkeypatch):
@@ -234,7 +281,7 @@ def test_a_mistake_in_the_code_is_not_told_as_a_full_disk(prepared, tmp_path, mo
 
 
 def test_checkpoints_are_kept_by_policy(prepared, tmp_path):
-    keeping = {"every": 1, "latest": 1, "milestones": 3, "best": True}
+    keeping = {"every": 1, "keep_last": 1, "keep_every": 3, "keep_best": True}
     found = trained(
         small_recipe(prepared, checkpoint=keeping, eval={"every": 2}, steps=8, lr={"peak": 1.0, "floor": 1.0}), tmp_path / "run"
     )

@@ -15,10 +15,10 @@ from amor.judge.check import stir
 from amor.judge.evaluate import evaluate
 from amor.judge.windows import Drawn
 from amor.models.build import build
-from amor.train.distributed import Team
+from amor.train.distributed import World
 from amor.train.loop import train
 from amor.train.optim import adamw, groups
-from amor.train.step import Stepper, Tally, check_precision
+from amor.train.step import MicroBatchStats, Stepper, check_precision
 from amor.train.trouble import ENOUGH, Spikes
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def stepper(data, **keys):
     model = build(recipe.config(), recipe.seed)
     optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
     source = Batches(Shards.open(data / "train"), recipe.context, recipe.batch, recipe.seed)
-    return Stepper(model, optimizer, recipe, source, Team(CPU), 256)
+    return Stepper(model, optimizer, recipe, source, World(CPU), 256)
 
 
 def buffers(model):
@@ -63,25 +63,25 @@ def test_four_micro_batches_are_one_large_batch(prepared, tmp_path):
     assert torch.equal(fired(tmp_path / "16/latest", prepared), fired(tmp_path / "4/latest", prepared))
 
 
-class Half(Team):
+class Half(World):
     """One of two ranks, without the other: each has as many targets, and gradients are summed by the law."""
 
     def __init__(self, rank):
         super().__init__(CPU)
-        self.rank, self.world = rank, 2
+        self.rank, self.size = rank, 2
 
     def sum(self, t):
         return 2 * t
 
 
-def gradients(data, micro_batch, team=None):
+def gradients(data, micro_batch, world=None):
     """Loss and gradients of one step of 8 sequences, and how it was cut."""
     s = stepper(data, batch=8, micro_batch=micro_batch)
     stir(s.model)  # weights all of which learn, and gates that have met data
-    if team is not None:
-        s.team, (s.first, s.last) = team, team.own_rows(8)
-    pieces = list(s.pieces(0))
-    tally = s.learn(pieces)
+    if world is not None:
+        s.world, (s.first, s.last) = world, world.local_rows(8)
+    pieces = list(s.micro_batches(0))
+    tally = s.forward_backward(pieces)
     found = {name: p.grad for name, p in s.model.named_parameters()}
     return found | {"loss": tally.loss.float()}, [len(p.tokens) for p in pieces]
 
@@ -125,15 +125,15 @@ def test_a_gate_learns_the_same_to_the_bit_in_whatever_order_scores_come(prepare
 
 def a_pooled(s, scores):
     """Scores as a step pools them, from micro-batches of uneven size."""
-    tally = Tally(s.nothing(), [list(row.split([7, 493, 500])) for row in scores], [])
-    return s.pooled(tally)
+    tally = MicroBatchStats(s.zero(), [list(row.split([7, 493, 500])) for row in scores], [])
+    return s.gather_scores(tally)
 
 
 def test_the_first_step_decides_with_the_statistics_of_its_own_batch_and_takes_them_in_once(prepared):
     s = stepper(prepared)
     found = s(0)
     seen = buffers(s.model)
-    scores = [g.score.flatten() for g in stepper(prepared).read(next(iter(s.pieces(0))), 1.0).gates]
+    scores = [g.score.flatten() for g in stepper(prepared).read(next(iter(s.micro_batches(0))), 1.0).gates]
     for k, block in enumerate(found.blocks):
         assert int(seen[f"blocks.{k}.gate.updates"]) == 1
         assert block.mu == float(seen[f"blocks.{k}.gate.mu"]) == float(scores[k].median())
@@ -145,7 +145,7 @@ def test_a_step_decides_with_the_statistics_from_before_it_and_then_takes_in_its
     s(0)
     before = buffers(s.model)
     with torch.no_grad():
-        scores = [g.score.flatten() for g in s.read(next(iter(s.pieces(1))), 1.0).gates]
+        scores = [g.score.flatten() for g in s.read(next(iter(s.micro_batches(1))), 1.0).gates]
     found = s(1)
     after = buffers(s.model)
     for k, block in enumerate(found.blocks):
@@ -184,7 +184,7 @@ def test_evaluation_changes_no_gate_statistic_and_no_weight(prepared, steps):
     for step in range(steps):
         s(step)
     before = {name: t.clone() for name, t in s.model.state_dict().items()}
-    found = evaluate(s.model, Drawn(other_text(prepared), 0, 8), 4, s.forward, s.team.sum)
+    found = evaluate(s.model, Drawn(other_text(prepared), 0, 8), 4, s.forward, s.world.sum)
     assert all((0 < rate < 1) == bool(steps) for rate in found.fire)  # a gate that has met no data is asked too
     assert all(torch.equal(t, before[name]) for name, t in s.model.state_dict().items())
 
@@ -197,18 +197,18 @@ def test_computing_activations_again_changes_nothing(prepared, tmp_path):
 
 def test_documents_apart_do_not_see_each_other(prepared):
     s = stepper(prepared, documents="apart")
-    part = next(iter(s.pieces(0)))
+    part = next(iter(s.micro_batches(0)))
     assert part.reset is not None and bool(part.reset[:, 0].all())
     assert torch.equal(part.reset[:, 1:], part.tokens[:, :-1] == 256)
 
 
 def test_a_spike_is_told_from_noise_and_a_lasting_change_stops_being_one():
     spikes = Spikes(10.0)
-    assert not any(spikes.meets(1.0 + 0.1 * (i % 3)) for i in range(ENOUGH))
-    assert spikes.meets(50.0)
-    assert not spikes.meets(2.0)
-    assert [spikes.meets(50.0) for _ in range(60)][-1] is False
-    assert not any(Spikes(0.0, [1.0] * ENOUGH).meets(1e9) for _ in range(3))
+    assert not any(spikes.is_spike(1.0 + 0.1 * (i % 3)) for i in range(ENOUGH))
+    assert spikes.is_spike(50.0)
+    assert not spikes.is_spike(2.0)
+    assert [spikes.is_spike(50.0) for _ in range(60)][-1] is False
+    assert not any(Spikes(0.0, [1.0] * ENOUGH).is_spike(1e9) for _ in range(3))
 
 
 @pytest.mark.parametrize("skip", [True, False])
@@ -262,19 +262,19 @@ def test_a_validation_that_is_not_finite_is_nothing_and_never_the_best(prepared,
 
 
 def test_a_parameter_or_gradient_that_is_not_finite_is_named(prepared):
-    from amor.train.trouble import first_unsound
+    from amor.train.trouble import first_non_finite
 
     s = stepper(prepared)
-    part = next(iter(s.pieces(0)))
+    part = next(iter(s.micro_batches(0)))
 
     def again():
         return s.read(part, 1.0)
 
-    assert first_unsound(s.model, again, lambda t: t) == "the loss itself"
+    assert first_non_finite(s.model, again, lambda t: t) == "the loss itself"
     s.model.backbone.layers[1].mlp.up_proj.weight.grad = torch.full((96, 64), torch.inf)
-    assert first_unsound(s.model, again, lambda t: t) == "gradient of backbone.layers.1.mlp.up_proj.weight"
+    assert first_non_finite(s.model, again, lambda t: t) == "gradient of backbone.layers.1.mlp.up_proj.weight"
     s.model.norm_f.weight.data[0] = torch.nan
-    assert first_unsound(s.model, again, lambda t: t) == "parameter norm_f.weight"
+    assert first_non_finite(s.model, again, lambda t: t) == "parameter norm_f.weight"
 
 
 def test_compiling_on_a_cpu_is_refused(prepared, tmp_path):

@@ -50,7 +50,7 @@ def small_recipe(data: Path, name: str = "amor-mamba2", changes: Mapping[str, An
     tree |= {"data": str(data), "context": 24, "batch": 4, "micro_batch": 4, "steps": 6}
     tree["lr"]["warmup"] = 2
     tree["eval"] = {"every": 3, "windows": 4}
-    tree["checkpoint"] = {"every": 2, "latest": 2}
+    tree["checkpoint"] = {"every": 2, "keep_last": 2}
     for key, value in keys.items():
         if isinstance(value, dict):
             tree[key] = tree[key] | value
@@ -118,21 +118,17 @@ def trained(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any]:
 
 def left_by(out: Path) -> dict[str, Any]:
     """Weights, gate statistics and moments of the newest checkpoint, and the metrics without their timing."""
-    import torch.distributed.checkpoint as dcp
     from safetensors.torch import load_file
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     latest = out / "latest"
-    reader = dcp.FileSystemReader(latest / "optimizer")
-    held = {
-        name: torch.empty(about.size, dtype=about.properties.dtype)
-        for name, about in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(about, TensorStorageMetadata)
-    }
-    dcp.load(held, storage_reader=dcp.FileSystemReader(latest / "optimizer"), no_dist=True)
     lines = [{key: value for key, value in typed.tree(line).items() if key != "timing"} for line in Run(out).lines()]
     trainer = json.loads((latest / "trainer.json").read_text())
-    return {"weights": load_file(latest / "model.safetensors"), "moments": held, "metrics": lines, "trainer": trainer}
+    return {
+        "weights": load_file(latest / "model.safetensors"),
+        "moments": load_file(latest / "optimizer.safetensors"),
+        "metrics": lines,
+        "trainer": trainer,
+    }
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> None:
@@ -167,7 +163,7 @@ every = 2
 windows = 4
 [checkpoint]
 every = 1
-latest = 1
+keep_last = 1
 """
 
 

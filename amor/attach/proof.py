@@ -16,8 +16,8 @@ from amor.judge.evaluate import evaluate
 from amor.judge.gates import all_told
 from amor.judge.windows import Drawn
 from amor.models.amor import Amor
-from amor.train.data import Data
-from amor.train.distributed import Team, pick_device
+from amor.train.data import TrainingData
+from amor.train.distributed import World, pick_device
 from amor.train.recipe import Recipe
 from amor.train.step import boundary
 
@@ -40,7 +40,7 @@ def moved(before: Mapping[str, Tensor], model: Amor) -> list[str]:
 def judged(model: Amor, recipe: Recipe) -> dict[str, Any]:
     """On the windows that a run of the recipe is judged by."""
 
-    held = Data.open(replace(recipe, verify=False), Team(pick_device("cpu")))
+    held = TrainingData.open(replace(recipe, verify=False), World(pick_device("cpu")))
     if held.valid is None:
         raise AmorError(f"{recipe.data} holds no valid/ split to judge by; prepare it with --valid, e.g. --valid 0.05")
     text = Drawn(held.valid, 0, held.valid.batch, boundary(recipe.documents, held.end_of_text))

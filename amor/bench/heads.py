@@ -16,7 +16,7 @@ def loss(table: Table, rounds: int, vocab: int, width: int, tokens: int, chunked
     row = table.row("loss and gradient", "head", tokens=tokens, vocab=vocab, width=width)
     x = torch.randn(tokens, width, requires_grad=True)
     weight = (torch.randn(vocab, width) * 0.02).requires_grad_()
-    targets, share = torch.randint(0, vocab, (tokens,)), torch.full((tokens,), 1 / tokens)
+    targets, target_weight = torch.randint(0, vocab, (tokens,)), torch.full((tokens,), 1 / tokens)
 
     def dense() -> None:
         x.grad = weight.grad = None
@@ -24,7 +24,7 @@ def loss(table: Table, rounds: int, vocab: int, width: int, tokens: int, chunked
 
     def ours() -> None:
         x.grad = weight.grad = None
-        head.loss(x, weight, targets, share)[0].backward()
+        head.loss(x, weight, targets, target_weight)[0].backward()
 
     def linear_cross_entropy() -> None:
         x.grad = weight.grad = None

@@ -22,10 +22,10 @@ from amor.models.build import build
 from amor.ops.backends import kernels
 from amor.presets import CHANGES, NAMES
 from amor.records.run import GateLine
-from amor.train.distributed import Team
+from amor.train.distributed import World
 from amor.train.optim import adamw, groups
 from amor.train.recipe import Recipe, load
-from amor.train.step import Stepper, Taken
+from amor.train.step import Stepper, StepResult
 
 TRAINED = (*NAMES, "amor-mamba2-once", "amor-mamba2-gain")
 BY_TORCH = "head=chunked,linear=reference"  # where the native form multiplies matrices unseen by torch
@@ -42,17 +42,17 @@ class Drawn:
         return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
 
-def stepper(recipe: Recipe) -> Callable[[], Taken]:
+def stepper(recipe: Recipe) -> Callable[[], StepResult]:
     """A call takes the next step of a recipe, as the trainer does. The first has been taken: gates have met their batch."""
     model = build(recipe.config(), recipe.seed)
     watch(model)
     optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
-    step, number = Stepper(model, optimizer, recipe, Drawn(recipe), Team(torch.device("cpu"))), count()
+    step, number = Stepper(model, optimizer, recipe, Drawn(recipe), World(torch.device("cpu"))), count()
     step(next(number))
     return lambda: step(next(number))
 
 
-def counted(side: Callable[[], Taken]) -> tuple[int, tuple[GateLine, ...]]:
+def counted(side: Callable[[], StepResult]) -> tuple[int, tuple[GateLine, ...]]:
     """FLOPs of the products of one more step, and what its blocks found. Torch counts its own products, so it does them all."""
     with kernels(BY_TORCH), FlopCounterMode(display=False) as counter:
         blocks = side().blocks

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from amor import typed
-from amor.cli._seeing import Reporter, seeing
+from amor.cli._seeing import Reporter, observing
 from amor.data.tasks.base import read_task
 from amor.gates.override import override_gates
 from amor.judge.gates import own_gates
@@ -21,7 +21,7 @@ def recalled(folder: Path) -> dict[str, Any] | None:
     """Train it in `folder`, or take what is there; the share of tokens that fire, and of questions that are answered by the
     gate's choice of tokens, by as many chosen by chance, by all of them and by none. None: it was stopped."""
     recipe = load(RECIPE)
-    with seeing(recipe) as (observers, machine):
+    with observing(recipe) as (observers, machine):
         watching = [observer for observer in observers if not isinstance(observer, Reporter)]
         if not train(recipe, folder, watching, "auto", machine).done:
             return None

@@ -14,18 +14,18 @@ from amor.study.recall import lines
 from amor.train.display import flops_per_token, for_people
 from amor.train.recipe import Recipe
 from amor.train.trackers import trackers
-from amor.train.watch import Ended, Observer
+from amor.train.watch import Observer, RunEnded
 
 
 class Reporter(Observer):
     """At the end of a run looks at the model and writes RUN/report.html; a stopped run gets none."""
 
-    def on_end(self, ended: Ended) -> None:
+    def on_end(self, ended: RunEnded) -> None:
         if ended.done:
             print(f"report: {make_report(Run(ended.folder))['report']}")
 
 
-def told(ended: Ended) -> dict[str, Any]:
+def as_result(ended: RunEnded) -> dict[str, Any]:
     """The end of a run that was seen, as a verb tells it."""
     from amor.study import report
 
@@ -36,20 +36,20 @@ def told(ended: Ended) -> dict[str, Any]:
 def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
     """Findings of the newest checkpoint, or what it recalls of its task, and the page drawn from them."""
     from amor.study import report
-    from amor.train.look import look, look_back
+    from amor.train.look import evaluate_recall, summarise_run
     from amor.train.resume import recipe_of
 
     if recipe_of(run).task and not data:
-        recalled = look_back(run)
+        recalled = evaluate_recall(run)
         print("\n".join(lines(recalled)))
         return {"report": str(report.write(run)), "recall": typed.tree(recalled)}
-    found = look(run, data)
+    found = summarise_run(run, data)
     told = {"step": found.step, "judged": typed.tree(found.judged), "unigram": typed.tree(found.unigram)}
     return {"report": str(report.write(run)), **told}
 
 
 @contextmanager
-def seeing(recipe: Recipe) -> Iterator[tuple[list[Observer], Machine]]:
+def observing(recipe: Recipe) -> Iterator[tuple[list[Observer], Machine]]:
     """Observers for a run of this recipe, and its machine; the terminal and the trackers are given back however it ends."""
     machine = measured(recipe)
     ceiling = machine.gemm_gflops

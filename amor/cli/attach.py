@@ -186,12 +186,12 @@ def untouched(opened: Opened, model: Amor, recipe: Any) -> dict[str, Any]:
 
 def learned(recipe: Any, out: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """How the run ended, and what was seen of its gradients."""
-    from amor.cli._seeing import seeing, told
+    from amor.cli._seeing import as_result, observing
     from amor.run import Run
     from amor.train.loop import train
 
-    with seeing(recipe) as (observers, machine):
-        ended = told(train(recipe, out, observers, "auto", machine))
+    with observing(recipe) as (observers, machine):
+        ended = as_result(train(recipe, out, observers, "auto", machine))
     seen = [event.now for event in Run(out).read_events() if event.event == "gradients"]
     return ended, seen[-1] if seen else {}
 

@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.cli._recalling import recalled
-    from amor.cli._seeing import seeing, told
+    from amor.cli._seeing import as_result, observing
     from amor.run import Run
     from amor.train.loop import train
 
@@ -58,17 +58,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     prepare(Path(args.out) / "data")
     recipe = chosen(args, out)
     print(decided(out, recipe.total_steps))
-    with seeing(recipe) as (observers, machine):
+    with observing(recipe) as (observers, machine):
         ended = train(recipe, args.out, observers, "auto", machine)
     if not ended.done:
-        return told(ended)
+        return as_result(ended)
     looked_up = None
     if args.model is None and args.steps is None and args.minutes is None:
         print("now a task that needs attention: eight values to remember, asked for among noise")
         looked_up = recalled(out.folder / "recall")
         if looked_up is None:
-            return told(ended)
-    return told(ended) | shown(out, time.perf_counter() - began, looked_up)
+            return as_result(ended)
+    return as_result(ended) | shown(out, time.perf_counter() - began, looked_up)
 
 
 def forget(out: Any) -> None:

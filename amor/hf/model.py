@@ -200,7 +200,7 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
         ways: dict[str, Any] = {"inputs_embeds": inputs_embeds}
         if labels is not None:
             ways["targets"] = inputs.next_tokens(labels.long())
-            ways["share"] = None if num_items_in_batch is None else 1 / num_items_in_batch
+            ways["target_weight"] = None if num_items_in_batch is None else 1 / num_items_in_batch
         elif isinstance(logits_to_keep, int) and logits_to_keep == 1:
             ways["keep"] = "last"  # of each row the last real token, so that a text may be padded on either side
         out, cache = self._read(input_ids, attention_mask, position_ids, past_key_values, use_cache, **ways)

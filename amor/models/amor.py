@@ -38,7 +38,7 @@ class Output:
     state: State
     residual: Tensor  # [B, T, D] what the backbone said, in aligned columns: no gate can change it; as `hidden` without blocks
     gates: tuple[Trace, ...]  # one a block
-    loss: Tensor | None = None  # share-weighted sum of nll, differentiable; with targets
+    loss: Tensor | None = None  # sum of nll times target_weight, differentiable; with targets
     nll: Tensor | None = None  # [B, T] without gradient; with targets
     measured: tuple[Measured | None, ...] = ()  # one a block, None where its gate measures nothing; with `measure`
 
@@ -108,7 +108,7 @@ class Amor(nn.Module):
         valid: Tensor | None = None,  # [B, T] False at pads, wherever they are; None: every token is real
         reset: Tensor | None = None,  # [B, T] True where a packed document begins
         targets: Tensor | None = None,  # [B, T] true next tokens, head.IGNORE where none
-        share: Tensor | float | None = None,  # weight of each target in the loss; None: their mean
+        target_weight: Tensor | float | None = None,  # factor of each target's nll in the loss; None: 1 / number of targets
         keep: Literal["all", "last"] = "all",  # "last": hidden of each row's last token only
         probe: Probing | None = None,  # how gates learn what the head says; None: one reading a block
         gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
@@ -142,7 +142,7 @@ class Amor(nn.Module):
 
         loss = nll = None
         if targets is not None:
-            loss, nll = self._loss(h, last_real(targets, layout) if keep == "last" else targets, share)
+            loss, nll = self._loss(h, last_real(targets, layout) if keep == "last" else targets, target_weight)
             nll = home(nll)
         found = tuple(Trace(home(g.score), home(g.fire), g.threshold) for g in traces)
         return Output(home(h), after, residual, found, loss, nll, () if watch is None else watch.found())
@@ -182,12 +182,14 @@ class Amor(nn.Module):
         """What the head is asked about by the gate of a block that reads x of the residual h."""
         return self.output_vector(h) if self.config.blocks.probe == "final" else x
 
-    def _loss(self, h: Tensor, targets: Tensor, share: Tensor | float | None) -> tuple[Tensor, Tensor]:
+    def _loss(self, h: Tensor, targets: Tensor, target_weight: Tensor | float | None) -> tuple[Tensor, Tensor]:
+        """The weighted sum of nll over targets, and nll per token [B, T]."""
         flat = targets.flatten()
-        if share is None:
-            share = 1 / (flat != head.IGNORE).sum().clamp(min=1)
-        weights = torch.as_tensor(share, dtype=torch.float32, device=h.device).expand(targets.shape).flatten()
-        loss, reading = head.loss(h.flatten(0, 1), self.head_weight, flat, weights)
+        if target_weight is None:
+            target_weight = 1 / (flat != head.IGNORE).sum().clamp(min=1)
+        target_weight = torch.as_tensor(target_weight, dtype=torch.float32, device=h.device)
+        target_weight = target_weight.expand(targets.shape).flatten()
+        loss, reading = head.loss(h.flatten(0, 1), self.head_weight, flat, target_weight)
         assert reading.nll is not None
         return loss, reading.nll.view_as(targets)
 

@@ -34,13 +34,11 @@ LATEST = "latest"  # in a run directory: a link to its newest checkpoint, which 
 
 def save(model: Amor, folder: str | Path, tokenizer: Tokenizer | None = None) -> None:
     """Write a model folder, each file whole or not at all."""
-    from safetensors.torch import save_file
-
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous().cpu() for name, t in model.state_dict().items()}
     with atomic_write(folder / WEIGHTS) as beside:
-        save_file(tensors, str(beside), metadata={"format": "pt"})
+        on_disk.write(beside, tensors)
     replace_file(folder / CONFIG, model.config.to_json() + "\n")
     if tokenizer is not None:
         replace_file(folder / TOKENIZER, tokenizer.to_str(pretty=True))

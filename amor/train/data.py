@@ -8,7 +8,7 @@ from amor.data.loader import Batches
 from amor.data.shards import Shards, splits
 from amor.data.tasks.base import read_task
 from amor.errors import AmorError
-from amor.train.distributed import Team
+from amor.train.distributed import World
 from amor.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Data:
+class TrainingData:
     """Batches to learn from and windows to be judged by."""
 
     train: Batches | Generated
@@ -25,10 +25,10 @@ class Data:
     tokenizer: "Tokenizer | None"  # None: tokens that stand for no text
 
     @classmethod
-    def open(cls, recipe: Recipe, team: Team) -> "Data":
+    def open(cls, recipe: Recipe, world: World) -> "TrainingData":
         """Everything that can be wrong with the data is found here, before the first step."""
         if recipe.task:
-            return cls.made(recipe, team)
+            return cls.made(recipe, world)
         if not recipe.data:
             raise AmorError("the recipe names no data; give --data FOLDER, written by `amor prepare`")
         shards, judged = splits(recipe.data)
@@ -37,17 +37,17 @@ class Data:
             if split is None:
                 continue
             split.check(vocab=recipe.config().vocab)
-            if recipe.verify and team.leads:
+            if recipe.verify and world.is_main:
                 split.verify()
-        valid = None if judged is None else _windows(judged, recipe, team)
+        valid = None if judged is None else _windows(judged, recipe, world)
         return cls(Batches(shards, recipe.context, recipe.batch, recipe.seed), valid, shards.end_of_text, shards.tokenizer())
 
     @classmethod
-    def made(cls, recipe: Recipe, team: Team) -> "Data":
+    def made(cls, recipe: Recipe, world: World) -> "TrainingData":
         """Of a task: nothing is read, and as many rows as are asked for are watched."""
         task, valid = read_task(recipe.task), None
         if recipe.eval.every:
-            rows = max(recipe.eval.windows // team.world, 1) * team.world
+            rows = max(recipe.eval.windows // world.size, 1) * world.size
             valid = Generated(task, rows, recipe.seed, "valid")
         return cls(Generated(task, recipe.batch, recipe.seed), valid, None, None)
 
@@ -59,12 +59,12 @@ def fingerprint(recipe: Recipe) -> str:
     return Batches(splits(recipe.data)[0], recipe.context, recipe.batch, recipe.seed).fingerprint
 
 
-def _windows(judged: Shards, recipe: Recipe, team: Team) -> Batches:
+def _windows(judged: Shards, recipe: Recipe, world: World) -> Batches:
     """What a run is judged by: as many windows as asked for, or as there are, the same number for every rank."""
-    windows = min(recipe.eval.windows, (judged.tokens - 1) // recipe.context) // team.world * team.world
+    windows = min(recipe.eval.windows, (judged.tokens - 1) // recipe.context) // world.size * world.size
     if not windows:
         raise AmorError(
             f"{judged.folder} holds {judged.tokens:,} tokens, less than a window of {recipe.context:,} + 1 for each of "
-            f"{team.world} ranks; hold out more text, or leave validation away with --set eval.every=0"
+            f"{world.size} ranks; hold out more text, or leave validation away with --set eval.every=0"
         )
     return Batches(judged, recipe.context, windows, recipe.seed)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from amor.records.run import Evaluated, Event, GateLine, Step
 from amor.train.recipe import Recipe
-from amor.train.watch import Begun, Ended, Lines, Observer, Saved, answers, learned, number
+from amor.train.watch import CheckpointSaved, Lines, Observer, RunEnded, RunStarted, answers, learned, number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,11 +25,11 @@ BARS = "▁▂▃▄▅▆▇█"
 class Pace:
     """How fast a run goes, what share of the ceiling that is, and how long it has to go."""
 
-    def __init__(self, begun: Begun, ceiling: float | None):
+    def __init__(self, started: RunStarted, ceiling: float | None):
         """ceiling: FLOP/s the machine reaches on a matrix product; None where nobody measured it."""
-        self.first, self.steps, self.step_tokens = begun.step, begun.steps, begun.recipe.step_tokens
+        self.first, self.steps, self.step_tokens = started.step, started.steps, started.recipe.step_tokens
         self.ceiling = ceiling
-        self.flops = flops_per_token(begun.recipe) if ceiling else 0.0
+        self.flops = flops_per_token(started.recipe) if ceiling else 0.0
         self.began = self.warm = time.monotonic()
         self.recent: deque[float] = deque(maxlen=RECENT)
         self.done = self.first
@@ -89,9 +89,9 @@ class Plain(Lines):
         super().__init__(every, file)
         self.ceiling = ceiling
 
-    def on_start(self, begun: Begun) -> None:
-        super().on_start(begun)
-        self.pace = Pace(begun, self.ceiling)
+    def on_start(self, started: RunStarted) -> None:
+        super().on_start(started)
+        self.pace = Pace(started, self.ceiling)
 
     def on_step(self, metrics: Step) -> None:
         step, pace = metrics.step, self.pace
@@ -121,8 +121,8 @@ class Display(Observer):
         self.metrics: Step | None = None
         self.valid = self.saved = "-"
 
-    def on_start(self, begun: Begun) -> None:
-        self.begun, self.pace = begun, Pace(begun, self.ceiling)
+    def on_start(self, started: RunStarted) -> None:
+        self.started, self.pace = started, Pace(started, self.ceiling)
         self.live.start()
 
     def on_step(self, metrics: Step) -> None:
@@ -136,13 +136,13 @@ class Display(Observer):
         words = f"{number(valid.nll, '.4f')}, perplexity {number(valid.perplexity, '.1f')}{answers(valid)}"
         self.valid = f"{words} at step {metrics.step:,}"
 
-    def on_checkpoint(self, saved: Saved) -> None:
+    def on_checkpoint(self, saved: CheckpointSaved) -> None:
         self.saved = f"step {saved.step:,}"
 
     def on_event(self, event: Event) -> None:
         self.console.print(event.message, style="yellow", highlight=False, markup=False)
 
-    def on_end(self, ended: Ended) -> None:
+    def on_end(self, ended: RunEnded) -> None:
         self.close()
 
     def close(self) -> None:
@@ -180,18 +180,18 @@ class Display(Observer):
     def numbers(self) -> "Table":
         from rich.table import Table
 
-        begun, pace, last = self.begun, self.pace, self.metrics
+        started, pace, last = self.started, self.pace, self.metrics
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
-        grid.add_row("model", f"{begun.model}, {begun.parameters:,} parameters, {begun.where}")
+        grid.add_row("model", f"{started.model}, {started.parameters:,} parameters, {started.where}")
         if last:
             grid.add_row("loss", f"[bold]{number(last.loss, '.4f')}[/]  [cyan]{bars(self.losses, self.console.width - 24)}[/]")
             grid.add_row("valid", self.valid)
             share = "" if pace.share is None else f", {pace.share:.0%} of this machine's ceiling"
             grid.add_row("speed", f"{pace.tokens_per_second:,.0f} tokens/s{share}")
             grid.add_row("optimiser", f"learning rate {last.lr:.2e}, gradient norm {number(last.grad_norm, '.2f')}")
-        grid.add_row("run", f"{begun.folder}, checkpoint {self.saved}")
+        grid.add_row("run", f"{started.folder}, checkpoint {self.saved}")
         return grid
 
     def gates(self, blocks: Sequence[GateLine]) -> "Table":

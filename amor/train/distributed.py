@@ -1,7 +1,8 @@
-"""Who trains together: one process, replicas that sum their gradients, or ranks that hold a shard of everything each.
+"""The processes that train one model: one alone, replicas (DDP), or ranks with a shard each (FSDP2).
 
-The loop speaks to a team and knows nothing of ranks and devices. Every rank works on its own rows of the global batch;
-gradients are summed, not averaged, because each rank already weighs its targets by the size of the global batch.
+The loop uses a World and mentions no rank or device. Every rank works on its own rows of the
+global batch; gradients are summed, not averaged, because each rank already weighs its targets by
+the number of targets in the global batch.
 """
 
 import os
@@ -15,73 +16,79 @@ from torch import Tensor, nn
 from amor.errors import AmorError
 from amor.models.amor import Amor
 
-BUCKET = 25_000_000  # numbers summed over ranks at a time: 100 MB
+BUCKET = 25_000_000  # gradient elements per all-reduce: 100 MB in float32
 
 
-class Team:
-    """One process on one device: the whole batch is its own, there is nothing to agree on."""
+class World:
+    """One process on one device: the whole batch is its own, and no collective does anything."""
 
-    rank, world = 0, 1
+    rank, size = 0, 1
 
     def __init__(self, device: torch.device):
         self.device = device
 
     @property
-    def leads(self) -> bool:
-        """Writes files and talks to people."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files and prints."""
         return self.rank == 0
 
-    def own_rows(self, rows: int) -> tuple[int, int]:
-        """Which rows of a global batch are this process's: first and one past the last."""
-        if rows % self.world:
-            raise AmorError(f"{rows} sequences cannot be shared by {self.world} ranks; give a multiple of {self.world}")
-        mine = rows // self.world
+    def local_rows(self, rows: int) -> tuple[int, int]:
+        """This rank's rows of a global batch: the first, and one past the last."""
+        if rows % self.size:
+            raise AmorError(f"{rows} sequences cannot be shared by {self.size} ranks; give a multiple of {self.size}")
+        mine = rows // self.size
         return self.rank * mine, (self.rank + 1) * mine
 
     def place(self, model: Amor) -> None:
-        """Move a model to where it is trained."""
+        """Move a model to the device where it is trained, in the layout of this world."""
         model.to(self.device)
 
     def reduce_gradients(self, model: nn.Module) -> None:
-        """Turn gradients of own rows into gradients of the global batch."""
+        """Turn gradients of the local rows into gradients of the global batch."""
 
     def full_tensor(self, t: Tensor) -> Tensor:
-        """The full tensor, whatever part of it this process holds."""
+        """The full tensor, whatever shard of it this rank holds. A collective."""
         return t
 
+    def shard(self, full: Tensor, like: Tensor) -> Tensor:
+        """This rank's part of a full tensor that every rank has, laid out as `like`."""
+        return full
+
     def sum(self, t: Tensor) -> Tensor:
+        """The sum over ranks."""
         return t
 
     def gather(self, t: Tensor) -> Tensor:
-        """The same-shaped tensors of all ranks, one after the other."""
+        """The same-shaped tensors of all ranks, concatenated along the first dimension."""
         return t
 
     def broadcast(self, thing: Any) -> Any:
-        """What the leader has, to all."""
+        """Rank 0's object, on every rank."""
         return thing
 
     def gather_objects(self, thing: Any) -> list[Any]:
-        """What everyone has, to all."""
+        """The objects of all ranks, on every rank."""
         return [thing]
 
-    def wait(self) -> None:
-        """Until all are here."""
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
 
     def close(self) -> None:
-        """Nothing more will be said."""
+        """Leave the process group."""
 
 
-class Replicas(Team):
-    """Every rank holds the whole model; gradients are summed once an optimiser step."""
+class Replicas(World):
+    """Every rank holds the whole model; gradients are summed once per optimiser step."""
 
     def __init__(self, device: torch.device):
         super().__init__(device)
         if not dist.is_initialized():
             dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def reduce_gradients(self, model: nn.Module) -> None:
-        for bucket in buckets([p.grad for p in model.parameters() if p.grad is not None], BUCKET):
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        for bucket in buckets(gradients, BUCKET):
             together = torch.cat([g.flatten() for g in bucket])
             dist.all_reduce(together)
             for g, summed in zip(bucket, together.split([g.numel() for g in bucket]), strict=True):
@@ -93,7 +100,7 @@ class Replicas(Team):
         return t
 
     def gather(self, t: Tensor) -> Tensor:
-        parts = [torch.empty_like(t) for _ in range(self.world)]
+        parts = [torch.empty_like(t) for _ in range(self.size)]
         dist.all_gather(parts, t.contiguous())
         return torch.cat(parts)
 
@@ -103,11 +110,11 @@ class Replicas(Team):
         return box[0]
 
     def gather_objects(self, thing: Any) -> list[Any]:
-        box: list[Any] = [None] * self.world
+        box: list[Any] = [None] * self.size
         dist.all_gather_object(box, thing)
         return box
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         dist.barrier()
 
     def close(self) -> None:
@@ -115,18 +122,19 @@ class Replicas(Team):
 
 
 class Sharded(Replicas):
-    """Every rank holds a shard of every tensor (FSDP2); a layer's weights are gathered while it works."""
+    """Every rank holds a shard of every tensor (FSDP2); a layer's weights are gathered while it runs."""
 
     def place(self, model: Amor) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
-        mesh = init_device_mesh(self.device.type, (self.world,))
+        mesh = init_device_mesh(self.device.type, (self.size,))
         model.to(self.device)
         for layer in model.backbone.layers:
             fully_shard(layer, mesh=mesh)
-        # The rest is one group that stays gathered from the forward to the backward pass: the blocks and the loss read
-        # the head's weights inside the forward, and the model calls a block's norm outside the block.
+        # The rest is one group that stays gathered from the forward to the backward pass: the
+        # blocks and the loss read the head's weights inside the forward, and the model calls a
+        # block's norm outside the block.
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -141,27 +149,36 @@ class Sharded(Replicas):
 
         return t.full_tensor() if isinstance(t, DTensor) else t
 
+    def shard(self, full: Tensor, like: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if not isinstance(like, DTensor):
+            return full
+        # src_data_rank=None: every rank cuts its shard out of its own copy, nothing is sent
+        full = full.to(self.device)
+        return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+
 
 def buckets(tensors: list[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Tensors in order, in groups of about `size` numbers."""
-    held: list[Tensor] = []
+    """Tensors in order, in groups of about `size` elements."""
+    bucket: list[Tensor] = []
     for t in tensors:
-        held.append(t)
-        if sum(h.numel() for h in held) >= size:
-            yield held
-            held = []
-    if held:
-        yield held
+        bucket.append(t)
+        if sum(b.numel() for b in bucket) >= size:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
 
 
-def form(mode: str, device: str) -> Team:
-    """The team this process belongs to, from the recipe and from what torchrun has set."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+def init_world(mode: str, device: str) -> World:
+    """The world of this process, from the recipe and the environment that torchrun sets."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
     place = pick_device(device)
-    if world == 1:
-        return Team(place)
+    if size == 1:
+        return World(place)
     if mode == "none":
-        raise AmorError(f'{world} processes were started but distributed = "none"; use --set distributed=ddp or fsdp')
+        raise AmorError(f'{size} processes were started but distributed = "none"; use --set distributed=ddp or fsdp')
     return {"ddp": Replicas, "fsdp": Sharded}[mode](place)
 
 

@@ -23,7 +23,7 @@ from amor.train.resume import recipe_of
 from amor.train.step import boundary
 
 
-def look(run: Run, data: str | None = None) -> Findings:
+def summarise_run(run: Run, data: str | None = None) -> Findings:
     """What was found, which is also written into the run. data: where the run's data is now."""
     recipe = recipe_of(run)
     if recipe.task:
@@ -38,7 +38,7 @@ def look(run: Run, data: str | None = None) -> Findings:
     return found
 
 
-def look_back(run: Run) -> Recall:
+def evaluate_recall(run: Run) -> Recall:
     """What the newest model of a task's run recalls of rows that it never met, which is also written into the run."""
     found = recall(load_model(run.folder).eval(), read_task(recipe_of(run).task))
     run.write(run.recall, found)

@@ -15,23 +15,23 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     name: str
     peak: float
     decay: float
     members: Named
 
 
-def groups(model: nn.Module, optimiser: Optimiser, rates: Rates) -> list[Group]:
+def groups(model: nn.Module, optimiser: Optimiser, rates: Rates) -> list[ParameterGroup]:
     """Every parameter that is trained in exactly one group; a group without parameters is left out."""
     sorted_out: dict[str, Named] = {"matrices": [], "vectors": [], "alpha": []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             sorted_out[kind(name, parameter)].append((name, parameter))
     found = [
-        Group("matrices", rates.peak, optimiser.weight_decay, sorted_out["matrices"]),
-        Group("vectors", rates.peak, 0.0, sorted_out["vectors"]),
-        Group("alpha", rates.alpha, 0.0, sorted_out["alpha"]),
+        ParameterGroup("matrices", rates.peak, optimiser.weight_decay, sorted_out["matrices"]),
+        ParameterGroup("vectors", rates.peak, 0.0, sorted_out["vectors"]),
+        ParameterGroup("alpha", rates.alpha, 0.0, sorted_out["alpha"]),
     ]
     return [group for group in found if group.members]
 
@@ -42,7 +42,7 @@ def kind(name: str, parameter: nn.Parameter) -> str:
     return "matrices" if parameter.ndim >= 2 else "vectors"
 
 
-def adamw(found: list[Group], optimiser: Optimiser) -> torch.optim.AdamW:
+def adamw(found: list[ParameterGroup], optimiser: Optimiser) -> torch.optim.AdamW:
     sets = [
         {"params": [p for _, p in group.members], "lr": 0.0, "peak": group.peak, "weight_decay": group.decay, "name": group.name}
         for group in found
@@ -55,7 +55,7 @@ def set_rate(optimizer: torch.optim.Optimizer, shape: float) -> None:
         group["lr"] = group["peak"] * shape
 
 
-def describe(found: list[Group]) -> list[str]:
+def describe(found: list[ParameterGroup]) -> list[str]:
     """One line a group."""
     return [
         f"{group.name:<9} {len(group.members):>4} tensors {sum(p.numel() for _, p in group.members):>14,} parameters"

@@ -24,7 +24,7 @@ MOST_TOKENS, MOST_LOGITS = 2**15, 2**32
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes a rank holds."""
 
     weights: int
@@ -45,7 +45,7 @@ class Prediction:
     steps: int
     tokens: int
     step_tokens: int
-    memory: Memory
+    memory: MemoryEstimate
     flops: float
     flops_per_second: float  # of the machine, at its best
     flops_source: str  # who says so
@@ -87,12 +87,14 @@ def train_flops(model: Amor, context: int) -> float:
     return 3 * forward - once + passes * 2 * model.head_weight.numel()
 
 
-def memory(model: Amor, parameters: int, recipe: Recipe) -> Memory:
+def memory(model: Amor, parameters: int, recipe: Recipe) -> MemoryEstimate:
     """Activations are counted on a model without numbers."""
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if recipe.distributed == "fsdp" else 1
     held, learned = 4 * parameters // ranks, 4 * trained(model) // ranks
     kept = activations(model, recipe)
-    return Memory(weights=held, gradients=learned, optimiser=2 * learned, activations=kept, total=held + 3 * learned + kept)
+    return MemoryEstimate(
+        weights=held, gradients=learned, optimiser=2 * learned, activations=kept, total=held + 3 * learned + kept
+    )
 
 
 def activations(model: Amor, recipe: Recipe) -> int:
@@ -182,7 +184,7 @@ class Kept:
 
 def lines(found: Prediction) -> list[str]:
     """A prediction for people."""
-    parts = ", ".join(f"{f.name} {getattr(found.memory, f.name) / 1e9:.2f}" for f in fields(Memory) if f.name != "total")
+    parts = ", ".join(f"{f.name} {getattr(found.memory, f.name) / 1e9:.2f}" for f in fields(MemoryEstimate) if f.name != "total")
     return [
         f"{found.recipe}: {found.model}",
         f"parameters  {found.parameters:,}",

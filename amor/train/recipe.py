@@ -1,4 +1,4 @@
-"""What is run, as frozen data: a TOML file, what it extends, and what the command line changes.
+"""A recipe: what is trained and how, as frozen data from a TOML file and the command line.
 
 An unknown key, a wrong type or an impossible number is refused here, before anything is built.
 """
@@ -18,9 +18,10 @@ from amor.config import Config
 from amor.data.tasks.base import read_task
 from amor.errors import AmorError, nearest
 from amor.models.folder import load_config
-from amor.presets import preset
+from amor.presets import every_name, preset
 
 HOME = Path(__file__).parents[1] / "recipes"
+TINY = "tiny"  # "tiny", and "tiny/<preset>", is the file tiny/base.toml with that model
 CHOICES = {
     "documents": ("joined", "apart"),
     "device": ("auto", "cpu", "cuda"),
@@ -28,6 +29,8 @@ CHOICES = {
     "distributed": ("none", "ddp", "fsdp"),
     "freeze": ("none", "backbone"),
 }
+# keys of [checkpoint] that were called otherwise in earlier versions
+RENAMED = {"latest": "keep_last", "best": "keep_best", "milestones": "keep_every"}
 
 Word = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]  # in one line
 Sequences = Annotated[int, Meta(ge=1, le=2**20)]
@@ -41,14 +44,22 @@ AboveZero = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 @dataclass(frozen=True)
-class Model:
-    """A preset by name and scale, and keys of it to change, e.g. {"blocks.count": 1}; or a model that is there already."""
+class ModelChoice:
+    """[model]: a preset with changes, or a model folder to start from.
+
+    name: a preset, one of `presets.every_name()`. Default: the paper's main model.
+    scale: its size, one of `presets.SCALES`. Default: the one that a CPU can train.
+    depth: number of layers; 0 (default): as many as the scale has.
+    changes: keys of the preset's config to change, e.g. {"blocks.count": 1}. Default: none.
+    start: a model folder whose config and weights the run begins with, in place of a preset with
+        fresh weights. Default: none; then name, scale, depth and changes are used.
+    """
 
     name: Word = "amor-mamba2"
     scale: Word = "tiny"
-    depth: Depth = 0  # layers; 0: as many as the scale has
+    depth: Depth = 0
     changes: Mapping[str, Any] = field(default_factory=dict)
-    start: Word = ""  # a model folder whose config and weights the run begins with, instead of a preset's
+    start: Word = ""
 
     def __post_init__(self) -> None:
         try:
@@ -63,19 +74,36 @@ class Model:
 
 @dataclass(frozen=True)
 class Optimiser:
-    """AdamW with decay on matrices only, and the clip on the norm of the whole gradient."""
+    """[optimiser]: AdamW, with gradient clipping. Defaults are the paper's where it names a value.
+
+    betas: decay of the two moments per update.
+    eps: added to the root of the second moment. The paper does not name it; this is torch's default.
+    weight_decay: per update and unit of learning rate, on matrices only (see optim.py).
+    clip: largest norm of the whole gradient; a larger one is scaled down to it.
+    spike: a gradient norm above this many times the median of the last 100 is recorded as a spike;
+        0: never. Default 10: far outside the spread of norms in a healthy run.
+    skip_spikes: whether a step with a spike changes nothing. Default false, as in the paper.
+    """
 
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: Size = 1e-8
     weight_decay: Size = 0.1
     clip: AboveZero = 1.0
-    spike: Size = 10.0  # a gradient norm above this many times the median of the last ones is said; 0: never
-    skip_spikes: bool = False  # and such a step changes nothing
+    spike: Size = 10.0
+    skip_spikes: bool = False
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Learning rates: warm-up to the peak, then a cosine to the floor. alpha has a peak of its own and the same shape."""
+    """[lr]: learning rates: a linear warm-up to the peak, then a cosine to the floor (schedule.py).
+
+    Defaults are the paper's at 180M parameters.
+
+    peak: of all parameters but alpha.
+    floor: at the last step.
+    warmup: steps from 0 to the peak.
+    alpha: peak for the scales alpha of the gated blocks, which follow the same shape.
+    """
 
     peak: AboveZero = 3e-4
     floor: Rate = 1e-5
@@ -88,65 +116,111 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """How often to judge the model on the validation split, and on how many windows of it; 0: never."""
+class EvalSchedule:
+    """[eval]: evaluation on the validation split.
+
+    every: steps between two evaluations, and one at the end; 0: never.
+    windows: sequences of `context` tokens that are read each time, always the same ones. Default 64:
+        at tiny's context 16 thousand tokens, as many as in four steps.
+    """
 
     every: Steps = 250
     windows: Every = 64
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """When a checkpoint is written and which ones stay."""
+class CheckpointPolicy:
+    """[checkpoint]: when a checkpoint is written, and which ones are kept.
+
+    every: steps between two checkpoints, and one at the end. At most these are lost in a crash.
+    keep_last: how many of the newest are kept. Default 2: if the newest is damaged, the run resumes
+        from the one before.
+    keep_best: whether the one with the lowest validation nll is kept besides, as RUN/best.
+    keep_every: every checkpoint at a multiple of this many steps is kept for good; 0 (default): none.
+    """
 
     every: Every = 250
-    latest: Every = 2  # the newest ones
-    best: bool = True  # the one with the lowest validation nll
-    milestones: Steps = 0  # every one at a multiple of this many steps; 0: none
+    keep_last: Every = 2
+    keep_best: bool = True
+    keep_every: Steps = 0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training run, without the machine it runs on."""
+    """A training run, without the machine it runs on.
+
+    name: of the run; RUN is runs/<name> by default. A recipe file without one has its file's name.
+    model: what is trained.
+    data: a folder written by `amor prepare`: train/ and, for evaluation, valid/.
+    task: in place of data, a generated task: its kind and options. It fixes context and vocabulary.
+    documents: "joined" (default, as in the paper): a window is read as one text; "apart": a document
+        sees nothing of the one before it in its window.
+    context: tokens per sequence. Default: that of the scale tiny.
+    batch: sequences per optimiser step, over all micro-batches and ranks.
+    micro_batch: sequences per forward on one rank; smaller needs less memory, the step stays the same
+        up to rounding.
+    steps: optimiser steps. Give this or `tokens`.
+    tokens: tokens to train on: steps = tokens // (batch * context).
+    optimiser: AdamW and clipping.
+    lr: learning rates.
+    seed: of the first weights, the order of data and the sample of measured gains. Default: the paper's.
+    precision: "float32" (default: exact on any machine); "bf16": autocast on a GPU; "bf16-cpu": the
+        same on a CPU, which is slower there unless it has bf16 units.
+    device: "auto" (default): a GPU where there is one; "cpu"; "cuda".
+    recompute: compute a layer's activations again in the backward pass instead of keeping them: less
+        memory for about a third more time. Default false: small models fit.
+    compile: torch.compile every layer, on a GPU only. Default false: not measured on a GPU yet.
+    eval: when the model is evaluated.
+    checkpoint: when checkpoints are written and which are kept.
+    freeze: "none" (default); "backbone": only the gated blocks are trained, the rest stays to the bit.
+    open_steps: first steps in which every block fires on every token, while gates take in scores and
+        learn; they decide from then on. Default 0: gates decide from the first step, as in the paper.
+    distributed: "none" (default): one process; "ddp": replicas; "fsdp": sharded (FSDP2). The last two
+        are for processes started by torchrun.
+    track: also log to "tensorboard", "wandb" or "trackio", or several of them with commas.
+    verify: read every data shard and compare its hash before the first step. Default true: it takes
+        seconds per GB, and a flipped bit in the data is otherwise never noticed.
+    """
 
     name: Annotated[Word, Meta(min_length=1)] = "run"
-    model: Model = Model()
-    data: Word = ""  # a folder of `amor prepare`: train/ and, for evaluation, valid/
-    task: Mapping[str, Any] = field(default_factory=dict)  # instead of data: a generated task's kind and options
-    documents: str = "joined"  # "apart": a document sees nothing of the one before it in its window
+    model: ModelChoice = ModelChoice()
+    data: Word = ""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    documents: str = "joined"
     context: Context = 256
-    batch: Sequences = 16  # sequences an optimiser step, over all micro-batches and ranks
-    micro_batch: Sequences = 16  # sequences at a time on one rank
-    steps: Steps = 0  # give steps, or tokens: steps = tokens // (batch * context)
+    batch: Sequences = 16
+    micro_batch: Sequences = 16
+    steps: Steps = 0
     tokens: typed.Count = 0
     optimiser: Optimiser = Optimiser()
     lr: Rates = Rates()
     seed: Seed = 42
     precision: str = "float32"
     device: Word = "auto"
-    recompute: bool = False  # compute a layer's activations again in the backward pass instead of keeping them
+    recompute: bool = False
     compile: bool = False
-    eval: Evaluation = Evaluation()
-    checkpoint: Keeping = Keeping()
-    freeze: str = "none"  # "backbone": only the gated blocks are trained, all else stays as it is to the bit
-    open_steps: Steps = 0  # the first ones, in which blocks fire everywhere: gates score and learn, and decide from then on
+    eval: EvalSchedule = EvalSchedule()
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    freeze: str = "none"
+    open_steps: Steps = 0
     distributed: str = "none"
-    track: Word = ""  # also tell "tensorboard", "wandb" or "trackio", or several of them
-    verify: bool = True  # read every shard and compare it with its hash before the first step
+    track: Word = ""
+    verify: bool = True
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise AmorError(f"{name}: no {getattr(self, name)!r}; {nearest(getattr(self, name), choices)}")
+            value = getattr(self, name)
+            if value not in choices:
+                raise AmorError(f"{name}: no {value!r}; {nearest(value, choices)}")
         if self.task:
-            self._as_the_task_is()
+            self._fit_to_task()
         if (self.steps > 0) == (self.tokens > 0):
             raise AmorError(f"give steps or tokens, one of the two, above 0; here steps = {self.steps}, tokens = {self.tokens}")
         if not self.total_steps:
             raise AmorError(f"tokens is {self.tokens:,}, less than one step of {self.step_tokens:,}")
 
-    def _as_the_task_is(self) -> None:
-        """A task says how long its rows are and how many tokens there are; every option of it is written out."""
+    def _fit_to_task(self) -> None:
+        """Take context and vocabulary from the task, and write out its every option."""
         if self.data:
             raise AmorError(f"data {self.data!r} and a task are given; a run learns from one of the two")
         if self.model.start:
@@ -165,13 +239,16 @@ class Recipe:
 
     @property
     def step_tokens(self) -> int:
+        """Tokens per optimiser step."""
         return self.batch * self.context
 
     @property
     def total_steps(self) -> int:
+        """Optimiser steps of the whole run."""
         return self.steps or self.tokens // self.step_tokens
 
     def config(self) -> Config:
+        """The config of the model that is trained."""
         if self.model.start:
             return load_config(self.model.start).change(context=self.context)
         # not by keywords of preset, which has a name and a scale of its own
@@ -179,40 +256,70 @@ class Recipe:
         return base.change(**{"context": self.context, **typed.flat(self.model.changes)})
 
     def to_dict(self) -> dict[str, Any]:
+        """As plain values, for a file."""
         tree = dataclasses.asdict(self)
         tree["optimiser"]["betas"] = list(self.optimiser.betas)
         return tree
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "recipe") -> "Recipe":
-        """A recipe of plain values, whoever wrote them; where: what to call them in an error."""
+        """A recipe from plain values; where: what an error calls them, such as a file's path."""
+        policy = tree.get("checkpoint")
+        for old in RENAMED.keys() & (policy.keys() if isinstance(policy, Mapping) else ()):
+            raise AmorError(f"{where}: checkpoint.{old} is now called checkpoint.{RENAMED[old]}; rename it there")
         return typed.convert(cls, tree, where)
 
 
-def load(given: str | Path, changes: Iterable[str] = (), **keys: Any) -> Recipe:
-    """A recipe file with `key=value` changes, the later ones winning; keys by keyword come last."""
+def load(given: str | Path, changes: Iterable[str] = (), model: str | None = None, /, **keys: Any) -> Recipe:
+    """A recipe by path or name, with changes; later ones win.
+
+    changes: "key=value" texts, as of --set. model: a preset that replaces the recipe's model.name.
+    keys: fields of the recipe, set last.
+    """
     path = find(given)
     tree = {"name": path.stem, **typed.extended(path)}
+    if path == HOME / TINY / "base.toml":
+        named = str(given).removeprefix(f"{TINY}/")
+        tree["name"] = model = model or (named if named in every_name() else ModelChoice.name)
+    elif model:
+        tree["name"] = f"{tree['name']}-{model}"
+    if model:
+        typed.set_key(tree, "model.name", model, "--model")
     for key, value in typed.assignments(changes, "lr.peak=1e-3").items():
         typed.set_key(tree, key, value, "--set")
-    for key, value in keys.items():
-        tree[key] = value
+    tree |= keys
     if keys.get("steps"):
         tree["tokens"] = 0
-    return Recipe.from_dict(tree, str(path))
+    recipe = Recipe.from_dict(tree, str(path))
+    if model and recipe.model.start:
+        raise AmorError(f"--model {model}: the run starts from {recipe.model.start}; leave one of the two away")
+    return recipe
 
 
 def find(given: str | Path) -> Path:
-    """A recipe by path, or by its name in amor/recipes/ ('tiny/amor-mamba2')."""
+    """The file of a recipe: by path, or by its name in amor/recipes/ ("paper/180m", "tiny/mamba2")."""
     for path in (Path(given), Path(f"{given}.toml"), HOME / given, HOME / f"{given}.toml"):
         try:
             if path.is_file():
                 return path
         except OSError:  # a name that no file can have
             continue
+    if str(given) == TINY or str(given) in _tiny_names():
+        return HOME / TINY / "base.toml"
     raise AmorError(f"no recipe {str(given)!r}; {nearest(str(given), names())}")
 
 
+def file_names() -> list[str]:
+    """The recipes of the package that are files; studies lie beside them."""
+    files = (p for p in HOME.glob("*/*.toml") if p.parent.name != "studies")
+    return sorted(str(p.relative_to(HOME).with_suffix("")) for p in files)
+
+
 def names() -> list[str]:
-    """Every recipe of the package; studies lie beside them."""
-    return sorted(str(p.relative_to(HOME).with_suffix("")) for p in HOME.glob("*/*.toml") if p.parent.name != "studies")
+    """Every recipe of the package: its files, and tiny/<preset> for every preset."""
+    return sorted({*file_names(), *_tiny_names()})
+
+
+def _tiny_names() -> list[str]:
+    return [f"{TINY}/{name}" for name in every_name()]
+

@@ -1,14 +1,15 @@
-"""One optimiser step: micro-batches forward and backward, one clipped update, and what the gates learn from it.
+"""One optimiser step: micro-batches forward and backward, one clipped update, and the gates' statistics.
 
-Gate statistics: every gate decides with the numbers from before the step, and takes in the scores of the whole global
-batch once, after it. In the very first step there are none yet: a pass without gradient meets the batch first, the step
-decides with those, and nothing is taken in a second time. Blocks start as no-ops, so the scores of that pass are the
-scores of the step.
+Gate statistics: every gate decides with the numbers from before the step, and takes in the scores
+of the whole global batch once, after it. In the very first step there are none yet: a pass without
+gradient over the batch initialises them, the step decides with those, and the same scores are not
+taken in a second time. Blocks start as no-ops, so the scores of that pass are the scores of the step.
 
-In the first `open_steps` of a recipe gates decide nothing: blocks fire everywhere, and gates take in what they would have scored.
+In the first `open_steps` of a recipe gates decide nothing: blocks fire everywhere, and gates take in
+the scores they would have decided by.
 
-Gates that learn from gains have them measured on a sample of the step's tokens (amor/train/sample.py), and take them in with
-the scores.
+Gates that learn from gains have them measured on a sample of the step's tokens (sample.py), and take
+them in with the scores.
 """
 
 import math
@@ -31,42 +32,49 @@ from amor.numbers import finite
 from amor.ops.head import IGNORE
 from amor.records.run import GateLine
 from amor.state import State
-from amor.train.distributed import Team
+from amor.train.distributed import World
 from amor.train.optim import set_rate
 from amor.train.recipe import Recipe
 from amor.train.sample import sampled
 from amor.train.schedule import shape
-from amor.train.trouble import Spikes, UnsoundError
+from amor.train.trouble import NonFiniteError, Spikes
 
 
 @dataclass
-class Tally:
-    """What the micro-batches of a step have shown so far; a list a block."""
+class MicroBatchStats:
+    """Sums and lists over the micro-batches of a step on this rank."""
 
-    loss: Tensor
-    scores: list[list[Tensor]] = field(default_factory=list)
-    fired: list[Tensor] = field(default_factory=list)
-    measured: list[tuple[Measured | None, ...]] = field(default_factory=list)  # a micro-batch
+    loss: Tensor  # float64 scalar: the sum of the losses
+    scores: list[list[Tensor]] = field(default_factory=list)  # per block, per micro-batch: [tokens]
+    fired: list[Tensor] = field(default_factory=list)  # per block: tokens that fired
+    measured: list[tuple[Measured | None, ...]] = field(default_factory=list)  # per micro-batch, per block
 
-    def add(self, loss: Tensor, gates: tuple[Trace, ...], measured: tuple[Measured | None, ...] = ()) -> None:
+    def add(
+        self,
+        loss: Tensor,
+        gates: tuple[Trace, ...],
+        measured: tuple[Measured | None, ...] = (),
+    ) -> None:
+        """Take in one micro-batch: its loss, and per block the gate's decisions and measured gains."""
         self.measured.append(measured)
         self.loss = self.loss + loss.detach().double()
         if not self.scores:
-            self.scores, self.fired = [[] for _ in gates], [torch.zeros_like(self.loss) for _ in gates]
+            self.scores = [[] for _ in gates]
+            self.fired = [torch.zeros_like(self.loss) for _ in gates]
         for block, gate in enumerate(gates):
             self.scores[block].append(gate.score.flatten())
             self.fired[block] += gate.fire.sum()
 
 
 @dataclass(frozen=True)
-class Taken:
-    """One optimiser step: its loss and gradient norm, both finite, its learning rate, and what the gates did."""
+class StepResult:
+    """One optimiser step over the global batch."""
 
-    loss: float
-    lr: float
-    norm: float
-    spike: str | None  # "taken" or "skipped", where the norm was one
-    blocks: tuple[GateLine, ...]
+    loss: float  # mean nll per scored target, in nats; finite
+    lr: float  # learning rate of matrices and vectors
+    norm: float  # of the whole gradient, before clipping; finite
+    spike: str | None  # "taken" or "skipped" if the norm was a spike
+    blocks: tuple[GateLine, ...]  # one per gated block
 
 
 class Stepper:
@@ -78,104 +86,125 @@ class Stepper:
         optimizer: torch.optim.Optimizer,
         recipe: Recipe,
         source: Source,
-        team: Team,
+        world: World,
         end_of_text: int | None = None,
     ):
-        self.model, self.optimizer, self.recipe, self.source, self.team = model, optimizer, recipe, source, team
+        """end_of_text: the token that ends a document, for recipes that keep documents apart."""
+        self.model, self.optimizer, self.recipe = model, optimizer, recipe
+        self.source, self.world = source, world
         self.apart = boundary(recipe.documents, end_of_text)
         self.spikes = Spikes(recipe.optimiser.spike)
         self.updates = 0  # optimiser steps that changed the weights
-        self.first, self.last = team.own_rows(recipe.batch)
-        check_precision(recipe.precision, team.device)
+        self.first, self.last = world.local_rows(recipe.batch)
+        check_precision(recipe.precision, world.device)
 
-    def __call__(self, step: int) -> Taken:
-        """Take step number `step` (the first is 0); what it found, or UnsoundError before anything is changed."""
+    def __call__(self, step: int) -> StepResult:
+        """Take step number `step` (the first is 0); NonFiniteError before anything is changed."""
         lr_scale = shape(step, self.recipe.total_steps, self.recipe.lr)
         set_rate(self.optimizer, lr_scale)
-        pieces = list(self.pieces(step))
-        fresh = self.meet(pieces)
+        batches = list(self.micro_batches(step))
+        initialised = self.init_gate_stats(batches)
         used = self.gate_numbers()
-        tally = self.learn(pieces, step)
-        self.team.reduce_gradients(self.model)
+        stats = self.forward_backward(batches, step)
+        self.world.reduce_gradients(self.model)
         norm = self.gradient_norm()
-        loss = float(self.team.sum(tally.loss))
+        loss = float(self.world.sum(stats.loss))
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise UnsoundError(step, loss, norm)
-        pooled, measured = self.pooled(tally), self.all_measured(tally)
-        spike = self.spikes.meets(norm)
+            raise NonFiniteError(step, loss, norm)
+        scores, measured = self.gather_scores(stats), self.gather_measured(stats)
+        spike = self.spikes.is_spike(norm)
         skipped = spike and self.recipe.optimiser.skip_spikes
         if not skipped:
             self.update(norm)
-            if not fresh:
-                self.model.observe(pooled)
+            if not initialised:
+                self.model.observe(scores)
             self.share_statistics()
             self.model.learn(measured)
-        blocks = self.blocks_found(tally, pooled, used)
-        told = ("skipped" if skipped else "taken") if spike else None
-        return Taken(loss, self.recipe.lr.peak * lr_scale, norm, told, blocks)
+        blocks = self.gate_lines(stats, scores, used)
+        outcome = ("skipped" if skipped else "taken") if spike else None
+        return StepResult(loss, self.recipe.lr.peak * lr_scale, norm, outcome, blocks)
 
-    def pieces(self, step: int) -> Iterator[Windows]:
-        """This process's micro-batches of a step."""
-        for first in range(self.first, self.last, self.recipe.micro_batch):
-            tokens, targets = self.source.rows(step, first, min(first + self.recipe.micro_batch, self.last))
-            yield paired(tokens, targets, self.apart).to(self.team.device)
+    def micro_batches(self, step: int) -> Iterator[Windows]:
+        """This rank's micro-batches of a step."""
+        size = self.recipe.micro_batch
+        for first in range(self.first, self.last, size):
+            tokens, targets = self.source.rows(step, first, min(first + size, self.last))
+            yield paired(tokens, targets, self.apart).to(self.world.device)
 
-    def read(self, part: Windows, target_weight: float, **more: Any) -> Output:
-        """A micro-batch, every target weighed so in the loss."""
-        return self.forward(part.tokens, reset=part.reset, targets=part.targets, share=target_weight, **more)
+    def read(self, batch: Windows, target_weight: float, **more: Any) -> Output:
+        """The forward over a micro-batch; target_weight: factor of every target's nll in the loss."""
+        return self.forward(
+            batch.tokens,
+            reset=batch.reset,
+            targets=batch.targets,
+            target_weight=target_weight,
+            **more,
+        )
 
     def forward(self, tokens: Tensor, state: State | None = None, **more: Any) -> Output:
         """The model's forward in the precision of the recipe."""
-        with autocast(self.recipe.precision, self.team.device):
+        with autocast(self.recipe.precision, self.world.device):
             return self.model(tokens, state, **more)
 
-    def meet(self, pieces: list[Windows]) -> bool:
-        """Show gates that have met nothing the whole batch, before they decide on it; whether there were any."""
+    def init_gate_stats(self, batches: list[Windows]) -> bool:
+        """Give gates without statistics those of the whole batch, before they decide on it.
+
+        Returns whether there were such gates.
+        """
         fresh = any(
             isinstance(b.gate, Adaptive) and not b.gate.updates_in_forward and int(b.gate.updates) == 0 for b in self.blocks()
         )
         if fresh:
-            tally = Tally(self.nothing())
+            stats = MicroBatchStats(self.zero())
             with torch.no_grad():
-                for part in pieces:
-                    tally.add(self.nothing(), self.read(part, 0.0).gates)
-            self.model.observe(self.pooled(tally))
+                for batch in batches:
+                    stats.add(self.zero(), self.read(batch, 0.0).gates)
+            self.model.observe(self.gather_scores(stats))
         return fresh
 
-    def learn(self, pieces: list[Windows], step: int = 0) -> Tally:
-        """Forward and backward over the micro-batches: gradients, scores and measured gains of the whole batch."""
-        scored = self.team.sum(torch.stack([(p.targets != IGNORE).sum() for p in pieces]).sum())
-        target_weight = 1 / max(int(scored), 1)
-        tally = Tally(self.nothing())
+    def forward_backward(self, batches: list[Windows], step: int = 0) -> MicroBatchStats:
+        """Forward and backward over the micro-batches, accumulating gradients of the local rows."""
+        targets = torch.stack([(batch.targets != IGNORE).sum() for batch in batches]).sum()
+        target_weight = 1 / max(int(self.world.sum(targets)), 1)
+        stats = MicroBatchStats(self.zero())
         self.optimizer.zero_grad(set_to_none=True)
         first = self.first
-        gates = [ForcedOpen(block.gate) for block in self.blocks()] if step < self.recipe.open_steps else None
-        for part in pieces:
-            measure = self.sample(step, range(first, first + len(part)), part.columns)
-            out = self.read(part, target_weight, measure=measure, gates=gates)
-            first += len(part)
+        gates = None
+        if step < self.recipe.open_steps:
+            gates = [ForcedOpen(block.gate) for block in self.blocks()]
+        for batch in batches:
+            measure = self.sample(step, range(first, first + len(batch)), batch.columns)
+            out = self.read(batch, target_weight, measure=measure, gates=gates)
+            first += len(batch)
             assert out.loss is not None
             out.loss.backward()
-            tally.add(out.loss, out.gates, out.measured)
-        return tally
+            stats.add(out.loss, out.gates, out.measured)
+        return stats
 
     def share_statistics(self) -> None:
-        """Gates that update in the forward have seen the tokens of their own rank: rank 0's statistics become everyone's."""
-        for block in self.blocks() if self.team.world > 1 else ():
+        """Give every rank rank 0's statistics of gates that update in the forward.
+
+        Such a gate has taken in the tokens of its own rank only.
+        """
+        for block in self.blocks() if self.world.size > 1 else ():
             if block.gate.updates_in_forward:
-                block.gate.load_state_dict(self.team.broadcast(block.gate.state_dict()), strict=False)
+                statistics = self.world.broadcast(block.gate.state_dict())
+                block.gate.load_state_dict(statistics, strict=False)
 
     def sample(self, step: int, rows: range, columns: int) -> Tensor | None:
-        """Where gains are measured; nowhere, if no gate asks."""
+        """[rows, S] columns at which gains are measured; None if no gate learns from gains."""
         if not self.model.measures:
             return None
-        return sampled(self.recipe.seed, step, rows, self.recipe.batch, columns).to(self.team.device)
+        batch = self.recipe.batch
+        return sampled(self.recipe.seed, step, rows, batch, columns).to(self.world.device)
 
     def gradient_norm(self) -> float:
+        """The norm of the whole gradient."""
         self.gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return float(self.team.full_tensor(torch.nn.utils.get_total_norm(self.gradients)))
+        return float(self.world.full_tensor(torch.nn.utils.get_total_norm(self.gradients)))
 
     def update(self, norm: float) -> None:
+        """Clip the gradient, whose norm this is, and let the optimiser change the weights."""
         clip = self.recipe.optimiser.clip
         if norm > clip:
             for gradient in self.gradients:
@@ -183,50 +212,68 @@ class Stepper:
         self.optimizer.step()
         self.updates += 1
 
-    def pooled(self, tally: Tally) -> list[Tensor]:
-        """Scores of every token of the global batch, in no particular order: a gate sorts them."""
-        return [self.team.gather(torch.cat(scores)) for scores in tally.scores]
+    def gather_scores(self, stats: MicroBatchStats) -> list[Tensor]:
+        """Per block the scores of every token of the global batch [tokens], in no particular order.
 
-    def all_measured(self, tally: Tally) -> list[Measured | None]:
-        """A block: the sample of the global batch, in the order of its rows, so that no cut of it moves a bit of a sum."""
-        found: list[Measured | None] = []
-        for parts in zip(*tally.measured, strict=True):
+        A gate sorts them.
+        """
+        return [self.world.gather(torch.cat(scores)) for scores in stats.scores]
+
+    def gather_measured(self, stats: MicroBatchStats) -> list[Measured | None]:
+        """Per block the measured gains of the global batch, in the order of its rows.
+
+        So that no cut of the batch into micro-batches and ranks moves a bit of a sum.
+        """
+        blocks: list[Measured | None] = []
+        for parts in zip(*stats.measured, strict=True):
             known = [part for part in parts if part is not None]
-            joined = [self.team.gather(torch.cat([getattr(part, name) for part in known])) for name in ("x", "value") if known]
-            found.append(Measured(*joined) if known else None)
-        return found or [None] * len(self.blocks())
+            if not known:
+                blocks.append(None)
+                continue
+            x = self.world.gather(torch.cat([part.x for part in known]))
+            value = self.world.gather(torch.cat([part.value for part in known]))
+            blocks.append(Measured(x, value))
+        return blocks or [None] * len(self.blocks())
 
-    def nothing(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64, device=self.team.device)
+    def zero(self) -> Tensor:
+        """A float64 zero on the device."""
+        return torch.zeros((), dtype=torch.float64, device=self.world.device)
 
     def gate_numbers(self) -> list[dict[str, float | None]]:
-        """A block: what its gate decides with (threshold tau), and how wide it is open (alpha, the mean over channels)."""
-        found = []
+        """Per block the numbers its gate decides with, and alpha (the mean over channels)."""
+        blocks = []
         for block in self.blocks():
             gate = block.gate.decider
             numbers = {"mu": gate.mu, "sigma": gate.sigma} if isinstance(gate, Adaptive) else {}
-            numbers |= {"tau": gate.threshold, "alpha": self.team.full_tensor(block.scale()).detach().mean()}
-            found.append({name: finite(float(value)) for name, value in numbers.items()})
-        return found
+            numbers["tau"] = gate.threshold
+            numbers["alpha"] = self.world.full_tensor(block.scale()).detach().mean()
+            blocks.append({name: finite(float(value)) for name, value in numbers.items()})
+        return blocks
 
-    def blocks_found(self, tally: Tally, pooled: list[Tensor], used: list[dict[str, float | None]]) -> tuple[GateLine, ...]:
-        """A block: the share of tokens that fired, the numbers that decided, and where 10 % and 90 % of the scores lie."""
+    def gate_lines(
+        self,
+        stats: MicroBatchStats,
+        pooled: list[Tensor],
+        used: list[dict[str, float | None]],
+    ) -> tuple[GateLine, ...]:
+        """Per block: fraction of tokens that fired, numbers that decided, 10th and 90th percentile of scores."""
         if not used:
             return ()
-        fired = self.team.sum(torch.stack(tally.fired)) / self.recipe.step_tokens
-        found = []
+        fired = self.world.sum(torch.stack(stats.fired)) / self.recipe.step_tokens
+        lines = []
         for rate, scores, numbers in zip(fired.tolist(), pooled, used, strict=True):
             last, ordered = scores.numel() - 1, scores.sort().values
-            low, high = (finite(float(ordered[place])) for place in (last // 10, last * 9 // 10))
-            found.append(GateLine(fire=rate, score_10=low, score_90=high, **numbers))
-        return tuple(found)
+            low, high = (finite(float(ordered[k])) for k in (last // 10, last * 9 // 10))
+            lines.append(GateLine(fire=rate, score_10=low, score_90=high, **numbers))
+        return tuple(lines)
 
     def blocks(self) -> list[Block]:
+        """The gated blocks of the model."""
         return list(self.model.blocks)  # type: ignore[arg-type]
 
 
 def boundary(documents: str, end_of_text: int | None) -> int | None:
-    """The token that ends a document, where documents stand apart."""
+    """The token that ends a document if documents are kept apart (Recipe.documents); else None."""
     if documents == "joined":
         return None
     if end_of_text is None:
@@ -235,7 +282,7 @@ def boundary(documents: str, end_of_text: int | None) -> int | None:
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """bf16 is for GPUs; on a CPU it must be asked for by name."""
+    """Refuse bf16 on a CPU unless it is asked for as "bf16-cpu"."""
     if precision == "bf16" and device.type == "cpu":
         raise AmorError(
             'precision = "bf16" on a CPU: without bf16 units it is slower than float32 and less exact; '
@@ -246,4 +293,5 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """The context in which the forward runs: bfloat16 autocast, or nothing for float32."""
     return nullcontext() if precision == "float32" else torch.autocast(device.type, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Asked to stop: Ctrl-C and SIGTERM are remembered until the step is done; a second Ctrl-C does not wait."""
+"""Stop requests: SIGINT and SIGTERM are kept until the step is done; a second Ctrl-C does not wait."""
 
 import signal
 import threading
@@ -7,39 +7,39 @@ from typing import Any
 
 import torch
 
-from amor.train.distributed import Team
+from amor.train.distributed import World
 
 WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """Remembers the signal that asked to stop, while it is entered; handlers live in the main thread only."""
+    """Handlers of the stop signals while it is entered; in a thread that is not the main one, none."""
 
-    def __init__(self, team: Team):
-        self.team = team
-        self.signal = 0
-        self.before: dict[int, Any] = {}
+    def __init__(self, world: World):
+        self.world = world
+        self.signal = 0  # the number of the signal that came; 0: none
+        self.before: dict[int, Any] = {}  # the handlers to restore
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self._heard) for number in WATCHED}
+            self.before = {number: signal.signal(number, self._handle) for number in WATCHED}
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
 
-    def asked(self) -> bool:
-        """Whether anyone in the team was asked; all get the same answer, so all stop after the same step."""
-        heard = torch.tensor(float(self.signal), device=self.team.device)
-        if not float(self.team.sum(heard)):
+    def requested(self) -> bool:
+        """Whether any rank got a signal; the same on every rank, so that all stop after the same step."""
+        came = torch.tensor(float(self.signal), device=self.world.device)
+        if not float(self.world.sum(came)):
             return False
-        self.signal = max(self.team.gather_objects(self.signal))
+        self.signal = max(self.world.gather_objects(self.signal))
         return True
 
     @property
@@ -49,4 +49,5 @@ class Stop:
 
     @property
     def name(self) -> str:
+        """The signal's name, such as SIGTERM."""
         return signal.Signals(self.signal).name

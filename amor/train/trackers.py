@@ -12,7 +12,7 @@ from typing import Any
 from amor import typed
 from amor.errors import AmorError, nearest
 from amor.records.run import Line
-from amor.train.watch import Begun, Ended, Observer
+from amor.train.watch import Observer, RunEnded, RunStarted
 
 PROJECT = "amor"
 
@@ -37,8 +37,8 @@ class Tracker(Observer):
         self.name, self.opened = name, False
         self.door: ModuleType = _door(name, module, package)
 
-    def on_start(self, begun: Begun) -> None:
-        self.open(begun)
+    def on_start(self, started: RunStarted) -> None:
+        self.open(started)
         self.opened = True
 
     def on_step(self, metrics: Line) -> None:
@@ -46,7 +46,7 @@ class Tracker(Observer):
 
     on_eval = on_step
 
-    def on_end(self, ended: Ended) -> None:
+    def on_end(self, ended: RunEnded) -> None:
         self.close()
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Tracker(Observer):
             self.opened = False
             self.finish()
 
-    def open(self, begun: Begun) -> None:
+    def open(self, started: RunStarted) -> None:
         raise NotImplementedError
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -79,10 +79,10 @@ class TensorBoard(Tracker):
     def __init__(self) -> None:
         super().__init__("tensorboard", "torch.utils.tensorboard", "tensorboard")
 
-    def open(self, begun: Begun) -> None:
+    def open(self, started: RunStarted) -> None:
         # steps after the one a run resumes from are measured again; the old ones are to disappear
-        folder = str(Path(begun.folder) / "tensorboard")
-        self.writer = self.door.SummaryWriter(folder, purge_step=begun.step + 1)
+        folder = str(Path(started.folder) / "tensorboard")
+        self.writer = self.door.SummaryWriter(folder, purge_step=started.step + 1)
 
     def log(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -95,10 +95,10 @@ class TensorBoard(Tracker):
 class Modular(Tracker):
     """A tracker that is used through three functions of its module: init, log, finish."""
 
-    def open(self, begun: Begun) -> None:
-        self.door.init(project=PROJECT, name=Path(begun.folder).name, config=begun.recipe.to_dict(), **self.more(begun))
+    def open(self, started: RunStarted) -> None:
+        self.door.init(project=PROJECT, name=Path(started.folder).name, config=started.recipe.to_dict(), **self.more(started))
 
-    def more(self, begun: Begun) -> dict[str, str]:
+    def more(self, started: RunStarted) -> dict[str, str]:
         return {}
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -112,8 +112,8 @@ class Wandb(Modular):
     def __init__(self) -> None:
         super().__init__("wandb", "wandb", "wandb")
 
-    def more(self, begun: Begun) -> dict[str, str]:
-        return {"dir": begun.folder}
+    def more(self, started: RunStarted) -> dict[str, str]:
+        return {"dir": started.folder}
 
 
 class Trackio(Modular):

@@ -1,4 +1,4 @@
-"""What goes wrong in a step: numbers that are not finite, gradients that spike; found, named, and kept for replay."""
+"""What can go wrong in a step: numbers that are not finite, and gradients that spike."""
 
 import statistics
 from collections import deque
@@ -10,64 +10,74 @@ from torch import Tensor, nn
 
 from amor.errors import AmorError
 
-HISTORY, ENOUGH = 100, 20  # gradient norms remembered, and how many are needed before one can be called a spike
+HISTORY = 100  # gradient norms kept
+ENOUGH = 20  # norms needed before one can be called a spike
 
 
-class UnsoundError(AmorError):
-    """A loss or gradient that is not finite, found before the optimiser touched anything."""
+class NonFiniteError(AmorError):
+    """A loss or gradient that is not finite, detected before the optimiser changed anything."""
 
     def __init__(self, step: int, loss: float, norm: float):
+        """step: the first is 0; messages count from 1, as metrics do."""
         super().__init__(f"step {step + 1}: loss is {loss}, gradient norm is {norm}")
         self.step, self.loss, self.norm = step, loss, norm
 
 
 class Spikes:
-    """Tells a gradient norm far above the median of the last ones."""
+    """Detects gradient norms far above the median of the recent ones."""
 
     def __init__(self, factor: float, norms: Iterable[float] = ()):
+        """factor: times the median that makes a spike; 0 detects none. norms: recent ones, of a resumed run."""
         self.factor = factor
         self.norms = deque(norms, maxlen=HISTORY)
 
-    def meets(self, norm: float) -> bool:
-        """Whether this norm is a spike. It is remembered either way, so that a lasting change stops being one."""
-        known = list(self.norms)
+    def is_spike(self, norm: float) -> bool:
+        """Whether this norm is a spike. It is kept either way, so that a lasting change stops being one."""
+        recent = list(self.norms)
         self.norms.append(norm)
-        return self.factor > 0 and len(known) >= ENOUGH and norm > self.factor * statistics.median(known)
+        enough = self.factor > 0 and len(recent) >= ENOUGH
+        return enough and norm > self.factor * statistics.median(recent)
 
 
-def first_unsound(model: nn.Module, forward: Callable[[], Any], full_tensor: Callable[[Tensor], Tensor]) -> str:
-    """Where the first number that is not finite stands: a parameter, a module's output, or else a gradient."""
+def first_non_finite(model: nn.Module, forward: Callable[[], Any], full_tensor: Callable[[Tensor], Tensor]) -> str:
+    """The place of the first number that is not finite: a parameter, a module's output, or a gradient.
+
+    forward: runs the failed batch again. full_tensor: World.full_tensor.
+    """
     for name, parameter in model.named_parameters():
-        if not sound(full_tensor(parameter)):
+        if not all_finite(full_tensor(parameter)):
             return f"parameter {name}"
-    found = first_unsound_output(model, forward)
-    if found:
-        return f"output of {found}"
+    module = first_non_finite_output(model, forward)
+    if module:
+        return f"output of {module}"
     # gradients flow from the last parameter to the first, so the first to go wrong is the last in order
-    wrong = [name for name, p in model.named_parameters() if p.grad is not None and not sound(full_tensor(p.grad))]
+    wrong = [name for name, p in model.named_parameters() if p.grad is not None and not all_finite(full_tensor(p.grad))]
     return f"gradient of {wrong[-1]}" if wrong else "the loss itself"
 
 
-def first_unsound_output(model: nn.Module, forward: Callable[[], Any]) -> str | None:
-    """The first module, in the order of the walk, that returns something not finite."""
-    found: list[str] = []
+def first_non_finite_output(model: nn.Module, forward: Callable[[], Any]) -> str | None:
+    """The first module, in the order of execution, whose output is not finite."""
+    wrong: list[str] = []
 
-    def look(name: str) -> Callable[..., None]:
+    def watch(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, given: Any, output: Any) -> None:
-            tensors = output if isinstance(output, tuple) else (output,)
-            if not all(sound(t) for t in tensors if isinstance(t, Tensor) and t.is_floating_point()):
-                found.append(name)
+            outputs = output if isinstance(output, tuple) else (output,)
+            tensors = [t for t in outputs if isinstance(t, Tensor) and t.is_floating_point()]
+            if not all(all_finite(t) for t in tensors):
+                wrong.append(name)
 
         return hook
 
-    hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    modules = [(name, module) for name, module in model.named_modules() if name]
+    hooks = [module.register_forward_hook(watch(name)) for name, module in modules]
     try:
         forward()
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else None
+    return wrong[0] if wrong else None
 
 
-def sound(t: Tensor) -> bool:
+def all_finite(t: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity."""
     return bool(torch.isfinite(t.detach()).all())

@@ -1,9 +1,11 @@
-"""Who is told what happens in a run: a metrics file always, plain lines for people, and whatever else is hung on.
+"""Observers of a run: the metrics file, plain lines for people, and whatever else is passed in.
 
-An observer is any object with these methods; `Observer` has them all and does nothing.
+Rank 0 calls every observer at each moment of a run. A subclass of `Observer` overrides the moments
+it wants; `Observers` is several of them as one.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -14,43 +16,43 @@ from amor.train.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Begun:
+class RunStarted:
     """A run before its first step."""
 
     recipe: Recipe
-    model: str
-    parameters: int
-    groups: list[str]  # of parameters, as the optimiser has them, in words
-    step: int  # the run goes on from here
-    steps: int  # and ends here
-    folder: str
-    where: str  # it is computed, in words
+    model: str  # name of the config
+    parameters: int  # how many numbers the model has, frozen ones included
+    groups: list[str]  # one line of text per parameter group of the optimiser
+    step: int  # steps already taken: 0, or that of the checkpoint it resumes from
+    steps: int  # the step at which the run ends
+    folder: str  # the run directory
+    where: str  # precision, processes and device, as text
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint that is complete."""
+class CheckpointSaved:
+    """A complete checkpoint."""
 
     step: int
     folder: str
-    seconds: float
+    seconds: float  # gathering, writing and deleting old ones
 
 
-class Ended(Part, frozen=True, omit_defaults=True):
-    """A run that is over, or was stopped."""
+class RunEnded(Part, frozen=True, omit_defaults=True):
+    """A run that is finished, or was stopped by a signal."""
 
-    done: bool  # all of its steps
+    done: bool  # all of its steps were taken
     step: int
     folder: str
-    exit: int | None = None  # of a run that was stopped: the code a shell expects
-    stopped_by: str | None = None
+    exit: int | None = None  # if a signal stopped it: the exit code a shell expects
+    stopped_by: str | None = None  # name of that signal
     valid: Judged | None = None  # the last evaluation
 
 
 class Observer:
-    """The moments of a run. Override what is of interest."""
+    """The moments of a run; each does nothing until it is overridden."""
 
-    def on_start(self, begun: Begun) -> None:
+    def on_start(self, started: RunStarted) -> None:
         """Before the first step."""
 
     def on_step(self, metrics: Step) -> None:
@@ -59,14 +61,45 @@ class Observer:
     def on_eval(self, metrics: Evaluated) -> None:
         """After an evaluation: a line of metrics.jsonl."""
 
-    def on_checkpoint(self, saved: Saved) -> None:
+    def on_checkpoint(self, saved: CheckpointSaved) -> None:
         """After a checkpoint is complete."""
 
     def on_event(self, event: Event) -> None:
         """Anything out of the ordinary: a line of events.jsonl."""
 
-    def on_end(self, ended: Ended) -> None:
-        """The run is over, or stopped."""
+    def on_end(self, ended: RunEnded) -> None:
+        """The run is finished, or stopped."""
+
+
+class Observers(Observer):
+    """Several observers as one, called in their order."""
+
+    def __init__(self, observers: Sequence[Observer]):
+        self.observers = tuple(observers)
+
+    def on_start(self, started: RunStarted) -> None:
+        for observer in self.observers:
+            observer.on_start(started)
+
+    def on_step(self, metrics: Step) -> None:
+        for observer in self.observers:
+            observer.on_step(metrics)
+
+    def on_eval(self, metrics: Evaluated) -> None:
+        for observer in self.observers:
+            observer.on_eval(metrics)
+
+    def on_checkpoint(self, saved: CheckpointSaved) -> None:
+        for observer in self.observers:
+            observer.on_checkpoint(saved)
+
+    def on_event(self, event: Event) -> None:
+        for observer in self.observers:
+            observer.on_event(event)
+
+    def on_end(self, ended: RunEnded) -> None:
+        for observer in self.observers:
+            observer.on_end(ended)
 
 
 class Record(Observer):
@@ -85,39 +118,41 @@ class Record(Observer):
 
 
 class Lines(Observer):
-    """Plain lines, for a terminal or a log file."""
+    """Plain lines of text, for a terminal or a log file."""
 
     def __init__(self, every: int = 10, file: TextIO | None = None):
+        """every: steps between two lines. file: where they go; None is standard output."""
         self.every, self.file = every, file
         self.steps = 0
 
     def say(self, text: str) -> None:
         print(text, file=self.file or sys.stdout, flush=True)
 
-    def on_start(self, begun: Begun) -> None:
-        self.steps = begun.steps
-        tokens = begun.recipe.step_tokens
-        self.say(f"{begun.model}: {begun.parameters:,} parameters, {begun.steps:,} steps of {tokens:,} tokens")
-        for line in begun.groups:
+    def on_start(self, started: RunStarted) -> None:
+        self.steps = started.steps
+        tokens = started.recipe.step_tokens
+        size = f"{started.parameters:,} parameters, {started.steps:,} steps of {tokens:,} tokens"
+        self.say(f"{started.model}: {size}")
+        for line in started.groups:
             self.say(f"  {line}")
-        self.say(f"  {begun.where}; run directory {begun.folder}")
+        self.say(f"  {started.where}; run directory {started.folder}")
 
     def on_step(self, metrics: Step) -> None:
         step = metrics.step
         if step % self.every and step not in (1, self.steps):
             return
         fires = " ".join(f"{block.fire:.2f}" for block in metrics.blocks)
-        self.say(
-            f"step {step:>6}/{self.steps}  {learned(metrics)}"
-            f"  {metrics.timing.tokens_per_second:,.0f} tok/s" + (f"  fire {fires}" if fires else "")
-        )
+        speed = f"{metrics.timing.tokens_per_second:,.0f} tok/s"
+        end = f"  fire {fires}" if fires else ""
+        self.say(f"step {step:>6}/{self.steps}  {learned(metrics)}  {speed}{end}")
 
     def on_eval(self, metrics: Evaluated) -> None:
-        valid = metrics.valid
-        words = "is not finite" if valid.nll is None else f"{valid.nll:.4f}, perplexity {number(valid.perplexity, '.2f')}"
-        self.say(f"step {metrics.step:>6}  valid nll {words}{answers(valid)}")
+        valid, text = metrics.valid, "is not finite"
+        if valid.nll is not None:
+            text = f"{valid.nll:.4f}, perplexity {number(valid.perplexity, '.2f')}"
+        self.say(f"step {metrics.step:>6}  valid nll {text}{answers(valid)}")
 
-    def on_checkpoint(self, saved: Saved) -> None:
+    def on_checkpoint(self, saved: CheckpointSaved) -> None:
         self.say(f"step {saved.step:>6}  checkpoint {saved.folder} ({saved.seconds:.1f} s)")
 
     def on_event(self, event: Event) -> None:
@@ -125,18 +160,23 @@ class Lines(Observer):
 
 
 def learned(metrics: Step) -> str:
-    return f"loss {number(metrics.loss, '.4f')}  lr {metrics.lr:.2e}  norm {number(metrics.grad_norm, '.2f')}"
+    """Loss, learning rate and gradient norm of a step, as text."""
+    loss, norm = number(metrics.loss, ".4f"), number(metrics.grad_norm, ".2f")
+    return f"loss {loss}  lr {metrics.lr:.2e}  norm {norm}"
 
 
 def answers(valid: Valid) -> str:
-    """What of a task's questions was answered, and how often gates fired on them, as the end of a line."""
-    found = valid.answered
-    if found is None:
+    """Of a generated task: accuracy on its questions and how often gates fired there, as the end of a line."""
+    answered = valid.answered
+    if answered is None:
         return ""
-    fires = f", fires on {'/'.join(f'{100 * rate:.0f}' for rate in found.fire)} % of the questions" if found.fire else ""
-    return f", right {100 * found.accuracy:.1f} %{fires}"
+    text = f", right {100 * answered.accuracy:.1f} %"
+    if answered.fire:
+        rates = "/".join(f"{100 * rate:.0f}" for rate in answered.fire)
+        text += f", fires on {rates} % of the questions"
+    return text
 
 
-def number(value: float | None, form: str = ".3f") -> str:
-    """A gate may have no threshold, a loss may not be finite."""
-    return "-" if value is None else format(value, form)
+def number(value: float | None, spec: str = ".3f") -> str:
+    """A number by a format spec; "-" for None (a gate without a threshold, a loss that is not finite)."""
+    return "-" if value is None else format(value, spec)

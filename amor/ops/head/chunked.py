@@ -53,8 +53,9 @@ class Sums:
         return self.total.log() - self.weighted / self.total
 
 
-def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of whole rows of logits: nll, entropy, logsumexp; where wanted, p and scale with p * scale = share * (softmax - target)."""
+def finish(z: Tensor, goal: Tensor, target_weight: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Of whole rows of logits: nll, entropy, logsumexp; with gradient, p and scale such that
+    p * scale = target_weight * (softmax - target)."""
     log_sum = z.logsumexp(1, keepdim=True)
     nll = (log_sum - z.gather(1, goal[:, None]))[:, 0]
     z -= log_sum
@@ -62,7 +63,7 @@ def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tens
     entropy = -torch.linalg.vecdot(p, z)
     if gradient:
         p.scatter_add_(1, goal[:, None], -torch.ones_like(goal, dtype=p.dtype)[:, None])
-    return nll, entropy, log_sum[:, 0], p, share
+    return nll, entropy, log_sum[:, 0], p, target_weight
 
 
 Multiply = Callable[..., Tensor]
@@ -125,11 +126,18 @@ Finish = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor, 
 
 
 class _Loss(torch.autograd.Function):
-    """Sum of share * nll, with both gradients formed in the forward pass."""
+    """Sum of target_weight * nll, with both gradients formed in the forward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, share: Tensor, finish: Finish, logits: int, multiply: Multiply
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        target_weight: Tensor,
+        finish: Finish,
+        logits: int,
+        multiply: Multiply,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         count = -(-len(x) * len(weight) // logits)  # tiles, of even size: a small last one would waste a pass over the head
         tokens = max(1, min(LOSS_TOKENS, -(-len(x) // max(count, 1))))
@@ -137,7 +145,7 @@ class _Loss(torch.autograd.Function):
         wants_x, wants_weight = ctx.needs_input_grad[:2]
         grad_x = x.new_empty(x.shape) if wants_x else None
         grad_weight = None
-        share = share * (targets != IGNORE)
+        target_weight = target_weight * (targets != IGNORE)
         nll, entropy, log_sum = (x.new_empty(len(x), dtype=torch.float32) for _ in range(3))
         room = x.new_empty(min(tokens, len(x)) * len(weight))
         for start in range(0, len(x), tokens):
@@ -145,7 +153,7 @@ class _Loss(torch.autograd.Function):
             mine = x[part]
             z = multiply(room[: len(mine) * len(weight)].view(len(mine), len(weight)), mine, head.T).float()
             goal = targets[part].clamp(min=0)
-            nll[part], entropy[part], log_sum[part], p, scale = finish(z, goal, share[part], wants_x or wants_weight)
+            nll[part], entropy[part], log_sum[part], p, scale = finish(z, goal, target_weight[part], wants_x or wants_weight)
             p, scale = p.to(x.dtype), scale[:, None].to(x.dtype)  # of a row: applied where a row is short
             if grad_x is not None:
                 multiply(grad_x[part], p, head).mul_(scale)
@@ -158,7 +166,7 @@ class _Loss(torch.autograd.Function):
         ctx.gradients = grad_x, grad_weight  # not saved_tensors: the one reference is handed on, so that no copy is made
         nll.masked_fill_(targets == IGNORE, 0.0)
         ctx.mark_non_differentiable(nll, entropy, log_sum)
-        return (nll * share).sum(), nll, entropy, log_sum
+        return (nll * target_weight).sum(), nll, entropy, log_sum
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -174,11 +182,11 @@ def loss(
     x: Tensor,
     weight: Tensor,
     targets: Tensor,
-    share: Tensor,
+    target_weight: Tensor,
     finish: Finish = finish,
     logits: int = LOSS_LOGITS,
     multiply: Multiply = multiply,
 ) -> tuple[Tensor, HeadStats]:
     """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
-    total, nll, entropy, log_sum = _Loss.apply(x, weight, targets, share, finish, logits, multiply)
+    total, nll, entropy, log_sum = _Loss.apply(x, weight, targets, target_weight, finish, logits, multiply)
     return total, HeadStats(nll, entropy, logsumexp=log_sum)

@@ -129,8 +129,8 @@ extern "C" void read(const float* x, long tokens, long step, const float* w, lon
     }
 }
 
-// Whole rows of logits. gradient: z becomes what times scale is share * (softmax - target).
-extern "C" void finish(float* z, long tokens, long cols, const int64_t* goal, const float* share, int gradient, float* nll,
+// Whole rows of logits. gradient: z becomes what times scale is target_weight * (softmax - target).
+extern "C" void finish(float* z, long tokens, long cols, const int64_t* goal, const float* target_weight, int gradient, float* nll,
                        float* entropy, float* logsumexp, float* scale, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long i = 0; i < tokens; i++) {
@@ -142,7 +142,7 @@ extern "C" void finish(float* z, long tokens, long cols, const int64_t* goal, co
         entropy[i] = (float)(log_total - sums.weighted / sums.total);
         logsumexp[i] = (float)(sums.m + log_total);
         if (!gradient) continue;
-        scale[i] = (float)((double)share[i] / sums.total);
+        scale[i] = (float)((double)target_weight[i] / sums.total);
         row[goal[i]] -= (float)sums.total;
     }
 }

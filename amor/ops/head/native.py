@@ -45,10 +45,10 @@ class Sums(chunked.Sums):
         return super().entropy().float()
 
 
-def finish(z: Tensor, goal: Tensor, share: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def finish(z: Tensor, goal: Tensor, target_weight: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     nll, entropy, log_sum, scale = (z.new_empty(len(z)) for _ in range(4))
-    goal, share = goal.contiguous(), share.float().contiguous()
-    tensors = [native.pointer(t) for t in (z, goal, share, nll, entropy, log_sum, scale)]
+    goal, target_weight = goal.contiguous(), target_weight.float().contiguous()
+    tensors = [native.pointer(t) for t in (z, goal, target_weight, nll, entropy, log_sum, scale)]
     sizes = [ctypes.c_long(n) for n in z.shape]
     library().finish(tensors[0], *sizes, *tensors[1:3], int(gradient), *tensors[3:], native.threads())
     return nll, entropy, log_sum, z, scale
@@ -80,7 +80,9 @@ def sums_only(x: Tensor, weight: Tensor, entropy: bool) -> HeadStats:
     return HeadStats(entropy=found if entropy else None, logsumexp=log_sum)
 
 
-def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, HeadStats]:
+def loss(x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor) -> tuple[Tensor, HeadStats]:
     if x.dtype != torch.float32 or weight.dtype != torch.float32:  # what `finish` leaves in z may be as large as the vocabulary
-        return chunked.loss(x, weight, targets, share)
-    return chunked.loss(x if x.stride(1) == 1 else x.contiguous(), weight, targets, share, finish, LOSS_LOGITS, products.multiply)
+        return chunked.loss(x, weight, targets, target_weight)
+    return chunked.loss(
+        x if x.stride(1) == 1 else x.contiguous(), weight, targets, target_weight, finish, LOSS_LOGITS, products.multiply
+    )

@@ -45,8 +45,8 @@ def read(
         return HeadStats(nll, H, M, logits.logsumexp(-1), (values, ids) if topk else None)
 
 
-def loss(x: Tensor, weight: Tensor, targets: Tensor, share: Tensor) -> tuple[Tensor, HeadStats]:
+def loss(x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor) -> tuple[Tensor, HeadStats]:
     """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
     reading = read(x, weight, targets, entropy=True)
     assert reading.nll is not None
-    return (reading.nll * share).sum(), HeadStats(reading.nll.detach(), reading.entropy, logsumexp=reading.logsumexp)
+    return (reading.nll * target_weight).sum(), HeadStats(reading.nll.detach(), reading.entropy, logsumexp=reading.logsumexp)
