@@ -283,16 +283,16 @@ def test_scoring_a_long_context_of_a_large_vocabulary_takes_little_memory():
     code = """
 import resource, random, torch
 torch.set_num_threads(1)
-from amor.eval.score import Request, Scorer
+from amor.eval.score import Scorer, ScoreRequest
 from amor.models.build import build
 from amor.presets import preset
 model = build(preset("amor-mamba2", "tiny", vocab=128256)).eval()
 draw = random.Random(0)
 tokens = lambda n: tuple(draw.randrange(128256) for _ in range(n))
 scorer = Scorer(model)
-list(scorer.score([Request(tokens(20), tokens(4))]))
+list(scorer.score([ScoreRequest(tokens(20), tokens(4))]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-list(scorer.score([Request(tokens(2032), tokens(16))]))
+list(scorer.score([ScoreRequest(tokens(2032), tokens(16))]))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -145,7 +145,12 @@ class Long(Stock):
 
     def harness_row(self, row: rows.LongBench) -> Row:
         question = row.input if row.question is None else row.question
-        return {"context": row.context, "question": question, "answers": row.answers, "all_classes": row.all_classes}
+        return {
+            "context": row.context,
+            "question": question,
+            "answers": row.answers,
+            "all_classes": row.all_classes,
+        }
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,10 @@ class Complete(Asked):
 
     def built(self, name: str, found: Found, call: Call) -> Part:
         held = [{"text": row.text, "value": row.value} for row in found.rows]
-        return Part(harness.completion(harness.class_of(name), name, held, "validation", found.data.source), found.data)
+        return Part(
+            harness.completion(harness.class_of(name), name, held, "validation", found.data.source),
+            found.data,
+        )
 
 
 @dataclass(frozen=True)
@@ -223,7 +231,14 @@ class StockNeedles(Needles):
         return harness.needles_lack()
 
     def documents(self, name: str, call: Call, essays: str) -> list[Row]:
-        return harness.needles(int(name[-1]), Encoder(call.tokenizer, "uint32"), call.lengths, call.samples, call.seed, essays)
+        return harness.needles(
+            int(name[-1]),
+            Encoder(call.tokenizer, "uint32"),
+            call.lengths,
+            call.samples,
+            call.seed,
+            essays,
+        )
 
 
 def _mean(docs: Sequence[Row]) -> float:

@@ -41,7 +41,14 @@ def documents(form: Form, rows: list[Any], tokenizer: Tokenizer) -> list[dict[st
         cut = window(encoder, form.context(row), form.sought(row), form.length - ANSWER, row)
         if cut is not None:
             prompt = form.prompt(cut, row)
-            found.append({"row": number, "prompt": prompt, "answers": form.answers(row), "tokens": len(encoder(prompt))})
+            found.append(
+                {
+                    "row": number,
+                    "prompt": prompt,
+                    "answers": form.answers(row),
+                    "tokens": len(encoder(prompt)),
+                }
+            )
     return found
 
 
@@ -119,12 +126,25 @@ def _nq(text: str, row: Cloze) -> str:
 
 
 FORMS = {
-    "cloze_swde": Form(lambda r: r.text.partition(SUMMARY)[0], lambda r: [r.key, r.value], _swde, lambda r: [r.value]),
+    "cloze_swde": Form(
+        lambda r: r.text.partition(SUMMARY)[0],
+        lambda r: [r.key, r.value],
+        _swde,
+        lambda r: [r.value],
+    ),
     "cloze_fda": Form(lambda r: r.text, lambda r: [r.key, r.value], _fda, lambda r: [r.value]),
     "cloze_squad": Form(lambda r: r.text, lambda r: [r.value], lambda text, r: text.strip(), lambda r: [r.value]),
     "cloze_triviaqa": Form(
-        lambda r: r.context, lambda r: [], lambda text, r: _question(MARKS.sub("", text.strip()), r), lambda r: r.answers
+        lambda r: r.context,
+        lambda r: [],
+        lambda text, r: _question(MARKS.sub("", text.strip()), r),
+        lambda r: r.answers,
     ),
     "cloze_nq": Form(lambda r: r.context, lambda r: r.answers[:1], _nq, lambda r: r.answers, length=2000),
-    "cloze_drop": Form(lambda r: r.context, lambda r: [], lambda text, r: _question(text.strip(), r), lambda r: r.answers),
+    "cloze_drop": Form(
+        lambda r: r.context,
+        lambda r: [],
+        lambda text, r: _question(text.strip(), r),
+        lambda r: r.answers,
+    ),
 }

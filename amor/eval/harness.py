@@ -44,7 +44,11 @@ def definition(file: str) -> dict[str, Any]:
 
 def hub_of(config: dict[str, Any]) -> Hub:
     """Where the rows of a definition come from."""
-    return Hub(config["dataset_path"], config.get("dataset_name"), config.get("test_split") or config["validation_split"])
+    return Hub(
+        config["dataset_path"],
+        config.get("dataset_name"),
+        config.get("test_split") or config["validation_split"],
+    )
 
 
 def configured(config: dict[str, Any], rows: list[Row], split: str, source: str) -> Any:
@@ -55,7 +59,12 @@ def configured(config: dict[str, Any], rows: list[Row], split: str, source: str)
     if config.get("process_docs"):  # once: the harness would do it anew wherever it looks at its documents
         table = hub.changed(table, config["process_docs"])
     changes = {key: config.get(key) if config.get(key) == split else None for key in SPLITS}
-    changes |= {"process_docs": None, "dataset_path": source, "dataset_name": None, "dataset_kwargs": None}
+    changes |= {
+        "process_docs": None,
+        "dataset_path": source,
+        "dataset_name": None,
+        "dataset_kwargs": None,
+    }
     return given(ConfigurableTask, {split: table}, config=config | changes)
 
 
@@ -101,11 +110,20 @@ def with_first_line(config: dict[str, Any]) -> dict[str, Any]:
         return score(doc, results) | {"score_first_line": score(doc, [first])["score"]}
 
     more = {"metric": "score_first_line", "aggregation": "mean", "higher_is_better": True}
-    return config | {"process_results": process_results, "metric_list": [*config["metric_list"], more]}
+    return config | {
+        "process_results": process_results,
+        "metric_list": [*config["metric_list"], more],
+    }
 
 
 def generated(
-    name: str, metrics: list[str], text: str, target: str, score: Callable[..., Any], generation: Row, **more: Any
+    name: str,
+    metrics: list[str],
+    text: str,
+    target: str,
+    score: Callable[..., Any],
+    generation: Row,
+    **more: Any,
 ) -> Row:
     """A definition of ours: text is written greedily behind a field of the document, and scored by a function."""
     return {

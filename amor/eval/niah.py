@@ -45,7 +45,11 @@ class Form:
     kind: Kind
 
 
-FORMS = {"niah_single_1": Form(False, "number"), "niah_single_2": Form(True, "number"), "niah_single_3": Form(True, "uuid")}
+FORMS = {
+    "niah_single_1": Form(False, "number"),
+    "niah_single_2": Form(True, "number"),
+    "niah_single_3": Form(True, "uuid"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,12 @@ class Haystack:
 
 
 def documents(
-    name: str, tokenizer: Tokenizer, lengths: tuple[int, ...], samples: int, seed: int, essays: str = ""
+    name: str,
+    tokenizer: Tokenizer,
+    lengths: tuple[int, ...],
+    samples: int,
+    seed: int,
+    essays: str = "",
 ) -> list[dict[str, Any]]:
     """`samples` prompts of each length, lengths in turn, so that the first documents already hold all of them.
 
@@ -111,7 +120,14 @@ def _document(form: Form, encoder: Encoder, hay: Haystack, length: int, number: 
         return text, len(encoder(f"{text} {begun}"))
 
     text, tokens = _filled(asked, hay, length)
-    return {"input": text, "gen_prefix": begun, "outputs": [value], "max_length": length, "tokens": tokens, "depth": depth}
+    return {
+        "input": text,
+        "gen_prefix": begun,
+        "outputs": [value],
+        "max_length": length,
+        "tokens": tokens,
+        "depth": depth,
+    }
 
 
 def _filled(asked: Callable[[int], tuple[str, int]], hay: Haystack, length: int) -> tuple[str, int]:

@@ -29,12 +29,12 @@ import torch
 from amor import typed
 from amor.data.progress import Progress as Bar
 from amor.data.tokenizer import tokenizer_hash
-from amor.eval.judge import Judge, Progress
+from amor.eval.judge import Judge, RequestProgress
 from amor.eval.store import Store
 from amor.files import replace_file
 from amor.models.amor import Amor
 from amor.models.folder import resolve
-from amor.records.evals import About, Curve, Data, Model, Settings, Timing
+from amor.records.evals import About, Data, EvalSettings, LengthCurve, Model, Timing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -166,7 +166,7 @@ class Shown:
     bar: Bar | None
 
 
-def suffix(settings: Settings) -> str:
+def suffix(settings: EvalSettings) -> str:
     return (".decode" if settings.path == "decode" else "") + ("" if settings.gates == "model" else f".{settings.gates}")
 
 
@@ -178,11 +178,11 @@ class Found:
     data: dict[str, Data]
     skipped: dict[str, str]
     samples: dict[str, list[Any]] = field(default_factory=dict)  # by task
-    curves: dict[str, Curve] = field(default_factory=dict)
+    curves: dict[str, LengthCurve] = field(default_factory=dict)
     lengths: dict[str, float] = field(default_factory=dict)
 
 
-def conclude(subject: Subject, suite: str, settings: Settings, ask: Callable[[Judge, bool], Found | None]) -> Path | None:
+def conclude(subject: Subject, suite: str, settings: EvalSettings, ask: Callable[[Judge, bool], Found | None]) -> Path | None:
     """A suite asked of a model, its answers shared by ranks, and its file, on the rank that concludes.
 
     ask(judge, concludes): with concludes every answer is known or computed; without it those of other ranks are missing."""
@@ -200,7 +200,7 @@ def conclude(subject: Subject, suite: str, settings: Settings, ask: Callable[[Ju
                 subject.rows,
                 ranks.rank,
                 ranks.count,
-                Progress(shown.begin, shown.step),
+                RequestProgress(shown.begin, shown.step),
             )
             try:
                 return judge, ask(judge, ranks.count == 1)
@@ -221,7 +221,7 @@ def conclude(subject: Subject, suite: str, settings: Settings, ask: Callable[[Ju
         tokenizer=tokenizer_hash(subject.tokenizer),
         settings=settings,
         data=found.data,
-        gates=judge.phases(),
+        gates=judge.gates,
         timing=Timing(
             seconds=time.perf_counter() - began,
             computed=judge.computed + computed,
@@ -238,11 +238,14 @@ def conclude(subject: Subject, suite: str, settings: Settings, ask: Callable[[Ju
     path = subject.out / f"{suite}{suffix(settings)}.json"
     # what is not a number is null, and what JSON cannot hold is a text, as the harness has it
     plain = json.loads(json.dumps(found.tree, default=_plain), parse_constant=lambda word: None)
-    replace_file(path, json.dumps({**plain, "amor": typed.tree(about)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    replace_file(
+        path,
+        json.dumps({**plain, "amor": typed.tree(about)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+    )
     return path
 
 
-def by_harness(subject: Subject, suite: str, loaded: Loaded, settings: Settings) -> Path | None:
+def by_harness(subject: Subject, suite: str, loaded: Loaded, settings: EvalSettings) -> Path | None:
     """The tasks of a suite through the harness."""
     import lm_eval
 

@@ -17,7 +17,7 @@ from amor.eval.judge import Judge
 from amor.eval.run import Found, Subject, by_harness, conclude
 from amor.models.amor import Amor
 from amor.models.build import build
-from amor.records.evals import Curve, Data, Gates, Phases, Settings
+from amor.records.evals import Data, EvalSettings, Gates, LengthCurve, Phases
 from amor.records.evals import Path as Way
 
 LONG, HELD_OUT = "length-extrapolation", "perplexity"
@@ -43,8 +43,8 @@ class Asked:
     bos: bool = False
     limit: int | None = None
 
-    def settings(self, gates: Gates) -> Settings:
-        return Settings(gates=gates, path=self.path, max_length=self.max_length, bos=self.bos, limit=self.limit)
+    def settings(self, gates: Gates) -> EvalSettings:
+        return EvalSettings(gates=gates, path=self.path, max_length=self.max_length, bos=self.bos, limit=self.limit)
 
 
 def untrained(model: Amor, seed: int) -> Amor:
@@ -102,7 +102,7 @@ class Ready:
 
     skipped: dict[str, str]
     runs: bool
-    run: Callable[[Settings], Path | None]
+    run: Callable[[EvalSettings], Path | None]
 
 
 def _load(subject: Subject, name: str, asked: Asked) -> Ready:
@@ -122,7 +122,11 @@ def _load(subject: Subject, name: str, asked: Asked) -> Ready:
         samples=asked.samples,
         names=names,
     )
-    return Ready(loaded.skipped, bool(loaded.tasks), lambda settings: by_harness(subject, name, loaded, settings))
+    return Ready(
+        loaded.skipped,
+        bool(loaded.tasks),
+        lambda settings: by_harness(subject, name, loaded, settings),
+    )
 
 
 def _long(subject: Subject, asked: Asked) -> Ready:
@@ -132,19 +136,25 @@ def _long(subject: Subject, asked: Asked) -> Ready:
     count = min(asked.segments, asked.limit or asked.segments)
     held: dict[str, list[lengths.Span]] = {}
 
-    def run(settings: Settings) -> Path | None:
+    def run(settings: EvalSettings) -> Path | None:
         for name, source in found.items():  # read once, when it is known that they are wanted
             if name not in held:
                 held[name] = lengths.spans(subject.tokenizer, source, sizes, count, name)
 
         def ask(judge: Judge, concludes: bool) -> Found:
-            curves: dict[str, Curve] = {}
+            curves: dict[str, LengthCurve] = {}
             data: dict[str, Data] = {}
             for name, spans in held.items():
 
                 def read(places: list[int], spans: list[lengths.Span] = spans) -> Iterator[lengths.Segment]:
                     some = [spans[place] for place in places]
-                    return lengths.each_segment(subject.model, some, lengths=sizes, gates=judge.scorer.gates, seen=judge.fed)
+                    return lengths.each_segment(
+                        subject.model,
+                        some,
+                        lengths=sizes,
+                        gates=judge.scorer.gates,
+                        on_tokens=judge.count_tokens,
+                    )
 
                 questions = [["length", span.ids.tolist(), list(sizes)] for span in spans]
                 segments = kept(judge, name, questions, read, lengths.Segment)
@@ -166,40 +176,59 @@ def _held_out(subject: Subject, asked: Asked) -> Ready:
     count = min(len(windows), asked.limit or len(windows))
     text = asked.text
 
-    def run(settings: Settings) -> Path | None:
+    def run(settings: EvalSettings) -> Path | None:
         def ask(judge: Judge, concludes: bool) -> Found | None:
             def read(places: list[int]) -> Iterator[perplexity.Window]:
                 some = perplexity.at(windows, places)
-                return perplexity.each_window(subject.model, subject.tokenizer, some, gates=judge.scorer.gates, seen=judge.fed)
+                return perplexity.each_window(
+                    subject.model,
+                    subject.tokenizer,
+                    some,
+                    gates=judge.scorer.gates,
+                    on_tokens=judge.count_tokens,
+                )
 
             questions = [["window", windows.tokens[i].tolist(), windows.targets[i, -1:].tolist()] for i in range(count)]
             found = kept(judge, HELD_OUT, questions, read, perplexity.Window)
             if not concludes:
                 return None
             data = {HELD_OUT: perplexity.data(text, windows)}
-            return Found(tree_of({HELD_OUT: {"alias": HELD_OUT, **perplexity.metrics(found)}}, data), data, {})
+            return Found(
+                tree_of({HELD_OUT: {"alias": HELD_OUT, **perplexity.metrics(found)}}, data),
+                data,
+                {},
+            )
 
         return conclude(subject, HELD_OUT, by_loop(settings), ask)
 
     return Ready({}, True, run)
 
 
-def kept(judge: Judge, task: str, questions: list[Any], compute: Callable[[list[int]], Iterator[T]], kind: type[T]) -> list[T]:
+def kept(
+    judge: Judge,
+    task: str,
+    questions: list[Any],
+    compute: Callable[[list[int]], Iterator[T]],
+    kind: type[T],
+) -> list[T]:
     """Typed answers to questions about pieces of text, computed or from the store."""
 
     def told(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
         for place, one in zip(places, compute(places), strict=True):
             yield place, typed.tree(one), {"target": one.gates} if judge.scorer.gates else {}  # type: ignore[attr-defined]
 
-    said = judge.ask("segment", [(task, question) for question in questions], told)
+    said = judge.answer("segment", [(task, question) for question in questions], told)
     return [typed.convert(kind, one, "the store of answers") for one in said if one is not None]
 
 
-def by_loop(settings: Settings) -> Settings:
+def by_loop(settings: EvalSettings) -> EvalSettings:
     """Of the settings those that a text read from its beginning to its end knows."""
     return msgspec.structs.replace(settings, path="likelihood", max_length=None, bos=False)
 
 
 def tree_of(results: dict[str, Any], data: dict[str, Data]) -> dict[str, Any]:
     """Results of our own in the harness's layout."""
-    return {"results": results, "n-samples": {task: {"original": one.rows, "effective": one.rows} for task, one in data.items()}}
+    return {
+        "results": results,
+        "n-samples": {task: {"original": one.rows, "effective": one.rows} for task, one in data.items()},
+    }

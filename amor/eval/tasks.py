@@ -15,7 +15,18 @@ from tokenizers import Tokenizer
 
 from amor.errors import AmorError, nearest
 from amor.eval import harness, rows
-from amor.eval.asked import ESSAYS, Asked, Call, Complete, Long, Needles, StandIn, Stock, StockNeedles, Windowed
+from amor.eval.asked import (
+    ESSAYS,
+    Asked,
+    Call,
+    Complete,
+    Long,
+    Needles,
+    StandIn,
+    Stock,
+    StockNeedles,
+    Windowed,
+)
 from amor.records.evals import Data
 
 LONGEST = 1 << 24  # of a prompt that is made
@@ -40,10 +51,23 @@ def _from_squad(row: rows.Squad) -> rows.Completion:
 _SWDE = StandIn("swde_completion", "pages of SWDE, not the rows of hazyresearch/based-swde-v2", rows.Keyed)
 _FDA = StandIn("fda_completion", "FDA summaries, not the rows of hazyresearch/based-fda", rows.Keyed)
 _SQUAD = StandIn(
-    "squad_v1_dev_subset", "questions of SQuAD 1.1, not the completions of hazyresearch/based-squad", rows.Squad, _from_squad
+    "squad_v1_dev_subset",
+    "questions of SQuAD 1.1, not the completions of hazyresearch/based-squad",
+    rows.Squad,
+    _from_squad,
 )
 LONG = (
-    *("narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "gov_report", "qmsum", "multi_news"),
+    *(
+        "narrativeqa",
+        "qasper",
+        "multifieldqa_en",
+        "hotpotqa",
+        "2wikimqa",
+        "musique",
+        "gov_report",
+        "qmsum",
+        "multi_news",
+    ),
     *("trec", "triviaqa", "samsum", "lcc", "repobench-p"),
 )
 SUITES: dict[str, dict[str, Asked | Needles]] = {
@@ -55,7 +79,12 @@ SUITES: dict[str, dict[str, Asked | Needles]] = {
         "arc_challenge": Stock("acc", rows.Arc, "arc_challenge_test", yaml="arc/arc_challenge.yaml"),
         "winogrande": Stock("acc", rows.WinoGrande, "winogrande_xl_validation", yaml="winogrande/default.yaml"),
         "openbookqa": Stock("acc", rows.OpenBook, "openbookqa_test", yaml="openbookqa/openbookqa.yaml"),
-        "truthfulqa_mc2": Stock("acc", rows.TruthfulQA, "truthfulqa_mc_validation", yaml="truthfulqa/truthfulqa_mc2.yaml"),
+        "truthfulqa_mc2": Stock(
+            "acc",
+            rows.TruthfulQA,
+            "truthfulqa_mc_validation",
+            yaml="truthfulqa/truthfulqa_mc2.yaml",
+        ),
     },
     "retrieval": {
         "swde": Complete("contains", rows.Completion, "based_swde", _SWDE),
@@ -63,7 +92,14 @@ SUITES: dict[str, dict[str, Asked | Needles]] = {
         "squad_completion": Complete("contains", rows.Completion, "based_squad", _SQUAD),
         "cloze_swde": Windowed("contains", rows.Keyed, "based_swde", _SWDE, "hazyresearch/based-swde-v2", "default"),
         "cloze_fda": Windowed("contains", rows.Keyed, "based_fda", _FDA, "hazyresearch/based-fda", "default"),
-        "cloze_squad": Windowed("contains", rows.Completion, "based_squad", _SQUAD, "hazyresearch/based-squad", "default"),
+        "cloze_squad": Windowed(
+            "contains",
+            rows.Completion,
+            "based_squad",
+            _SQUAD,
+            "hazyresearch/based-squad",
+            "default",
+        ),
         "cloze_triviaqa": Windowed("contains", rows.Cloze, "based_triviaqa", None, "hazyresearch/based_triviaqa"),
         "cloze_nq": Windowed("contains", rows.Cloze, "based_nq_2048", None, "hazyresearch/based_nq_2048"),
         "cloze_drop": Windowed("contains", rows.Cloze, "based_drop", None, "hazyresearch/based_drop"),

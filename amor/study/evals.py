@@ -13,7 +13,7 @@ import numpy as np
 
 from amor import typed
 from amor.errors import AmorError
-from amor.records.evals import About, Counts, Data, Evaluation, Gates
+from amor.records.evals import About, Data, Evaluation, GateCounts, Gates
 from amor.study.paired import Scores
 from amor.study.suites import SUITES, Column, niah_column, suite
 
@@ -92,7 +92,7 @@ class Judged:
         tokens = max(sum(counts.tokens for counts in asked), 1)
         return tuple(sum(fires) / tokens for fires in zip(*(counts.fires for counts in asked)))
 
-    def counts(self) -> Iterator[tuple[str, Counts]]:
+    def counts(self) -> Iterator[tuple[str, GateCounts]]:
         for phases in self.found.amor.gates.values():
             yield from phases.items()
 

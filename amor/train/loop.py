@@ -16,7 +16,7 @@ import torch
 
 from amor.errors import AmorError, nearest
 from amor.judge.evaluate import evaluate
-from amor.judge.windows import Drawn
+from amor.judge.windows import BatchWindows
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.models.folder import load_model
@@ -145,7 +145,7 @@ class Trainer:
         if self.data.valid is None:
             return
         started = time.perf_counter()
-        mine = Drawn(self.data.valid, *self.team.own_rows(self.data.valid.batch), self.stepper.apart)
+        mine = BatchWindows(self.data.valid, *self.team.own_rows(self.data.valid.batch), self.stepper.apart)
         found = evaluate(self.model, mine, self.recipe.micro_batch, self.stepper.forward, self.team.sum)
         self.valid = Judged(step=self.done, **msgspec.structs.asdict(found))
         timing = EvalTiming(seconds=time.perf_counter() - started)
