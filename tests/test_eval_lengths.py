@@ -18,6 +18,7 @@ from amor.decode.engine import Engine
 from amor.errors import AmorError
 from amor.eval import perplexity, texts
 from amor.eval.lengths import LENGTHS, Segment, Span, curve, each_segment, spans
+from amor.eval.tasks.long_texts import SETS
 from amor.judge.evaluate import evaluate
 from amor.judge.gates import force_all
 from amor.judge.quantised import EngineForward
@@ -277,7 +278,7 @@ def test_without_a_hub_a_set_is_left_out_with_the_command_that_supplies_it(monke
 
     monkeypatch.setattr("amor.data.hub._opened", nobody)
     found, skipped = texts.find(None)
-    assert not found and set(skipped) == set(texts.SETS)
+    assert not found and set(skipped) == set(SETS)
     assert all(f"FOLDER/lengths_{name}.jsonl" in why and "\n" not in why for name, why in skipped.items())
 
 
@@ -294,7 +295,7 @@ def test_the_hub_s_sets_are_streamed(monkeypatch):
 
     monkeypatch.setattr("amor.data.hub._opened", opened)
     found, skipped = texts.find(None)
-    assert not skipped and {name: list(each) for name, each in found.items()} == {name: ["one", "two"] for name in texts.SETS}
+    assert not skipped and {name: list(each) for name, each in found.items()} == {name: ["one", "two"] for name in SETS}
     assert ("Xnhyacinth/LongBench", "qmsum", "test") in asked and "qmsum" in found["qmsum"].source
 
 
