@@ -1,10 +1,10 @@
-"""Tensors on disk: what a safetensors file lists, and whether it holds finite numbers; or one line that says what is wrong."""
+"""Tensors on disk: safetensors files, alone or as shards that an index names; or one line that says what is wrong."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amor import typed
 from amor.errors import AmorError
 
 # names of safetensors, and what they are here; every other kind (8 bits, complex) is refused
@@ -76,6 +77,42 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
+def read_file(path: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
+    """Every tensor of one safetensors file."""
+    with opened(path, device) as file:
+        return read(file, listed(file, path))
+
+
+def read_files(paths: Iterable[Path], reader: Callable[[Path], dict[str, Tensor]] = read_file) -> dict[str, Tensor]:
+    """The tensors of several files, each in one of them only and all finite; `reader` opens one file."""
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        part = reader(path)
+        for name in sorted(tensors.keys() & part.keys()):
+            raise AmorError(f"{path}: tensor {name[:200]!r} is in another shard too")
+        check_finite(part, path)
+        tensors |= part
+    return tensors
+
+
+def shard_files(index: Path, pattern: str = r"[\w.-]+\.(safetensors|bin)", example: str = "model.safetensors") -> list[Path]:
+    """The files that an index of shards names (weight_map: tensor name -> file name), each a file beside it.
+
+    An index comes from elsewhere, so a name that does not match `pattern` (such as ../secret) is refused, not opened.
+    """
+    tree = typed.json_tree(typed.read_text(index), str(index))
+    names = tree.get("weight_map") if isinstance(tree, dict) else None
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise AmorError(f"{index}: no weight_map of tensor names to files")
+    files = sorted(set(names.values()))
+    for name in files:
+        if not re.fullmatch(pattern, name):
+            raise AmorError(f"{index}: {name[:200]!r} is no shard beside it; shards are named as {example}")
+        if not (index.parent / name).is_file():
+            raise AmorError(f"{index} names {name}, which is not there; copy the folder again")
+    return [index.parent / name for name in files]
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -13,7 +13,7 @@ from amor.attach.blocks import Asked, attached
 from amor.cli import main
 from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
-from amor.judge.gates import all_told
+from amor.judge.gates import force_all
 from amor.models.folder import save
 from amor.run import Run
 from amor.train.loop import train
@@ -76,7 +76,7 @@ def text(columns=60):
 def test_at_step_0_the_logits_are_the_backbone_s_to_the_bit_whether_gates_fire_or_not(backbone, gate, rate):
     before = amor.load(backbone)[0]
     model = attached(before, Asked(2, gate, rate, 16))
-    for gates in (None, all_told(model, True), all_told(model, False)):
+    for gates in (None, force_all(model, True), force_all(model, False)):
         assert torch.equal(model.logits(model(text(), gates=gates).hidden), before.logits(before(text()).hidden))
 
 
@@ -97,9 +97,9 @@ def test_the_command_trains_blocks_alone_and_says_what_it_did(learned, backbone)
     assert all(torch.equal(after.state_dict()[n], t) for n, t in before.state_dict().items())
     assert all(block.attention.o_proj.weight.any() and block.alpha.any() for block in after.each_block())
     with torch.no_grad():
-        shut = after(text(), gates=all_told(after, False))
+        shut = after(text(), gates=force_all(after, False))
         assert torch.equal(after.logits(shut.hidden), before.logits(before(text()).hidden))
-        assert not torch.equal(after(text(), gates=all_told(after, True)).hidden, before(text()).hidden)
+        assert not torch.equal(after(text(), gates=force_all(after, True)).hidden, before(text()).hidden)
     assert found["before"]["tokens"] == found["after"]["tokens"] and found["after"]["perplexity"] != found["before"]["perplexity"]
 
 
@@ -113,7 +113,7 @@ def test_the_first_steps_tell_which_tensors_gradients_reach(learned):
 def test_a_tensor_that_takes_no_part_is_named():
     model = small("amor-mamba2", pattern="mamba2")
     seen = GradientCheck(model, lambda t: t)
-    model(text(20) % 211, targets=text(20) % 211, gates=all_told(model, False)).loss.backward()
+    model(text(20) % 211, targets=text(20) % 211, gates=force_all(model, False)).loss.backward()
     seen.look(model)
     assert any("blocks.0" in name for name in seen.silent) and "embed.weight" not in seen.silent
     assert "did their gate fire" in seen.told(3) or "no part in the loss" in seen.told(3)

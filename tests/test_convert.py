@@ -347,7 +347,7 @@ def garbage(folder):
     yield "a list", "expected names and tensors"
     (folder / "pytorch_model.bin").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
-    yield "out of the folder", "no name of a file beside it"
+    yield "out of the folder", "is no shard beside it"
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     yield "a shard gone", "gone.safetensors, which is not there"
     (folder / "model.safetensors.index.json").write_text("[]")

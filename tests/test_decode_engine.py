@@ -16,7 +16,7 @@ from amor.decode.head import Head
 from amor.decode.policy import Fixed, Follow
 from amor.decode.reader import Asked, HeadReader
 from amor.decode.savings import Savings
-from amor.judge.standing import standing_for
+from amor.judge.dequantised import dequantised_reference
 from amor.ops.product import FORMATS
 from amor.ops.spent import counting
 from amor.presets import NAMES as PAPER
@@ -328,7 +328,7 @@ def test_recurrent_states_are_written_in_place(name):
 def test_a_format_speaks_as_a_model_of_the_weights_it_stands_for(name, kind):
     """Within the tolerance its row of the table states; gates are open, so that no decision at a threshold differs."""
     model = small(name, **({"blocks.gate": "always"} if name.startswith("amor") else {}))
-    stands_for = standing_for(model, kind)
+    stands_for = dequantised_reference(model, kind)
     state, mine = stands_for.start(2), Engine(model, weights=kind).resume(model.start(2))
     apart = []
     for column in tokens(2, 12).T:

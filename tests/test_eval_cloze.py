@@ -4,8 +4,8 @@ import pytest
 
 from amor.data.encoder import Encoder
 from amor.data.tokenizer import bytes_tokenizer
-from amor.eval import cloze
-from amor.eval.rows import Cloze, Completion
+from amor.eval import cloze, tasks
+from amor.eval.cloze import ClozeRow, CompletionRow
 
 PLAIN = "".join(chr(ord("a") + i % 7) for i in range(300))  # no word of it is longer than the alphabet's first seven letters
 
@@ -48,9 +48,9 @@ def test_the_earliest_of_key_and_value_counts(encoder):
 
 
 def test_other_answers_are_looked_for_when_the_first_is_absent(encoder):
-    row = Cloze(context=at(150), question="q", answers=["none"], alt_answers=["nor this", "KEY"])
+    row = ClozeRow(context=at(150), question="q", answers=["none"], alt_answers=["nor this", "KEY"])
     assert cloze.window(encoder, row.context, ["none"], 100, row) == row.context[100:200]
-    told = Cloze(context=PLAIN, question="q", answers=["none"], tok_pos=120)
+    told = ClozeRow(context=PLAIN, question="q", answers=["none"], tok_pos=120)
     assert cloze.window(encoder, PLAIN, ["none"], 100, told) == PLAIN[70:170]
     assert cloze.window(encoder, PLAIN[:90], ["none"], 100, told) == PLAIN[:90][89 - 50 :]  # a short context needs no telling
 
@@ -61,31 +61,35 @@ def test_a_document_that_fits_is_left_as_it_is(encoder):
 
 FILM = "A film. Year: 1977.\nSummary of information above... year:"
 PROMPTS = [
-    ("cloze_swde", Completion(text=FILM, value="1977", key="year"), "A film. Year: 1977. Year:"),
-    ("cloze_swde", Completion(text="A film: 1977\n\nYear:year:", value="1977", key="year"), "A film: 1977. Year:"),
-    ("cloze_fda", Completion(text="A kit.\n\nDEVICE:", value="kit", key="device"), "A kit. Device:"),
-    ("cloze_squad", Completion(text=" It ran in June. It ran in ", value="June"), "It ran in June. It ran in"),
-    ("cloze_triviaqa", Cloze(context="[TLE] Oslo [PAR] is. It isIt IS", question="It is ", answers=["x"]), "Oslo  is. It is"),
-    ("cloze_drop", Cloze(context="They won. they ranThey ran", question="They ran", answers=["7"]), "They won. They ran"),
-    ("cloze_nq", Cloze(context="Ouse runs. It runsIt runs", question="It runs", answers=["Ouse"]), "Ouse runs. It runs. It runs"),
-    ("cloze_nq", Cloze(context="Ouse runs. it runs", question="It runs", answers=["Ouse"]), "Ouse runs. it runs. It runs"),
+    ("cloze_swde", CompletionRow(text=FILM, value="1977", key="year"), "A film. Year: 1977. Year:"),
+    ("cloze_swde", CompletionRow(text="A film: 1977\n\nYear:year:", value="1977", key="year"), "A film: 1977. Year:"),
+    ("cloze_fda", CompletionRow(text="A kit.\n\nDEVICE:", value="kit", key="device"), "A kit. Device:"),
+    ("cloze_squad", CompletionRow(text=" It ran in June. It ran in ", value="June"), "It ran in June. It ran in"),
+    ("cloze_triviaqa", ClozeRow(context="[TLE] Oslo [PAR] is. It isIt IS", question="It is ", answers=["x"]), "Oslo  is. It is"),
+    ("cloze_drop", ClozeRow(context="They won. they ranThey ran", question="They ran", answers=["7"]), "They won. They ran"),
+    (
+        "cloze_nq",
+        ClozeRow(context="Ouse runs. It runsIt runs", question="It runs", answers=["Ouse"]),
+        "Ouse runs. It runs. It runs",
+    ),
+    ("cloze_nq", ClozeRow(context="Ouse runs. it runs", question="It runs", answers=["Ouse"]), "Ouse runs. it runs. It runs"),
 ]
 
 
 @pytest.mark.parametrize(("name", "row", "prompt"), PROMPTS)
 def test_a_prompt_is_the_window_then_the_beginning_of_a_sentence(name, row, prompt):
-    (doc,) = cloze.documents(cloze.FORMS[name], [row], bytes_tokenizer())
+    (doc,) = cloze.documents(tasks.all_tasks()[name].form, [row], bytes_tokenizer())
     assert doc["prompt"] == prompt
     assert doc["tokens"] == len(prompt.encode())
 
 
 def test_a_long_document_is_cut_to_its_length():
-    rows = [Completion(text="x " * 3000 + "Year: 1977 " + "y " * 3000, value="1977", key="Year")]
-    (doc,) = cloze.documents(cloze.FORMS["cloze_swde"], rows, bytes_tokenizer())
+    rows = [CompletionRow(text="x " * 3000 + "Year: 1977 " + "y " * 3000, value="1977", key="Year")]
+    (doc,) = cloze.documents(tasks.all_tasks()["cloze_swde"].form, rows, bytes_tokenizer())
     assert 1998 - 2 <= doc["tokens"] - len(". Year:") <= 1998
     assert "Year: 1977" in doc["prompt"]
-    nq = [Cloze(context="z " * 3000, question="It is", answers=["zz"])]
-    assert len(cloze.documents(cloze.FORMS["cloze_nq"], nq, bytes_tokenizer())[0]["prompt"]) < 1950 / 2 + 20
+    nq = [ClozeRow(context="z " * 3000, question="It is", answers=["zz"])]
+    assert len(cloze.documents(tasks.all_tasks()["cloze_nq"].form, nq, bytes_tokenizer())[0]["prompt"]) < 1950 / 2 + 20
 
 
 def test_an_answer_counts_wherever_and_however_it_is_written():

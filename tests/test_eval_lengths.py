@@ -17,10 +17,11 @@ from amor.data.tokenizer import bytes_tokenizer
 from amor.decode.engine import Engine
 from amor.errors import AmorError
 from amor.eval import perplexity, texts
-from amor.eval.lengths import LENGTHS, Segment, Span, curve, each_segment, extrapolate, spans
+from amor.eval.lengths import LENGTHS, Segment, Span, curve, each_segment, spans
+from amor.eval.tasks.long_texts import SETS
 from amor.judge.evaluate import evaluate
-from amor.judge.gates import all_told
-from amor.judge.quantised import Stepwise
+from amor.judge.gates import force_all
+from amor.judge.quantised import EngineForward
 from amor.ops import linear
 from amor.presets import NAMES
 
@@ -40,7 +41,7 @@ def documents(count, size, seed=0):
 
 
 def judged(of, chosen, **more):
-    return list(each_segment(of, chosen, **({"lengths": SHORT, "piece": 8, "bucket": 6} | more)))
+    return list(each_segment(of, chosen, **({"lengths": SHORT, "chunk": 8, "bucket": 6} | more)))
 
 
 def one_line(error):
@@ -81,7 +82,7 @@ def test_the_prefix_perplexity_is_the_one_evaluation_finds():
 
 def test_gates_closed_and_open_are_counted_as_such():
     of, chosen = model(), spans(bytes_tokenizer(), documents(2, 30), SHORT, 2)
-    found = {fire: judged(of, chosen, gates=all_told(of, fire)) for fire in (False, True)}
+    found = {fire: judged(of, chosen, gates=force_all(of, fire)) for fire in (False, True)}
     assert curve(found[False]).rates == ((0.0,) * 3,) * 3 and curve(found[True]).rates == ((1.0,) * 3,) * 3
     assert found[True][0].gates.fires == (37, 37, 37) and found[True][0].gates.tokens == 37
     own = judged(of, chosen)
@@ -93,7 +94,7 @@ def test_the_engine_s_steps_may_be_judged_in_the_forward_s_place(prepared):
     of, chosen = model(), spans(bytes_tokenizer(), documents(1, 30), SHORT, 1)
     called = []
 
-    class Steps(Stepwise):
+    class Steps(EngineForward):
         def __call__(self, *given, **more):
             called.append(given)
             return super().__call__(*given, **more)
@@ -121,17 +122,9 @@ def test_counts_are_of_every_token_of_the_segment():
 def test_going_on_after_a_stop_equals_never_stopping():
     of, chosen = model(), spans(bytes_tokenizer(), documents(4, 30), SHORT, 4)
     whole = judged(of, chosen)
-    each = each_segment(of, chosen, lengths=SHORT, piece=8, bucket=6)
+    each = each_segment(of, chosen, lengths=SHORT, chunk=8, bucket=6)
     kept = [typed.from_json(Segment, typed.line(one), "store") for one in islice(each, 2)]
     assert kept + judged(of, chosen[2:]) == whole
-
-
-def test_extrapolate_is_the_curve_of_the_segments():
-    of, told = model(), documents(3, 30)
-    seen = []
-    found = extrapolate(of, bytes_tokenizer(), told, lengths=SHORT, segments=2, piece=8, bucket=6, seen=seen.append)
-    assert found == curve(judged(of, spans(bytes_tokenizer(), told, SHORT, 2)))
-    assert sum(seen) == 2 * 37
 
 
 def test_the_spread_of_one_segment_is_not_made_up():
@@ -141,7 +134,7 @@ def test_the_spread_of_one_segment_is_not_made_up():
 def test_a_long_segment_holds_no_logit_for_every_token_and_word():
     of, ids = small("amor-mamba2", vocab=4001), np.arange(1025) % 4001
     with Largest() as largest:
-        judged(of, [Span(ids, 1)], lengths=(512, 1024), piece=64)
+        judged(of, [Span(ids, 1)], lengths=(512, 1024), chunk=64)
     assert largest.numel < 1024 * 4001 / 4
 
 
@@ -285,7 +278,7 @@ def test_without_a_hub_a_set_is_left_out_with_the_command_that_supplies_it(monke
 
     monkeypatch.setattr("amor.data.hub._opened", nobody)
     found, skipped = texts.find(None)
-    assert not found and set(skipped) == set(texts.SETS)
+    assert not found and set(skipped) == set(SETS)
     assert all(f"FOLDER/lengths_{name}.jsonl" in why and "\n" not in why for name, why in skipped.items())
 
 
@@ -302,7 +295,7 @@ def test_the_hub_s_sets_are_streamed(monkeypatch):
 
     monkeypatch.setattr("amor.data.hub._opened", opened)
     found, skipped = texts.find(None)
-    assert not skipped and {name: list(each) for name, each in found.items()} == {name: ["one", "two"] for name in texts.SETS}
+    assert not skipped and {name: list(each) for name, each in found.items()} == {name: ["one", "two"] for name in SETS}
     assert ("Xnhyacinth/LongBench", "qmsum", "test") in asked and "qmsum" in found["qmsum"].source
 
 
@@ -362,7 +355,7 @@ def test_gates_are_counted_a_window_and_documents_may_stand_apart():
     ids[[1, 3], [5, 20]] = END
     held = cut(ids, END)
     assert perplexity.at(held, [3, 1]).reset.equal(held.reset[[3, 1]])
-    closed = list(perplexity.each_window(of, bytes_tokenizer(), held, gates=all_told(of, False)))
+    closed = list(perplexity.each_window(of, bytes_tokenizer(), held, gates=force_all(of, False)))
     assert [one.gates.fires for one in closed] == [(0, 0, 0)] * 4 and closed[0].gates.tokens == 32
     with torch.no_grad():
         out = of(held.tokens, reset=held.reset)

@@ -9,11 +9,17 @@ from eval_rows import harness_needles
 from amor.data.tokenizer import bytes_tokenizer, train_bpe
 from amor.errors import AmorError
 from amor.eval import niah
+from amor.eval.tasks import niah_single
 
+FORMS = {task.name: task.form for task in niah_single.TASKS}
 ESSAYS = niah.one_line(
     f'On day {n} the miller {"rowed" if n % 3 else "walked"} to town number {n * 37 % 101}, extraordinarily slow. "Why?" said we.'
     for n in range(60)
 )
+
+
+def documents(name, *given):
+    return niah.documents(name, FORMS[name], *given)
 
 
 @pytest.fixture(scope="module", params=["bytes", "bpe"])
@@ -21,10 +27,10 @@ def tokenizer(request):
     return bytes_tokenizer() if request.param == "bytes" else train_bpe([ESSAYS, niah.NOISE, niah.PROMPT], 400)
 
 
-@pytest.mark.parametrize("name", niah.FORMS)
+@pytest.mark.parametrize("name", sorted(FORMS))
 @pytest.mark.parametrize("length", [900, 2048, 6000])
 def test_a_prompt_fills_its_length_to_one_per_cent_and_holds_its_needle_once(tokenizer, name, length):
-    for doc in niah.documents(name, tokenizer, (length,), 12, 0, ESSAYS):
+    for doc in documents(name, tokenizer, (length,), 12, 0, ESSAYS):
         whole = f"{doc['input']} {doc['gen_prefix']}"
         tokens = len(tokenizer.encode(whole, add_special_tokens=False).ids)
         assert doc["tokens"] == tokens
@@ -38,7 +44,7 @@ def test_a_prompt_fills_its_length_to_one_per_cent_and_holds_its_needle_once(tok
 
 
 def test_a_needle_lies_between_sentences_at_depths_spread_evenly(tokenizer):
-    docs = niah.documents("niah_single_2", tokenizer, (4000,), 80, 0, ESSAYS)
+    docs = documents("niah_single_2", tokenizer, (4000,), 80, 0, ESSAYS)
     depths = [doc["depth"] for doc in docs]
     assert sorted(depths[:40]) == sorted(depths[40:]) == [n / 39 for n in range(40)]
     assert depths[:40] != depths[40:] and depths[:40] != sorted(depths[:40])
@@ -52,22 +58,22 @@ def test_a_needle_lies_between_sentences_at_depths_spread_evenly(tokenizer):
 def test_samples_depend_on_seed_length_and_number_alone(tokenizer):
     random.seed(1)
     state = random.getstate()
-    first = niah.documents("niah_single_3", tokenizer, (1000, 1500), 4, 0, ESSAYS)
+    first = documents("niah_single_3", tokenizer, (1000, 1500), 4, 0, ESSAYS)
     assert random.getstate() == state
     random.seed(2)
-    assert niah.documents("niah_single_3", tokenizer, (1000, 1500), 4, 0, ESSAYS) == first
-    assert niah.documents("niah_single_3", tokenizer, (1500,), 2, 0, ESSAYS) == [first[1], first[3]]
-    other = niah.documents("niah_single_3", tokenizer, (1000, 1500), 4, 1, ESSAYS)
+    assert documents("niah_single_3", tokenizer, (1000, 1500), 4, 0, ESSAYS) == first
+    assert documents("niah_single_3", tokenizer, (1500,), 2, 0, ESSAYS) == [first[1], first[3]]
+    other = documents("niah_single_3", tokenizer, (1000, 1500), 4, 1, ESSAYS)
     assert all(a["outputs"] != b["outputs"] and a["input"] != b["input"] for a, b in zip(first, other))
     assert len({doc["outputs"][0] for doc in first}) == len(first)
     assert [doc["max_length"] for doc in first] == [1000, 1500] * 4
 
 
 def test_short_essays_are_read_again_and_a_length_without_room_is_refused(tokenizer):
-    (doc,) = niah.documents("niah_single_2", tokenizer, (3000,), 1, 0, "Few words.")
+    (doc,) = documents("niah_single_2", tokenizer, (3000,), 1, 0, "Few words.")
     assert doc["tokens"] >= 0.99 * (3000 - 129)
     with pytest.raises(AmorError, match=r"length of 200 has no room"):
-        niah.documents("niah_single_1", tokenizer, (200,), 1, 0)
+        documents("niah_single_1", tokenizer, (200,), 1, 0)
 
 
 def test_the_words_are_those_of_the_harness(monkeypatch):
@@ -93,5 +99,5 @@ def test_the_words_are_those_of_the_harness(monkeypatch):
 
 def test_a_value_counts_under_the_name_of_its_length():
     doc = {"max_length": 1024, "outputs": ["ab12"]}
-    assert niah.found(doc, [" it is AB12."]) == {"1024": 1.0}
-    assert niah.found(doc, ["it is ab1"]) == {"1024": 0.0}
+    assert niah.score(doc, [" it is AB12."]) == {"1024": 1.0}
+    assert niah.score(doc, ["it is ab1"]) == {"1024": 0.0}

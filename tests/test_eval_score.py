@@ -7,11 +7,12 @@ import torch
 from laws import close, small
 
 from amor.decode.engine import Engine
-from amor.eval.score import Request, Scorer, added
+from amor.eval.score import Scorer, ScoreRequest
 from amor.presets import NAMES
+from amor.records.evals import GateCounts
 
 
-def requests(vocab: int, seed: int = 0) -> list[Request]:
+def requests(vocab: int, seed: int = 0) -> list[ScoreRequest]:
     """Contexts of awkward lengths, some with several targets, one of a single token."""
     draw = random.Random(seed)
 
@@ -21,11 +22,11 @@ def requests(vocab: int, seed: int = 0) -> list[Request]:
     found = []
     for n in (1, 5, 16, 17, 40, 63, 64, 65, 100, 270, 300):
         context = tokens(n)
-        found += [Request(context, tokens(draw.choice((1, 2, 5, 17, 20)))) for _ in range(draw.choice((1, 2, 4)))]
+        found += [ScoreRequest(context, tokens(draw.choice((1, 2, 5, 17, 20)))) for _ in range(draw.choice((1, 2, 4)))]
     return found
 
 
-def scores(scorer: Scorer, asked: list[Request]) -> list[tuple[float, bool, object]]:
+def scores(scorer: Scorer, asked: list[ScoreRequest]) -> list[tuple[float, bool, object]]:
     found = dict(scorer.score(asked))
     return [(found[i].logprob, found[i].greedy, found[i].phases) for i in range(len(asked))]
 
@@ -65,7 +66,7 @@ def test_a_score_has_the_same_bits_alone_beside_others_and_in_any_order(model) -
 
 
 def test_a_long_context_is_read_in_pieces_with_the_same_bits_beside_others(model, monkeypatch) -> None:
-    monkeypatch.setattr("amor.eval.score.PIECE", 96)
+    monkeypatch.setattr("amor.eval.score.CHUNK", 96)
     asked = requests(model.config.vocab)
     alone = [scores(Scorer(model), [one])[0] for one in asked]
     assert scores(Scorer(model), asked) == alone
@@ -84,10 +85,12 @@ def test_the_decode_path_scores_as_the_likelihood_path(model) -> None:
             assert set(phases) == {"prefill", "decode"}
 
 
-def test_counters_are_added(model) -> None:
+def test_prefill_counts_every_token_of_the_context_but_the_last(model) -> None:
     asked = requests(model.config.vocab)
     found = [phases for *_, phases in scores(Scorer(model), asked)]
     if model.each_block():
-        total = added(p["prefill"] for p in found)
+        assert [p["prefill"].tokens for p in found] == [len(r.context) - 1 for r in asked]
+        total = sum((p["prefill"] for p in found), GateCounts(tokens=0))
         assert total.tokens == sum(len(r.context) - 1 for r in asked)
         assert total.fires[0] == sum(p["prefill"].fires[0] for p in found if p["prefill"].tokens)
+        assert total.margin[0] == min(p["prefill"].margin[0] for p in found if p["prefill"].tokens)

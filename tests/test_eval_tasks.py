@@ -12,6 +12,7 @@ from amor.data import hub
 from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
 from amor.eval import harness, tasks
+from amor.eval.tasks.longbench import TITLES
 
 pytest.importorskip("lm_eval")
 import datasets
@@ -19,8 +20,9 @@ import lm_eval
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-EVERY = ROWS | {f"longbench_{name}": LONG for name in tasks.LONG}
-OURS = [name for suite in tasks.SUITES.values() for name in suite if not name.startswith("niah_stock")]
+EVERY = ROWS | {f"longbench_{name}": LONG for name in TITLES}
+HARNESS = [name for name, suite in tasks.SUITES.items() if suite.harness]
+OURS = [name for name in tasks.all_tasks() if not name.startswith("niah_stock")]
 
 
 @pytest.fixture(autouse=True)
@@ -76,15 +78,15 @@ def run(loaded):
     return lm_eval.simple_evaluate(Knowing(), tasks=list(loaded.tasks.values()), task_manager=manager, bootstrap_iters=10)
 
 
-@pytest.mark.parametrize("suite", tasks.SUITES)
+@pytest.mark.parametrize("suite", HARNESS)
 def test_every_task_is_loaded_from_rows_and_run_by_the_harness(suite, folder):
     loaded = load(suite, folder)
-    names = [name for name in tasks.SUITES[suite] if name in OURS]
+    names = [name for name in tasks.in_suite(suite) if name in OURS]
     assert list(loaded.tasks) == list(loaded.data) == names
-    assert set(loaded.skipped) == set(tasks.SUITES[suite]) - set(names)
+    assert set(loaded.skipped) == set(tasks.in_suite(suite)) - set(names)
     found = run(loaded)
     for name in names:
-        metric = tasks.SUITES[suite][name].metric
+        metric = tasks.in_suite(suite)[name].metric
         for key in ["900", "1200"] if suite == "niah" else [metric]:
             score, error = found["results"][name][f"{key},none"], found["results"][name][f"{key}_stderr,none"]
             assert 0 <= score <= 1 and isinstance(error, float), (name, key)
@@ -157,7 +159,8 @@ def test_longbench_scores_the_first_line_too(folder):
 
 
 def test_a_missing_file_skips_its_task_by_name_with_the_command_that_supplies_it(tmp_path):
-    for suite, held in tasks.SUITES.items():
+    for suite in HARNESS:
+        held = tasks.in_suite(suite)
         loaded = load(suite, tmp_path)
         assert set(loaded.tasks) == ({"niah_single_1"} if suite == "niah" else set())
         assert set(loaded.skipped) == set(held) - set(loaded.tasks)
@@ -180,10 +183,10 @@ def test_a_hub_out_of_reach_is_asked_once_and_every_task_skipped_by_name(monkeyp
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     loaded = load("common-sense", None)
     assert asked == ["EleutherAI/lambada_openai"]  # every further one would wait through its retries
-    assert not loaded.tasks and list(loaded.skipped) == list(tasks.SUITES["common-sense"])
+    assert not loaded.tasks and list(loaded.skipped) == list(tasks.in_suite("common-sense"))
     for name, reason in loaded.skipped.items():
         assert "Couldn't reach EleutherAI/lambada_openai on the Hub" in reason
-        assert f"to_json('FOLDER/{tasks.SUITES['common-sense'][name].file}.jsonl')" in reason and "--data FOLDER" in reason
+        assert f"to_json('FOLDER/{tasks.in_suite('common-sense')[name].file}.jsonl')" in reason and "--data FOLDER" in reason
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)  # what was fetched before may be there: each is looked for
     assert len(load("common-sense", None).skipped) == 8 and len(asked) == 9
 

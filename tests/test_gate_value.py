@@ -12,8 +12,8 @@ from amor.errors import AmorError
 from amor.gates.warmup import ForcedOpen
 from amor.judge import choosing
 from amor.judge.findings import attention
-from amor.judge.gates import Told, all_told, own_gates
-from amor.judge.policies import Reader, largest, shuffled
+from amor.judge.gates import ForcedGate, force_all, own_gates
+from amor.judge.policies import PolicyEvaluator, largest, shuffled
 from amor.judge.resample import mean, ratio
 from amor.judge.value import agreement, calibration, passes, value
 from amor.judge.windows import Windows, of_ids, of_shards, spaced
@@ -28,40 +28,42 @@ def cut(rows=5, columns=24):
 
 def reader(name, windows=None):
     model = small(name)
-    return Reader(model, windows or cut(), own_gates(model), 2)
+    return PolicyEvaluator(model, windows or cut(), own_gates(model), 2)
 
 
 def test_with_one_block_two_passes_give_the_loss_of_every_choice():
     judged = reader("amor-mamba2-classic")
     fire = torch.rand(judged.shape, generator=torch.Generator().manual_seed(3)) < 0.4
-    run = judged.run(lambda here: [Told(block[here]) for block in fire])
+    run = judged.run(lambda here: [ForcedGate(block[here]) for block in fire])
     assert torch.equal(run.fire, fire)
-    close(judged.told(fire), run.nll)
+    close(judged.nll_with_mask(fire), run.nll)
 
 
 def test_with_more_blocks_a_choice_is_run_again():
     judged = reader("amor-mamba2")
     fire = torch.rand(judged.shape, generator=torch.Generator().manual_seed(3)) < 0.4
     with torch.no_grad():
-        plain = judged.model(judged.windows.tokens, targets=judged.windows.targets, gates=[Told(block) for block in fire]).nll
-    close(judged.told(fire), plain)
+        plain = judged.model(
+            judged.windows.tokens, targets=judged.windows.targets, gates=[ForcedGate(block) for block in fire]
+        ).nll
+    close(judged.nll_with_mask(fire), plain)
 
 
 @pytest.mark.parametrize("name", ["amor-mamba2-classic", "amor-gated-deltanet-classic"])
 def test_no_choice_of_as_many_tokens_beats_the_oracle_of_one_block(name):
     judged = reader(name)
-    nll, fire, _, gain = judged.as_it_is()
-    close(gain[0], judged.closed - judged.opened, "gain")
-    best = judged.told(judged.oracle(gain[0], lambda k, g: largest(g, int(fire.sum())))).mean()
+    nll, fire, _, gain = judged.with_own_gates()
+    close(gain[0], judged.nll_closed - judged.nll_open, "gain")
+    best = judged.nll_with_mask(judged.oracle(gain[0], lambda k, g: largest(g, int(fire.sum())))).mean()
     assert best < nll.mean()
     for seed in range(20):
-        assert best < judged.told(shuffled(fire, seed)).mean()
+        assert best < judged.nll_with_mask(shuffled(fire, seed)).mean()
 
 
 def test_what_attention_saved_is_told_beside_chance_and_everywhere():
     judged = reader("amor-mamba2")
     model, windows, nll = judged.model, judged.windows, {}
-    for name, gates in {"never": all_told(model, False), "gate": None, "everywhere": all_told(model, True)}.items():
+    for name, gates in {"never": force_all(model, False), "gate": None, "everywhere": force_all(model, True)}.items():
         with torch.no_grad():
             out = model(windows.tokens, targets=windows.targets, gates=gates)
         nll[name] = out.nll.mean()
@@ -69,7 +71,7 @@ def test_what_attention_saved_is_told_beside_chance_and_everywhere():
     assert 0.1 < found.fire < 0.9
     for name in ("gate", "everywhere"):
         assert getattr(found, name).saved == pytest.approx(float(nll["never"] - nll[name]), abs=1e-5)
-    by_chance = judged.closed - judged.told(shuffled(judged.run(None).fire, 0))
+    by_chance = judged.nll_closed - judged.nll_with_mask(shuffled(judged.run(None).fire, 0))
     assert found.chance.saved == pytest.approx(float(by_chance.mean()), abs=1e-6) and found.chance.saved != found.gate.saved
 
 
@@ -77,20 +79,20 @@ def test_documents_apart_are_judged_apart(prepared):
     model = small("amor-mamba2", vocab=257)
     windows = of_shards(prepared / "train", 300, 20, None, 257, apart=True)
     assert windows.reset is not None and windows.reset[:, 1:].any(), "no document begins inside a window"
-    judged = Reader(model, windows, own_gates(model), 2)
+    judged = PolicyEvaluator(model, windows, own_gates(model), 2)
     with torch.no_grad():
-        plain = model(windows.tokens, reset=windows.reset, targets=windows.targets, gates=all_told(model, True)).nll
-    close(judged.opened, plain)
+        plain = model(windows.tokens, reset=windows.reset, targets=windows.targets, gates=force_all(model, True)).nll
+    close(judged.nll_open, plain)
 
 
 @torch.no_grad()
 def test_other_gates_choose_in_front_of_the_same_attention():
     model, text, counted = small("amor-mamba2"), cut(16, 64), []
-    found = choosing.choosing(model, text, text, rates=(0.1, 0.3), seen=counted.append)
-    assert sum(counted) == (choosing.passes(3, once=False, rates=2) + choosing.lessons()) * 16 * 64
-    judged = Reader(model, text, own_gates(model))
+    found = choosing.compare_gates(model, text, text, rates=(0.1, 0.3), on_tokens=counted.append)
+    assert sum(counted) == (choosing.passes(3, once=False, rates=2) + choosing.learning_passes()) * 16 * 64
+    judged = PolicyEvaluator(model, text, own_gates(model))
     by_name = {choice.name: choice.levels for choice in found.choices}
-    paper = mean(judged.closed - judged.told(judged.highest(0.3)))
+    paper = mean(judged.nll_closed - judged.nll_with_mask(judged.top_fraction(0.3)))
     assert (by_name["entropy of what a block reads"][1].saved, by_name["entropy of what a block reads"][1].se) == paper
     more = {choice.name: choice.over_paper[1].saved for choice in found.choices}
     for name, levels in by_name.items():  # of the text it was learned on, a predicted gain beats chance too
@@ -98,13 +100,13 @@ def test_other_gates_choose_in_front_of_the_same_attention():
         assert name == "oracle" or levels[1].saved < by_name["oracle"][1].saved
         assert more[name] == pytest.approx(levels[1].saved - paper[0], abs=1e-9)
     assert by_name["gain by a linear map, once for all blocks"][1].saved > by_name["chance"][1].saved
-    close(torch.tensor(found.always.saved), (judged.closed - judged.opened).mean())
+    close(torch.tensor(found.always.saved), (judged.nll_closed - judged.nll_open).mean())
 
 
 @torch.no_grad()
 def test_the_output_s_vector_is_what_the_final_norm_gives_and_a_measured_gain_that_of_all_blocks():
     model, text = small("amor-mamba2"), cut(4, 32)
-    others = choosing.exchanged(model, text, choosing.WAYS)
+    others = choosing.with_other_gates(model, text, choosing.WAYS)
     out = model(text.tokens)
     said = model.logits(model.final_norm(model.norm_f(out.residual))).log_softmax(-1)
     scores = others["entropy of the output's vector"](text.tokens, gates=all_scoring(others["entropy of the output's vector"]))
@@ -122,11 +124,11 @@ def all_scoring(model):
 
 def test_the_gain_of_the_last_block_is_what_closing_it_costs():
     judged = reader("amor-mamba2")
-    nll, fire, _, gain = judged.as_it_is()
+    nll, fire, _, gain = judged.with_own_gates()
     shut = fire.clone()
     shut[-1] = False
     # nothing after the last block reads what it did, so its gain is exact token by token
-    close(judged.told(shut) - nll, gain[-1] * fire[-1], "gain")
+    close(judged.nll_with_mask(shut) - nll, gain[-1] * fire[-1], "gain")
 
 
 def test_a_shuffled_choice_fires_as_often_and_on_the_same_combinations():

@@ -157,7 +157,7 @@ def test_shards_are_one_model_and_its_hidden_states_can_be_had_alone(tmp_path):
     outside = shutil.copy(tmp_path / index["weight_map"]["embed.weight"], tmp_path.parent / f"{tmp_path.name}.safetensors")
     index["weight_map"]["embed.weight"] = f"../{outside.name}"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(AmorError, match="which is no file beside it"):
+    with pytest.raises(AmorError, match="is no shard beside it"):
         amor.load(tmp_path)
 
 

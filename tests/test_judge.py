@@ -9,10 +9,10 @@ from amor.data.shards import Shards
 from amor.decode.engine import Engine
 from amor.errors import AmorError
 from amor.judge.evaluate import evaluate
-from amor.judge.gates import Told, Watched, all_told, own_gates
-from amor.judge.loop import gathered, read
-from amor.judge.quantised import Stepwise, quantised_perplexity
-from amor.judge.windows import Drawn, of_text
+from amor.judge.gates import ForcedGate, RecordingGate, force_all, own_gates
+from amor.judge.loop import join_chunks, run_windows
+from amor.judge.quantised import EngineForward, quantised_perplexity
+from amor.judge.windows import BatchWindows, of_text
 from amor.models.backbone import Backbone
 from amor.ops.head import IGNORE
 from amor.ops.product import FORMATS
@@ -38,7 +38,7 @@ def test_rows_and_columns_read_at_a_time_do_not_show(name, documents):
     model, windows = small(name), text(documents=documents)
     whole = plainly(model, windows)
     for rows, columns in ((5, None), (2, None), (2, 9), (5, 1), (3, 100)):
-        found = gathered(read(model, windows, rows=rows, columns=columns))
+        found = join_chunks(run_windows(model, windows, rows=rows, columns=columns))
         close(found.nll, whole.nll)
         assert found.fire.shape == found.score.shape == (len(whole.gates), 5, 23)
         for fire, score, gate in zip(found.fire, found.score, whole.gates, strict=True):
@@ -49,9 +49,11 @@ def test_rows_and_columns_read_at_a_time_do_not_show(name, documents):
 def test_gates_by_place_fire_where_they_are_told_however_the_text_is_cut():
     model, windows = small("amor-mamba2"), text()
     marks = torch.rand(3, 5, 23, generator=torch.Generator().manual_seed(1)) < 0.4
-    whole = plainly(model, windows, gates=[Told(block) for block in marks])
+    whole = plainly(model, windows, gates=[ForcedGate(block) for block in marks])
     for columns in (None, 9):
-        found = gathered(read(model, windows, rows=2, columns=columns, gates=lambda here: [Told(block[here]) for block in marks]))
+        found = join_chunks(
+            run_windows(model, windows, rows=2, columns=columns, gates=lambda here: [ForcedGate(block[here]) for block in marks])
+        )
         assert torch.equal(found.fire, marks)
         close(found.nll, whole.nll)
 
@@ -59,11 +61,13 @@ def test_gates_by_place_fire_where_they_are_told_however_the_text_is_cut():
 @pytest.mark.parametrize("columns", [None, 9])
 def test_a_text_read_again_asks_the_backbone_once_and_says_the_same(columns, monkeypatch):
     model, windows, residuals, asked = small("amor-mamba2"), text(documents=True), {}, []
-    plain = [plainly(model, windows, gates=all_told(model, fire)).nll for fire in (False, True)]
+    plain = [plainly(model, windows, gates=force_all(model, fire)).nll for fire in (False, True)]
     honest = Backbone.forward
     monkeypatch.setattr(Backbone, "forward", lambda self, h, *more: asked.append(h[..., 0].numel()) or honest(self, h, *more))
     for fire in (False, True):
-        found = gathered(read(model, windows, rows=2, columns=columns, gates=all_told(model, fire), residuals=residuals))
+        found = join_chunks(
+            run_windows(model, windows, rows=2, columns=columns, gates=force_all(model, fire), residuals=residuals)
+        )
         close(found.nll, plain[fire])
         assert sum(asked) == windows.tokens.numel()
 
@@ -72,8 +76,8 @@ def test_judging_leaves_the_model_as_it_was():
     model, windows = small("amor-mamba2"), text()
     own, before = own_gates(model), {name: t.clone() for name, t in model.state_dict().items()}
     with pytest.raises(AmorError, match="compute"):
-        gathered(read(model, windows, gates=all_told(model, True), compute="slowly"))
-    gathered(read(model, windows, gates=[Watched(gate, "gain") for gate in own]))
+        join_chunks(run_windows(model, windows, gates=force_all(model, True), compute="slowly"))
+    join_chunks(run_windows(model, windows, gates=[RecordingGate(gate, "gain") for gate in own]))
     assert all(a is b for a, b in zip(own_gates(model), own, strict=True))
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
@@ -82,15 +86,15 @@ def test_judging_leaves_the_model_as_it_was():
 @pytest.mark.parametrize("name", MODELS)
 def test_an_engine_s_steps_in_the_model_s_place_say_what_it_says(name):
     model, windows = small(name), text(rows=3)
-    whole = gathered(read(model, windows))
+    whole = join_chunks(run_windows(model, windows))
     for columns in (None, 9):
-        found = gathered(read(model, windows, columns=columns, forward=Stepwise(Engine(model))))
+        found = join_chunks(run_windows(model, windows, columns=columns, forward=EngineForward(Engine(model))))
         close(found.nll, whole.nll)
         assert torch.equal(found.fire, whole.fire)
         close(found.score, whole.score)
     if model.blocks:
         with pytest.raises(AmorError, match="its own gates"):
-            gathered(read(model, windows, forward=Stepwise(Engine(model)), gates=all_told(model, True)))
+            join_chunks(run_windows(model, windows, forward=EngineForward(Engine(model)), gates=force_all(model, True)))
 
 
 def test_rounded_weights_cost_little_and_something():
@@ -112,18 +116,18 @@ def test_a_text_is_one_window_whose_last_token_predicts_nothing():
 def test_windows_drawn_from_batches_are_the_batch_s_rows(prepared):
     source = Batches(Shards.open(prepared / "valid"), 24, 6, 1)
     whole = source.rows(0, 0, 6)
-    drawn = Drawn(source, 2, 6, end_of_text=256)
+    drawn = BatchWindows(source, 2, 6, end_of_text=256)
     assert len(drawn) == 4
     assert torch.equal(drawn[1:3].tokens, whole[0][3:5]) and torch.equal(drawn[0:9].targets, whole[1][2:6])
-    assert drawn[0:1].reset is not None and Drawn(source, 0, 6)[0:1].reset is None
+    assert drawn[0:1].reset is not None and BatchWindows(source, 0, 6)[0:1].reset is None
 
 
 def test_ranks_that_read_windows_of_their_own_add_up_to_one_that_reads_all(prepared):
     model, source = small("amor-mamba2", vocab=257), Batches(Shards.open(prepared / "valid"), 24, 4, 1)
     sums = []
     for first in (0, 2):
-        evaluate(model, Drawn(source, first, first + 2), 1, total=lambda t: sums.append(t) or t)
-    found = evaluate(model, Drawn(source, 0, 4), 3)
-    both = evaluate(model, Drawn(source, 0, 2), 2, total=lambda t: sums[0] + sums[1])
+        evaluate(model, BatchWindows(source, first, first + 2), 1, total=lambda t: sums.append(t) or t)
+    found = evaluate(model, BatchWindows(source, 0, 4), 3)
+    both = evaluate(model, BatchWindows(source, 0, 2), 2, total=lambda t: sums[0] + sums[1])
     assert both.tokens == found.tokens == 4 * 24
     assert both.nll == pytest.approx(found.nll, rel=1e-6) and both.fire == pytest.approx(found.fire)

@@ -9,8 +9,8 @@ from laws import small, tokens
 from amor.decode.engine import Session
 from amor.errors import AmorError
 from amor.judge.check import TOLERANCE, check, compare
-from amor.judge.feeding import Feeder, alone
-from amor.judge.following import ENGINE_WAYS
+from amor.judge.engine_feeding import ENGINE_WAYS
+from amor.judge.feeding import Feeder, row_by_row
 
 ALLOWED = TOLERANCE[torch.float32]
 
@@ -20,7 +20,7 @@ def read():
     """A model with two blocks, and what its plain forward says of three rows."""
     model = small("amor-mamba2", **{"blocks.count": 2})
     with torch.no_grad():
-        return model, alone(Feeder(model, tokens(3, 12), [12, 7, 5], 0))
+        return model, row_by_row(Feeder(model, tokens(3, 12), [12, 7, 5], 0))
 
 
 def test_float64_weights_are_refused_in_one_line():
@@ -139,7 +139,7 @@ def test_an_engine_that_says_something_else_is_noticed(monkeypatch, method, wron
 
 def test_an_engine_that_would_have_to_know_the_future_is_left_out_with_a_reason():
     found = {f.way: f for f in check(small("amor-mamba2", **{"blocks.gate": "oracle"}), length=20, rows=2)}
-    assert all("told the next token" in found[name].left_out and found[name].ok for name in ENGINE_WAYS)
+    assert all("needs the next token" in found[name].left_out and found[name].ok for name in ENGINE_WAYS)
     assert not found["token by token"].left_out
 
 

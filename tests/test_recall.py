@@ -18,8 +18,8 @@ from amor.cli import main
 from amor.data.tasks.base import ROOM, read_task
 from amor.errors import AmorError
 from amor.judge import recall as judging
-from amor.judge.check import stir
-from amor.judge.gates import Told, all_told
+from amor.judge.gates import ForcedGate, force_all
+from amor.judge.randomise import randomise_for_test
 from amor.judge.recall import recall
 from amor.models.amor import Output
 from amor.models.build import build
@@ -83,8 +83,8 @@ def test_who_reads_the_row_answers_everything_and_who_guesses_as_much_as_chance(
 def test_a_question_is_answered_when_all_of_its_tokens_are():
     asked = torch.tensor([[0, 1, 1, 0, 2, 2], [0, 1, 1, 0, 2, 2]])
     hits = torch.tensor([[0, 1, 1, 0, 1, 0], [0, 0, 1, 0, 1, 1]], dtype=torch.bool)
-    assert judging.answered(hits, asked).tolist() == [1, 1]
-    assert judging.answered(asked > 0, asked).tolist() == [2, 2]
+    assert judging.count_answered(hits, asked).tolist() == [1, 1]
+    assert judging.count_answered(asked > 0, asked).tolist() == [2, 2]
 
 
 def test_what_is_found_is_what_a_loop_over_the_rows_finds():
@@ -124,13 +124,13 @@ def test_recall_depends_on_no_way_of_reading_and_takes_other_gates_and_sizes(mon
     again = recall(model, task, rows=10)
     assert (again.token, again.whole, again.blocks) == (found.token, found.whole, found.blocks)
     assert recall(model, task, rows=10, seed=1).nll_questions != found.nll_questions
-    opened = recall(model, task, rows=3, gates=all_told(model, True))
-    assert opened.gate == "told" and all((b.questions, b.elsewhere) == (1, 1) for b in opened.blocks)
+    opened = recall(model, task, rows=3, gates=force_all(model, True))
+    assert opened.gate == "forced" and all((b.questions, b.elsewhere) == (1, 1) for b in opened.blocks)
     marks = (task.rows(0, "test", 0, 0, 3).asked > 0).expand(3, -1, -1)
-    there = recall(model, task, rows=3, gates=lambda here: [Told(block[here]) for block in marks])
+    there = recall(model, task, rows=3, gates=lambda here: [ForcedGate(block[here]) for block in marks])
     assert all((b.questions, b.elsewhere) == (1, 0) for b in there.blocks)
     assert recall(model, task.change(pairs=12, length=60), rows=2).task["pairs"] == 12
-    with pytest.raises(AmorError, match="task stream has 65 tokens, but the model knows 64"):
+    with pytest.raises(AmorError, match="task stream has 65 tokens, but the model has 64"):
         recall(model, task.change(vocab=65))
 
 
@@ -184,7 +184,7 @@ class Half(World):
 
 
 def gradients(recipe, world):
-    model = stir(build(recipe.config()))
+    model = randomise_for_test(build(recipe.config()))
     data = TrainingData.open(recipe, world)
     step = Stepper(model, adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser), recipe, data.train, world)
     step.forward_backward(list(step.micro_batches(0)))
@@ -260,7 +260,7 @@ def test_a_run_of_a_task_is_trained_reported_and_asked_by_commands(tmp_path, cap
     for wrong, hint in (
         (["--task", "neddle"], "did you mean 'needle'"),
         (["--rows", "0"], "0 rows"),
-        (["--set", "vocab=64"], "knows 32"),
+        (["--set", "vocab=64"], "but the model has 32"),
     ):
         assert main(["recall", out, *wrong]) == 2
         assert hint in capsys.readouterr().err

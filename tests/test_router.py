@@ -14,7 +14,7 @@ from amor.decode.scores import Scorers
 from amor.errors import AmorError
 from amor.gates.base import Evidence
 from amor.gates.router import Router, RouterOptions
-from amor.judge.gates import Told, Watched, own_gates
+from amor.judge.gates import ForcedGate, RecordingGate, own_gates
 from amor.models.measure import Measured
 from amor.train.loop import train
 
@@ -96,10 +96,10 @@ def test_a_router_is_taught_what_it_is_to_predict(target):
     other = small("amor-mamba2")
     other.load_state_dict({k: v for k, v in model.state_dict().items() if ".gate." not in k}, strict=False)
     fire = [gate.fire for gate in model(text).gates]
-    watched = [Watched(Told(one), target) for one in fire]
+    watched = [RecordingGate(ForcedGate(one), target) for one in fire]
     other(text, targets=text.roll(-1, 1), gates=watched)
     for one, gate in zip(measured, watched, strict=True):
-        close(one.value.view(2, 40), gate.seen(target, 0))
+        close(one.value.view(2, 40), gate.values(target, 0))
 
 
 def test_a_router_asks_the_head_for_nothing_and_says_what_it_costs():

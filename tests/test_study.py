@@ -29,8 +29,8 @@ from amor.experiment.standing import Clock, Standing
 from amor.experiment.subject import Subject, step_of
 from amor.gates.override import aimed
 from amor.judge.gates import own_gates
-from amor.judge.loop import gathered, read
-from amor.judge.policies import Reader
+from amor.judge.loop import join_chunks, run_windows
+from amor.judge.policies import PolicyEvaluator
 from amor.judge.recall import recall
 from amor.records.run import EvalTiming, Evaluated, Valid
 from amor.records.study import AllRates, Judgement, Losses, Planned, Policy, Size, Study
@@ -118,7 +118,7 @@ def test_the_paper_s_rows_stand_below_ours(smoke):
 def test_a_loss_is_that_of_the_run_s_model_on_held_out_text(smoke, prepared):
     subject = Subject(Run(smoke / "runs/amor-mamba2/seed-1"))
     asked = results.read(smoke).study.judge.loss
-    found = gathered(read(subject.model, subject.windows(asked)))
+    found = join_chunks(run_windows(subject.model, subject.windows(asked)))
     assert judged(smoke, "amor-mamba2", 1, "loss")["windows"] == found.nll.double().mean(1).tolist()
     assert Path(judged(smoke, "amor-mamba2", 1, "loss")["data"]["source"]) == prepared / "valid"
 
@@ -501,8 +501,8 @@ def test_the_time_to_go_counts_judgements_of_one_learning_rate(prepared, tmp_pat
 
 def test_gates_fire_on_exactly_the_share_asked_for():
     model = small("amor-mamba2")
-    reader = Reader(model, cut(tokens(3, 21)), own_gates(model))
-    fire = reader.highest(0.3)
+    reader = PolicyEvaluator(model, cut(tokens(3, 21)), own_gates(model))
+    fire = reader.top_fraction(0.3)
     assert fire.flatten(1).sum(1).tolist() == [18, 18, 18]
     for k, gate in enumerate(reader.gates):
         mine = reader.run(lambda here, k=k, g=gate: [g if n == k else told(fire[n][here]) for n in range(3)])
@@ -510,14 +510,14 @@ def test_gates_fire_on_exactly_the_share_asked_for():
 
 
 def told(marks):
-    from amor.judge.gates import Told
+    from amor.judge.gates import ForcedGate
 
-    return Told(marks)
+    return ForcedGate(marks)
 
 
 def test_gates_of_decode_meet_a_rate_on_the_text_they_read():
     model, ids = small("amor-mamba2"), tokens(1, 50)[0].tolist()
     for rate, fired in ((0.0, 0), (0.3, 6), (1.0, 20)):
         gates = met(model, [aimed(gate, 0.5) for gate in own_gates(model)], rate, ids, 30)
-        found = gathered(read(model, cut(torch.tensor([[*ids, 0]])), gates=gates)).fire
+        found = join_chunks(run_windows(model, cut(torch.tensor([[*ids, 0]])), gates=gates)).fire
         assert found[:, 0, 30:].sum(1).tolist() == [fired] * 3

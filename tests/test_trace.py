@@ -12,7 +12,7 @@ from amor.data.spelling import Speller, kinds, rare
 from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
 from amor.judge.choosing import WAYS
-from amor.judge.gates import Watched, own_gates
+from amor.judge.gates import RecordingGate, own_gates
 from amor.judge.prompts import PAPER
 from amor.judge.trace import trace
 from amor.models.folder import save
@@ -31,13 +31,13 @@ def test_watching_a_gate_changes_nothing():
     model = small("amor-mamba2")
     held = tokens(2, 30)
     plain = model(held)
-    watched = [Watched(gate, "entropy", "margin") for gate in own_gates(model)]
+    watched = [RecordingGate(gate, "entropy", "margin") for gate in own_gates(model)]
     with torch.no_grad():
         seen = model(held, gates=watched)
     close(seen.hidden, plain.hidden.detach())
     for gate, a, b in zip(watched, seen.gates, plain.gates, strict=True):
         assert torch.equal(a.fire, b.fire)
-        close(gate.seen("entropy", 0), b.score)
+        close(gate.values("entropy", 0), b.score)
 
 
 def test_a_trace_says_what_the_model_did():
@@ -76,7 +76,7 @@ def test_closed_and_open_are_the_models_without_a_gate(gate, policy):
 def test_a_long_text_is_traced_in_pieces_that_do_not_show(monkeypatch):
     model, tokenizer, ids = reading(text=TEXT * 3)
     whole = plain(trace(model, tokenizer, ids))
-    monkeypatch.setattr("amor.judge.trace.PIECE", 17)
+    monkeypatch.setattr("amor.judge.trace.CHUNK", 17)
     parts = plain(trace(model, tokenizer, ids))
     for name in ("as_is", "closed", "open"):
         close(*(torch.tensor([token["p"][name] for token in found["tokens"][1:]]) for found in (parts, whole)))

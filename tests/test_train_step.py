@@ -11,9 +11,9 @@ import amor
 from amor.data.loader import Batches
 from amor.data.shards import Shards
 from amor.errors import AmorError
-from amor.judge.check import stir
 from amor.judge.evaluate import evaluate
-from amor.judge.windows import Drawn
+from amor.judge.randomise import randomise_for_test
+from amor.judge.windows import BatchWindows
 from amor.models.build import build
 from amor.train.distributed import World
 from amor.train.loop import train
@@ -77,7 +77,7 @@ class Half(World):
 def gradients(data, micro_batch, world=None):
     """Loss and gradients of one step of 8 sequences, and how it was cut."""
     s = stepper(data, batch=8, micro_batch=micro_batch)
-    stir(s.model)  # weights all of which learn, and gates that have met data
+    randomise_for_test(s.model)  # weights all of which learn, and gates that have met data
     if world is not None:
         s.world, (s.first, s.last) = world, world.local_rows(8)
     pieces = list(s.micro_batches(0))
@@ -184,7 +184,7 @@ def test_evaluation_changes_no_gate_statistic_and_no_weight(prepared, steps):
     for step in range(steps):
         s(step)
     before = {name: t.clone() for name, t in s.model.state_dict().items()}
-    found = evaluate(s.model, Drawn(other_text(prepared), 0, 8), 4, s.forward, s.world.sum)
+    found = evaluate(s.model, BatchWindows(other_text(prepared), 0, 8), 4, s.forward, s.world.sum)
     assert all((0 < rate < 1) == bool(steps) for rate in found.fire)  # a gate that has met no data is asked too
     assert all(torch.equal(t, before[name]) for name, t in s.model.state_dict().items())
 

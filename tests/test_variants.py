@@ -13,7 +13,7 @@ from amor.gates.base import Evidence
 from amor.gates.gain import Gain, GainOptions
 from amor.gates.once import Follower
 from amor.gates.override import override_gates
-from amor.judge.gates import Watched, all_told, own_gates
+from amor.judge.gates import RecordingGate, force_all, own_gates
 from amor.models.probe import DirectProbe
 from amor.ops import head
 from amor.ops.linear import each_alone
@@ -46,8 +46,8 @@ def test_a_gate_that_asks_about_the_output_s_vector_is_asked_again_only_where_th
     out, asked = counted(model)
     fired = [int(gate.fire.sum()) for gate in out.gates]
     assert asked == [TEXT.numel(), *fired[:2]] and min(fired) > 0 and max(fired) < TEXT.numel() / 2
-    assert counted(model, gates=all_told(model, True))[1] == []
-    blind = [all_told(model, True)[0], *own_gates(model)[1:]]  # a gate that asks nothing, then two that do
+    assert counted(model, gates=force_all(model, True))[1] == []
+    blind = [force_all(model, True)[0], *own_gates(model)[1:]]  # a gate that asks nothing, then two that do
     seen, asked = counted(model, gates=blind)
     assert asked == [TEXT.numel(), int(seen.gates[1].fire.sum())]
 
@@ -55,11 +55,11 @@ def test_a_gate_that_asks_about_the_output_s_vector_is_asked_again_only_where_th
 @torch.no_grad()
 def test_a_closed_gate_s_reading_is_the_output_s():
     model = small("amor-mamba2-final")
-    watched = [Watched(gate, "entropy") for gate in all_told(model, False)]
+    watched = [RecordingGate(gate, "entropy") for gate in force_all(model, False)]
     out = model(TEXT, gates=watched)
     wanted = head.read(out.hidden.flatten(0, 1), model.embed.weight, entropy=True).entropy / torch.tensor(211.0).log()
     for gate in watched:
-        close(gate.seen("entropy", 0).flatten(), wanted)
+        close(gate.values("entropy", 0).flatten(), wanted)
 
 
 PASSES = {"amor-mamba2": 1, "amor-mamba2-final": 1, "amor-mamba2-once": 1, "amor-mamba2-gain": 0}
@@ -113,20 +113,20 @@ def test_a_measured_gain_is_the_loss_with_all_blocks_closed_less_that_with_them_
     """One block: exactly, for every token. Three: closed for every token, open for those that fired."""
     one = small("amor-mamba2-gain", **{"blocks.count": 1, "blocks.decide": decide})
     found = one(TEXT, targets=TARGETS, measure=EVERYWHERE).measured[0]
-    closed, opened = (one(TEXT, targets=TARGETS, gates=all_told(one, fire)).nll for fire in (False, True))
+    closed, opened = (one(TEXT, targets=TARGETS, gates=force_all(one, fire)).nll for fire in (False, True))
     close(found.value.view_as(TEXT), closed - opened)
     model = small("amor-mamba2-gain", **{"blocks.decide": decide})
     out = model(TEXT, targets=TARGETS, measure=EVERYWHERE)
     gain, fire = out.measured[0].value.view_as(TEXT), out.gates[0].fire
     assert [m is not None for m in out.measured] == [True, decide == "each", decide == "each"]
     if decide == "once":
-        closed = model(TEXT, targets=TARGETS, gates=all_told(model, False)).nll
+        closed = model(TEXT, targets=TARGETS, gates=force_all(model, False)).nll
         close(gain[fire], (closed - out.nll)[fire])
     else:
-        watched = [Watched(gate, "gain") for gate in own_gates(model)]
+        watched = [RecordingGate(gate, "gain") for gate in own_gates(model)]
         model(TEXT, targets=TARGETS, gates=watched)
         for gate, measured in zip(watched, out.measured, strict=True):
-            close(measured.value.view_as(TEXT), gate.seen("gain", 0))
+            close(measured.value.view_as(TEXT), gate.values("gain", 0))
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ from amor import typed
 from amor.data.loader import Windows
 from amor.errors import AmorError
 from amor.judge.evaluate import evaluate
-from amor.judge.gates import all_told
-from amor.judge.windows import Drawn
+from amor.judge.gates import force_all
+from amor.judge.windows import BatchWindows
 from amor.models.amor import Amor
 from amor.train.data import TrainingData
 from amor.train.distributed import World, pick_device
@@ -26,7 +26,7 @@ from amor.train.step import boundary
 def same_said(backbone: Amor, model: Amor, windows: Windows, closed: bool) -> bool:
     """Whether two models say the same of a text to the bit; closed: the second with every gate shut."""
     rows = windows[:4]
-    gates = all_told(model, False) if closed else None
+    gates = force_all(model, False) if closed else None
     a, b = backbone(rows.tokens), model(rows.tokens, gates=gates)
     return torch.equal(a.hidden, b.hidden) and torch.equal(backbone.head_weight, model.head_weight)
 
@@ -43,5 +43,5 @@ def judged(model: Amor, recipe: Recipe) -> dict[str, Any]:
     held = TrainingData.open(replace(recipe, verify=False), World(pick_device("cpu")))
     if held.valid is None:
         raise AmorError(f"{recipe.data} holds no valid/ split to judge by; prepare it with --valid, e.g. --valid 0.05")
-    text = Drawn(held.valid, 0, held.valid.batch, boundary(recipe.documents, held.end_of_text))
+    text = BatchWindows(held.valid, 0, held.valid.batch, boundary(recipe.documents, held.end_of_text))
     return dict(typed.tree(evaluate(model.eval(), text, recipe.micro_batch)))

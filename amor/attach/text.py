@@ -14,7 +14,7 @@ from amor.data.shards import splits
 from amor.errors import AmorError
 from amor.gates.base import Adaptive
 from amor.judge.gates import own_gates
-from amor.judge.loop import gathered, read
+from amor.judge.loop import join_chunks, run_windows
 from amor.judge.windows import encode, of_ids, of_shards
 from amor.models.amor import Amor
 from amor.numbers import finite
@@ -71,7 +71,7 @@ def calibrate(model: Amor, windows: Windows) -> list[dict[str, float | None]]:
 
     Blocks start as no-ops, so the score of every token is what it would be whatever the others decide.
     """
-    scores = gathered(read(model, windows)).score
+    scores = join_chunks(run_windows(model, windows)).score
     for block, seen in zip(model.each_block(), scores, strict=True):
         block.gate.observe(seen.flatten())
     found = []

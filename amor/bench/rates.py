@@ -20,7 +20,7 @@ from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.gates.override import all_aimed
 from amor.judge.gates import own_gates
-from amor.judge.loop import gathered, read
+from amor.judge.loop import join_chunks, run_windows
 from amor.judge.windows import of_ids
 from amor.models.amor import Amor
 from amor.models.folder import load
@@ -89,7 +89,7 @@ def firing_on(model: Amor, ids: list[int]) -> OnText | None:
 
 
 def together(model: Amor, windows: Windows) -> Together:
-    fires = gathered(read(model, windows, gates=all_aimed(own_gates(model), AIM))).fire.flatten(1)
+    fires = join_chunks(run_windows(model, windows, gates=all_aimed(own_gates(model), AIM))).fire.flatten(1)
     later = fires.flip(0).cummax(0).values.flip(0)[1:]  # whether some block from the next one on fires
     followed = (fires[:-1] & later).sum() / fires[:-1].sum().clamp(min=1)
     some, every = fires.any(0).float().mean(), fires.all(0).float().mean()
@@ -123,7 +123,7 @@ def asked_about(model: Amor, windows: Windows) -> list[Tensor]:
         mine.append(model.asked(*args[:2]).flatten(0, 1))  # the residual, and what the block reads of it
 
     hooks = [block.register_forward_pre_hook(partial(keep, mine)) for block, mine in zip(model.blocks, kept, strict=True)]
-    for _ in read(model, windows):
+    for _ in run_windows(model, windows):
         pass
     for hook in hooks:
         hook.remove()

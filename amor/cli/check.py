@@ -27,7 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.judge.check import check, stir
+    from amor.judge.check import check
+    from amor.judge.randomise import randomise_for_test
     from amor.models.build import build
     from amor.models.folder import load_model
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if abs(args.seed) >= 1 << 63:
         raise AmorError(f"--seed {args.seed}: give a number of at most 63 bits, e.g. 1")
     if is_preset(args):
-        model = stir(build(model_config(args)))
+        model = randomise_for_test(build(model_config(args)))
     elif changes(args):
         raise AmorError("--set changes a preset; a model folder is checked as it is")
     else:

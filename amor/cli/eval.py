@@ -54,9 +54,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.eval import suites
-    from amor.eval.run import Ranks, Subject, facts
+    from amor.eval.subject import EvalSubject, Ranks, describe_model
+    from amor.eval.tasks import SUITES
 
-    names = chosen("--suite", args.suite, suites.NAMES)
+    names = chosen("--suite", args.suite, tuple(SUITES))
     ways = chosen("--gates", args.gates, GATES)
     (path,) = chosen("--path", args.path.replace(",", " "), PATHS)
     for flag in ("limit", "max_length", "samples", "segments", "rows"):
@@ -73,10 +74,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise AmorError(f"--gates {args.gates}: {model.config.name} has no gates; leave it out")
     if args.untrained:
         model = suites.untrained(model, args.seed)
-    about = facts(model, args.name or args.model, args.untrained)
+    about = describe_model(model, args.name or args.model, args.untrained)
     out = Path(args.out or f"evals/{re.sub(r'[^A-Za-z0-9._-]+', '-', about.name)}")
     folder_to_write(out)
-    asked = suites.Asked(
+    request = suites.EvalRequest(
         data=None if args.data is None else Path(args.data),
         text=None if args.text is None else Path(args.text),
         context=args.context,
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     )
     with Ranks.here() as ranks:
         args.json = args.json and not ranks.rank  # of many ranks one speaks
-        return suites.evaluate(Subject(model, tokenizer, about, out, args.rows, ranks), names, ways, asked)
+        return suites.evaluate(EvalSubject(model, tokenizer, about, out, args.rows, ranks), names, ways, request)
 
 
 def chosen(flag: str, words: str, choices: tuple[T, ...]) -> list[T]:

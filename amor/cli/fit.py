@@ -52,18 +52,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.judge.fitting import calibrated, detached
+    from amor.judge.fitting import calibrate_gates, detach_routers
     from amor.models.folder import save
 
     model, tokenizer = opened(args)
     folder_to_write(args.out)
     if args.detach:
-        save(detached(model), args.out, tokenizer)
+        save(detach_routers(model), args.out, tokenizer)
         print(f"wrote {args.out}, with the gates it was trained with")
         return {"out": args.out}
     text, held_out = windows(args, model, tokenizer)
     if args.target == "none":
-        save(calibrated(model, text), args.out, tokenizer)
+        save(calibrate_gates(model, text), args.out, tokenizer)
         print(f"wrote {args.out}: its gates know the quantiles of their scores, so --fire-rate works")
         return {"out": args.out}
     other, report = fitted(args, model, text, held_out)
@@ -120,7 +120,7 @@ def fitted(args: argparse.Namespace, model: "Amor", text: "Windows", held_out: "
         passes = choosing.passes(len(model.blocks), model.config.blocks.decide == "once", ways=len(ways) + 1)
         with Progress("comparing", passes * held_out.tokens.numel() + text.tokens.numel(), " tokens") as progress:
             extra = {"this router": other}
-            choices = choosing.choosing(model, held_out, text, seen=progress.add, ways=ways, extra=extra)
+            choices = choosing.compare_gates(model, held_out, text, on_tokens=progress.add, ways=ways, extra=extra)
     head, blocks = 2.0 * model.head_weight.numel(), other.each_block()
     cost = FitCost(router_flops=sum(block.gate.cost().flops for block in blocks), native_flops=head * model.probes())
     report = FitReport(

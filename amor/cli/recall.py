@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     task, model = asked(args, folder), load_model(folder).eval()
     gates = override_gates(own_gates(model), args.gate, args.fire_rate)
     with Progress("asking", max(args.rows, 0) * task.length, " tokens") as progress:
-        found = recall(model, task, args.rows, args.seed, gates, seen=progress.add)
+        found = recall(model, task, args.rows, args.seed, gates, on_tokens=progress.add)
     print("\n".join(lines(found)))
     if args.out:
         replace_file(Path(args.out), typed.text(found))

@@ -182,8 +182,10 @@ def choose(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None
         for shards, count in ((valid, args.windows), (train, LEARNED * args.windows))
     )
     passes = choosing.passes(len(model.blocks), model.config.blocks.decide == "once")
-    with Progress("choosing", passes * cut.tokens.numel() + choosing.lessons() * learned.tokens.numel(), " tokens") as progress:
-        found = choosing.choosing(model, cut, learned, seen=progress.add)
+    with Progress(
+        "choosing", passes * cut.tokens.numel() + choosing.learning_passes() * learned.tokens.numel(), " tokens"
+    ) as progress:
+        found = choosing.compare_gates(model, cut, learned, on_tokens=progress.add)
     _judged.show_choices(Console(highlight=False), found)
     if args.out:
         print(f"wrote {page.write_json(Path(args.out) / 'choices.json', found)}")

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from amor import typed
 from amor.errors import AmorError
-from amor.models.folder import INDEX, WEIGHTS, Index
+from amor.models.folder import INDEX, WEIGHTS
+from amor.tensors import shard_files
 
 MANIFEST = "manifest.json"
 SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
@@ -51,15 +52,7 @@ def weight_files(folder: Path) -> list[str]:
         return [WEIGHTS]
     if not index.is_file():
         raise AmorError(f"{folder} holds no weights; expected {WEIGHTS}, or shards and {INDEX}")
-    tree = typed.from_json(Index, typed.read_text(index), str(index))
-    names = sorted(set(tree.weight_map.values()))
-    for name in names:
-        if not re.fullmatch(SHARD, name):
-            shape = "model-NNNNN-of-NNNNN.safetensors"
-            raise AmorError(f"{index}: {name[:200]!r} is no shard; theirs are {shape}")
-        if not (folder / name).is_file():
-            raise AmorError(f"{index} names {name}, which is not there; copy the folder again")
-    return names
+    return [path.name for path in shard_files(index, SHARD, "model-NNNNN-of-NNNNN.safetensors")]
 
 
 def check_manifest(folder: Path) -> None:

@@ -60,33 +60,13 @@ class Source:
         found = next((self.folder / name for name in FILES if (self.folder / name).is_file()), None)
         if found is None:
             raise AmorError(f"{self.folder} holds no weights; expected {', '.join(FILES)}")
-        held: dict[str, Tensor] = {}
-        for path in self._shards(found) if found.suffix == ".json" else [found]:
-            one = read_safetensors(path) if path.suffix == ".safetensors" else read_bin(path)
-            twice = sorted(held.keys() & one.keys())
-            if twice:
-                raise AmorError(f"{found}: {twice[0]} stands in two files")
-            held |= one
-            on_disk.check_finite(one, path)
-        return Tensors(held, str(self.folder))
-
-    def _shards(self, index: Path) -> list[Path]:
-        """The files an index names, each inside its folder."""
-        tree = typed.json_tree(typed.read_text(index), str(index))
-        names = tree.get("weight_map") if isinstance(tree, dict) else None
-        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise AmorError(f"{index}: no weight_map of tensor names to files")
-        for name in sorted(set(names.values())):
-            if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):
-                raise AmorError(f"{index}: {name[:200]!r} is no name of a file beside it")
-            if not (self.folder / name).is_file():
-                raise AmorError(f"{index} names {name}, which is not there; copy the folder again")
-        return [self.folder / name for name in sorted(set(names.values()))]
+        files = on_disk.shard_files(found) if found.suffix == ".json" else [found]
+        return Tensors(on_disk.read_files(files, read_weights), str(self.folder))
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    with on_disk.opened(path) as file:
-        return on_disk.read(file, on_disk.listed(file, path))
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file of either kind."""
+    return on_disk.read_file(path) if path.suffix == ".safetensors" else read_bin(path)
 
 
 def read_bin(path: Path) -> dict[str, Tensor]:

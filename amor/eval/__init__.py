@@ -2,4 +2,6 @@
 
 import os
 
-os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: the harness's bars would stand among ours
+os.environ.setdefault(
+    "TQDM_DISABLE", "1"
+)  # read when tqdm is imported: the harness's bars would stand among ours

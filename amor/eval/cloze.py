@@ -10,42 +10,91 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from tokenizers import Tokenizer
 
 from amor.data.encoder import Encoder
-from amor.eval.rows import Cloze, Completion
+from amor.eval.rows import Text, Texts
 
 ANSWER = 50  # tokens of the context length that are kept free
-MARKS = re.compile(r"\[(?:PAR|DOC|TLE)\]")
-SUMMARY = "Summary of information above..."  # where SWDE's own prompt begins, which this protocol does not use
+
+
+class CompletionRow(msgspec.Struct):
+    """A document whose text ends where `value` would follow (SWDE, FDA: as "Key:")."""
+
+    text: Text
+    value: Text
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.value.strip():
+            raise ValueError("value is white space")
+
+
+class KeyedRow(CompletionRow):
+    """A completion with the key of the value."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.key:
+            raise ValueError("key is missing or empty")
+
+
+class ClozeRow(msgspec.Struct):
+    """A context, a question to be completed, and the answers that count."""
+
+    context: str
+    question: Text
+    answers: Texts
+    alt_answers: list[str] = []
+    tok_pos: Annotated[int, Meta(ge=0)] | None = (
+        None  # centre of the window where no answer is in the context
+    )
+
+    def __post_init__(self) -> None:
+        if not self.question.strip():
+            raise ValueError("question is white space")
 
 
 @dataclass(frozen=True)
-class Form:
-    """How one task is asked. `sought` are the words whose first place centres the window; none: the document's beginning."""
+class ClozeForm:
+    """How the prompt of a task is made of a row.
+
+    `sought` gives the words whose first occurrence centres the window; none: the beginning of the document.
+    """
 
     context: Callable[[Any], str]
     sought: Callable[[Any], list[str]]
     prompt: Callable[[str, Any], str]
     answers: Callable[[Any], list[str]]
-    length: int = 2048
+    length: int = 2048  # tokens of window and answer
 
 
-def documents(form: Form, rows: list[Any], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """What is asked, one document a row; `tokens` is the prompt's true length. Rows sought by one letter are left out."""
+def documents(form: ClozeForm, rows: list[Any], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """One document per row; `tokens` is the length of its prompt. Rows with a sought word of one letter are left out."""
     encoder = Encoder(tokenizer, "uint32")
     found = []
     for number, row in enumerate(rows):
         cut = window(encoder, form.context(row), form.sought(row), form.length - ANSWER, row)
         if cut is not None:
             prompt = form.prompt(cut, row)
-            found.append({"row": number, "prompt": prompt, "answers": form.answers(row), "tokens": len(encoder(prompt))})
+            found.append(
+                {
+                    "row": number,
+                    "prompt": prompt,
+                    "answers": form.answers(row),
+                    "tokens": len(encoder(prompt)),
+                }
+            )
     return found
 
 
-def window(encoder: Encoder, context: str, sought: list[str], budget: int, row: Any = None) -> str | None:
+def window(
+    encoder: Encoder, context: str, sought: list[str], budget: int, row: Any = None
+) -> str | None:
     """At most `budget` tokens of a context: half before the first place of a sought word, what is left over behind it.
 
     A word that is not found leaves the last half of the budget. None where a sought word is too short to be looked for.
@@ -73,8 +122,8 @@ def _middle(encoder: Encoder, context: str, sought: list[str], budget: int, row:
         if (place := _place(context, word)) >= 0:
             return len(encoder(context[:place]))
     last = len(encoder(context[:-1]))
-    told = getattr(row, "tok_pos", None)
-    return last if told is None or last <= budget else told
+    given = getattr(row, "tok_pos", None)
+    return last if given is None or last <= budget else given
 
 
 def _place(context: str, word: str) -> int:
@@ -84,47 +133,23 @@ def _place(context: str, word: str) -> int:
 
 
 def contains(doc: dict[str, Any], results: list[str]) -> dict[str, int]:
-    """Whether any answer stands in the completion, whatever its case."""
+    """Whether the completion contains an answer, ignoring case."""
     return {"contains": int(any(_place(results[0], answer) >= 0 for answer in doc["answers"]))}
 
 
-def _without(text: str, question: str) -> str:
+def without(text: str, question: str) -> str:
     """A text without a question repeated at its end."""
     while text.lower().endswith(question.lower()):
         text = text[: -len(question)]
     return text
 
 
-def _asked(key: str) -> str:
+def ask(key: str) -> str:
+    """A key as the beginning of a sentence to complete."""
     return f"{key[0].upper()}{key[1:]}:"
 
 
-def _swde(text: str, row: Completion) -> str:
-    return f"{_without(text, row.key + ':').strip().strip('.')}. {_asked(row.key)}"
-
-
-def _fda(text: str, row: Completion) -> str:
-    bare = _without(text, row.key + ":").strip("\n").strip(".")
-    return f"{bare}. {_asked(row.key)}"
-
-
-def _question(text: str, row: Cloze) -> str:
+def with_question(text: str, row: ClozeRow) -> str:
+    """A window without the question at its end, then the question."""
     question = row.question.strip()
-    return f"{_without(text, question).strip().strip('.')}. {question}"
-
-
-def _nq(text: str, row: Cloze) -> str:
-    question = row.question.strip()
-    return f"{text.strip().removesuffix(question).strip().strip('.')}. {question}"
-
-
-FORMS = {
-    "cloze_swde": Form(lambda r: r.text.partition(SUMMARY)[0], lambda r: [r.key, r.value], _swde, lambda r: [r.value]),
-    "cloze_fda": Form(lambda r: r.text, lambda r: [r.key, r.value], _fda, lambda r: [r.value]),
-    "cloze_squad": Form(lambda r: r.text, lambda r: [r.value], lambda text, r: text.strip(), lambda r: [r.value]),
-    "cloze_triviaqa": Form(
-        lambda r: r.context, lambda r: [], lambda text, r: _question(MARKS.sub("", text.strip()), r), lambda r: r.answers
-    ),
-    "cloze_nq": Form(lambda r: r.context, lambda r: r.answers[:1], _nq, lambda r: r.answers, length=2000),
-    "cloze_drop": Form(lambda r: r.context, lambda r: [], lambda text, r: _question(text.strip(), r), lambda r: r.answers),
-}
+    return f"{without(text, question).strip().strip('.')}. {question}"

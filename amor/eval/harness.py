@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from amor.data import hub
 from amor.data.encoder import Encoder
 from amor.errors import AmorError
+from amor.eval.rows import HubSource
 
 Row = dict[str, Any]
 INSTALL = "pip install 'amor[eval]'"
 SPLITS = ("training_split", "validation_split", "test_split")
 FEWSHOT_SEED = 1234  # the harness's own
-
-
-class Hub(NamedTuple):
-    """A data set of the hub."""
-
-    name: str
-    config: str | None
-    split: str
 
 
 def need(*packages: str) -> None:
@@ -42,9 +36,13 @@ def definition(file: str) -> dict[str, Any]:
     return load_yaml(Path(lm_eval.tasks.__file__).parent / file)
 
 
-def hub_of(config: dict[str, Any]) -> Hub:
+def hub_of(config: dict[str, Any]) -> HubSource:
     """Where the rows of a definition come from."""
-    return Hub(config["dataset_path"], config.get("dataset_name"), config.get("test_split") or config["validation_split"])
+    return HubSource(
+        config["dataset_path"],
+        config.get("dataset_name"),
+        config.get("test_split") or config["validation_split"],
+    )
 
 
 def configured(config: dict[str, Any], rows: list[Row], split: str, source: str) -> Any:
@@ -52,10 +50,17 @@ def configured(config: dict[str, Any], rows: list[Row], split: str, source: str)
     from lm_eval.api.task import ConfigurableTask
 
     table = hub.table(rows)
-    if config.get("process_docs"):  # once: the harness would do it anew wherever it looks at its documents
+    if config.get(
+        "process_docs"
+    ):  # once: the harness would do it anew wherever it looks at its documents
         table = hub.changed(table, config["process_docs"])
     changes = {key: config.get(key) if config.get(key) == split else None for key in SPLITS}
-    changes |= {"process_docs": None, "dataset_path": source, "dataset_name": None, "dataset_kwargs": None}
+    changes |= {
+        "process_docs": None,
+        "dataset_path": source,
+        "dataset_name": None,
+        "dataset_kwargs": None,
+    }
     return given(ConfigurableTask, {split: table}, config=config | changes)
 
 
@@ -82,14 +87,12 @@ def given(kind: type, tables: dict[str, Any], **arguments: Any) -> Any:
     return Given(**arguments)
 
 
-def class_of(name: str) -> type:
-    """The class of a task that the harness has no yaml for."""
+def class_of(path: str) -> type:
+    """The class of a task that the harness has no yaml for: module.Class below lm_eval.tasks."""
     need("lm_eval")
-    from lm_eval.tasks.fda.task import FDA
-    from lm_eval.tasks.squad_completion.task import SQUADCompletion
-    from lm_eval.tasks.swde.task import SWDE
-
-    return {"swde": SWDE, "fda": FDA, "squad_completion": SQUADCompletion}[name]
+    module, _, name = path.rpartition(".")
+    kind: type = getattr(importlib.import_module(f"lm_eval.tasks.{module}"), name)
+    return kind
 
 
 def with_first_line(config: dict[str, Any]) -> dict[str, Any]:
@@ -101,11 +104,20 @@ def with_first_line(config: dict[str, Any]) -> dict[str, Any]:
         return score(doc, results) | {"score_first_line": score(doc, [first])["score"]}
 
     more = {"metric": "score_first_line", "aggregation": "mean", "higher_is_better": True}
-    return config | {"process_results": process_results, "metric_list": [*config["metric_list"], more]}
+    return config | {
+        "process_results": process_results,
+        "metric_list": [*config["metric_list"], more],
+    }
 
 
 def generated(
-    name: str, metrics: list[str], text: str, target: str, score: Callable[..., Any], generation: Row, **more: Any
+    name: str,
+    metrics: list[str],
+    text: str,
+    target: str,
+    score: Callable[..., Any],
+    generation: Row,
+    **more: Any,
 ) -> Row:
     """A definition of ours: text is written greedily behind a field of the document, and scored by a function."""
     return {
@@ -115,7 +127,10 @@ def generated(
         "doc_to_text": text,
         "doc_to_target": target,
         "process_results": score,
-        "metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics],
+        "metric_list": [
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+            for metric in metrics
+        ],
         "generation_kwargs": {"do_sample": False, "temperature": 0.0, **generation},
         "metadata": {"version": 1.0},
         **more,
@@ -136,7 +151,15 @@ def needles_lack() -> str | None:
     return None
 
 
-def needles(number: int, encoder: Encoder, lengths: tuple[int, ...], samples: int, seed: int, essays: str) -> list[Row]:
+def needles(
+    name: str,
+    number: int,
+    encoder: Encoder,
+    lengths: tuple[int, ...],
+    samples: int,
+    seed: int,
+    essays: str,
+) -> list[Row]:
     """The documents of the harness's niah_single_NUMBER, lengths in turn. It draws from the global `random`, left as it was."""
     from lm_eval.tasks.ruler import niah_utils, prepare_niah
 
@@ -157,15 +180,21 @@ def needles(number: int, encoder: Encoder, lengths: tuple[int, ...], samples: in
             for length in lengths
         ]
     except ValueError as error:  # a length that holds no sample
-        raise AmorError(f"niah_stock_{number}: {' '.join(str(error).split())}") from error
+        raise AmorError(f"{name}: {' '.join(str(error).split())}") from error
     finally:
         random.setstate(before)
     kept = ("input", "gen_prefix", "outputs", "max_length")
     rows = [held[at] for at in range(samples) for held in by_length if at < len(held)]
-    return [{key: row[key] for key in kept} | {"tokens": len(encoder(f"{row['input']} {row['gen_prefix']}"))} for row in rows]
+    return [
+        {key: row[key] for key in kept}
+        | {"tokens": len(encoder(f"{row['input']} {row['gen_prefix']}"))}
+        for row in rows
+    ]
 
 
-def evaluated(lm: Any, tasks: dict[str, Any], limit: int | None, resampled: int, samples: bool) -> dict[str, Any]:
+def evaluated(
+    lm: Any, tasks: dict[str, Any], limit: int | None, resampled: int, samples: bool
+) -> dict[str, Any]:
     """Tasks through the harness as by its simple_evaluate, without the time in which that reads every task there is."""
     import lm_eval
     from lm_eval.evaluator import evaluate

@@ -21,15 +21,15 @@ import torch
 from amor import typed
 from amor.data import loader
 from amor.errors import AmorError
-from amor.eval.score import alone, counts
+from amor.eval.score import batch_invariant, count_gates
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
-from amor.judge.loop import PIECE, gathered, read
+from amor.judge.loop import CHUNK, ignore_tokens, join_chunks, run_windows
 from amor.judge.windows import encoder
 from amor.models.amor import Amor, Output
 from amor.numbers import perplexity
 from amor.records import Number, Part
-from amor.records.evals import Counts, Curve
+from amor.records.evals import GateCounts, LengthCurve
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -60,26 +60,7 @@ class Segment(Part, frozen=True):
     bucket: tuple[Number, ...]  # over the last ones before it
     rates: tuple[tuple[typed.Share, ...], ...]  # of those last ones, how many fired, a block
     documents: typed.Positive  # more than 1: short ones, joined
-    gates: Counts  # of the whole segment
-
-
-def extrapolate(
-    model: Amor,
-    tokenizer: Tokenizer,
-    texts: Iterable[str],
-    *,
-    lengths: Sequence[int] = LENGTHS,
-    segments: int = SEGMENTS,
-    gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
-    piece: int = PIECE,
-    bucket: int = BUCKET,
-    forward: Callable[..., Output] | None = None,
-    seen: Callable[[int], None] = lambda tokens: None,
-) -> Curve:
-    """The curve of one set of documents."""
-    chosen = spans(tokenizer, texts, lengths, segments)
-    told = each_segment(model, chosen, lengths=lengths, gates=gates, piece=piece, bucket=bucket, forward=forward, seen=seen)
-    return curve(list(told))
+    gates: GateCounts  # of the whole segment
 
 
 def each_segment(
@@ -88,23 +69,34 @@ def each_segment(
     *,
     lengths: Sequence[int] = LENGTHS,
     gates: Sequence[Gate] | None = None,
-    piece: int = PIECE,
+    chunk: int = CHUNK,  # columns per forward call
     bucket: int = BUCKET,
     forward: Callable[..., Output] | None = None,  # what is called in the model's place
-    seen: Callable[[int], None] = lambda tokens: None,  # told how many tokens were read
+    on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
 ) -> Iterator[Segment]:
     """One after another, each by itself to the bit: whoever keeps what was found asks for the others alone, in any order."""
     thresholds = [float(gate.threshold) for gate in (own_gates(model) if gates is None else gates)]
     for span in chosen:
         if (worst := int(span.ids.max())) >= model.config.vocab:
-            raise AmorError(f"token {worst} of the text is not in the model's vocabulary of {model.config.vocab:,}")
+            raise AmorError(
+                f"token {worst} of the text is not in the model's vocabulary of {model.config.vocab:,}"
+            )
         window = loader.cut(torch.from_numpy(span.ids[None, : lengths[-1] + 1]))
-        said = read(
-            model, window, rows=1, columns=piece, gates=gates, compute="true_sparse", forward=alone(forward or model), seen=seen
+        chunks = run_windows(
+            model,
+            window,
+            rows=1,
+            columns=chunk,
+            gates=gates,
+            compute="true_sparse",
+            forward=batch_invariant(forward or model),
+            on_tokens=on_tokens,
         )
-        found = gathered(said)
+        found = join_chunks(chunks)
         if not bool(torch.isfinite(found.nll).all()):
-            raise AmorError(f"{model.config.name} gives losses that are not finite on this text; its weights are broken")
+            raise AmorError(
+                f"{model.config.name} gives losses that are not finite on this text; its weights are broken"
+            )
         nll, fire = found.nll[0].double(), found.fire[:, 0].double()
         last = [slice(max(length - bucket, 0), length) for length in lengths]
         yield Segment(
@@ -113,19 +105,25 @@ def each_segment(
             bucket=tuple(float(nll[here].mean()) for here in last),
             rates=tuple(tuple(fire[:, here].mean(1).tolist()) for here in last),
             documents=span.documents,
-            gates=counts(found.fire, found.score, torch.ones_like(found.nll, dtype=torch.bool), thresholds)[0],
+            gates=count_gates(
+                found.fire, found.score, torch.ones_like(found.nll, dtype=torch.bool), thresholds
+            )[0],
         )
 
 
-def curve(segments: Sequence[Segment]) -> Curve:
+def curve(segments: Sequence[Segment]) -> LengthCurve:
     """Segments folded: losses are averaged over segments and then raised, as in the papers this is compared with."""
     if not segments:
         raise AmorError("a curve of no segments; give at least one")
     lengths = segments[0].lengths
     if other := next((one.lengths for one in segments if one.lengths != lengths), None):
-        raise AmorError(f"segments of lengths {lengths} and {other} are of two curves; judge the older ones again")
-    rates = [[fmean(block) for block in zip(*here)] for here in zip(*(one.rates for one in segments))]
-    return Curve(
+        raise AmorError(
+            f"segments of lengths {lengths} and {other} are of two curves; judge the older ones again"
+        )
+    rates = [
+        [fmean(block) for block in zip(*here)] for here in zip(*(one.rates for one in segments))
+    ]
+    return LengthCurve(
         lengths=lengths,
         segments=len(segments),
         prefix=tuple(raised([one.prefix[i] for one in segments])[0] for i in range(len(lengths))),
@@ -162,7 +160,11 @@ def spans(
         )
     if count < 1:
         raise AmorError(f"segments {count}: give at least 1")
-    spelled, joiner, wanted = encoder(tokenizer), Joiner(tokenizer, lengths[-1] + 1), lengths[-1] + 1
+    spelled, joiner, wanted = (
+        encoder(tokenizer),
+        Joiner(tokenizer, lengths[-1] + 1),
+        lengths[-1] + 1,
+    )
     whole: list[Span] = []
     looked = 0
     for text in texts:
@@ -176,7 +178,9 @@ def spans(
             break
     found = (whole + joiner.found)[:count]
     if not found:
-        raise AmorError(f"{source} holds {looked:,} tokens, less than one segment of {wanted:,}; give more or shorter lengths")
+        raise AmorError(
+            f"{source} holds {looked:,} tokens, less than one segment of {wanted:,}; give more or shorter lengths"
+        )
     return found
 
 

@@ -23,7 +23,9 @@ from amor.data.encoder import Encoder
 from amor.errors import AmorError
 
 ANSWER = 128  # tokens that may be written
-ROOM = ANSWER + 1  # of a length, not filled by the prompt: the answer, and a first token such as <bos>
+ROOM = (
+    ANSWER + 1
+)  # of a length, not filled by the prompt: the answer, and a first token such as <bos>
 SHORT = 0.01  # a prompt is at most this share shorter than what it may fill
 DEPTHS = 40  # places of a needle, even over the haystack, each taken once before one is taken again
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -38,14 +40,11 @@ Kind = Literal["number", "uuid"]
 
 
 @dataclass(frozen=True)
-class Form:
-    """One of the three: what hides the needle, and what it says."""
+class NeedleForm:
+    """What hides the needle, essays or noise, and what it holds."""
 
     essays: bool
     kind: Kind
-
-
-FORMS = {"niah_single_1": Form(False, "number"), "niah_single_2": Form(True, "number"), "niah_single_3": Form(True, "uuid")}
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,18 @@ class Haystack:
 
 
 def documents(
-    name: str, tokenizer: Tokenizer, lengths: tuple[int, ...], samples: int, seed: int, essays: str = ""
+    name: str,
+    form: NeedleForm,
+    tokenizer: Tokenizer,
+    lengths: tuple[int, ...],
+    samples: int,
+    seed: int,
+    essays: str = "",
 ) -> list[dict[str, Any]]:
     """`samples` prompts of each length, lengths in turn, so that the first documents already hold all of them.
 
     A sample depends on the task, the seed, its length and its number alone."""
-    form, encoder = FORMS[name], Encoder(tokenizer, "uint32")
+    encoder = Encoder(tokenizer, "uint32")
     hay = _haystack(form, encoder, max(lengths), essays)
     return [
         _document(form, encoder, hay, length, number, f"{seed} {name} {length}")
@@ -92,13 +97,17 @@ def documents(
     ]
 
 
-def _haystack(form: Form, encoder: Encoder, longest: int, essays: str) -> Haystack:
+def _haystack(form: NeedleForm, encoder: Encoder, longest: int, essays: str) -> Haystack:
     unit, glue = (essays, " ") if form.essays else (NOISE, "\n")
-    most = 16 * longest  # characters: no text has tokens so long on average, and no more than that need be counted
+    most = (
+        16 * longest
+    )  # characters: no text has tokens so long on average, and no more than that need be counted
     return Haystack.of(glue.join([unit] * (most // (len(unit) + 1) + 1))[:most], glue, encoder)
 
 
-def _document(form: Form, encoder: Encoder, hay: Haystack, length: int, number: int, stream: str) -> dict[str, Any]:
+def _document(
+    form: NeedleForm, encoder: Encoder, hay: Haystack, length: int, number: int, stream: str
+) -> dict[str, Any]:
     chance = random.Random(f"{stream} {number}")
     key, value = _key(chance), _value(chance, form.kind)
     order = random.Random(f"{stream} depths {number // DEPTHS}").sample(range(DEPTHS), DEPTHS)
@@ -111,7 +120,14 @@ def _document(form: Form, encoder: Encoder, hay: Haystack, length: int, number: 
         return text, len(encoder(f"{text} {begun}"))
 
     text, tokens = _filled(asked, hay, length)
-    return {"input": text, "gen_prefix": begun, "outputs": [value], "max_length": length, "tokens": tokens, "depth": depth}
+    return {
+        "input": text,
+        "gen_prefix": begun,
+        "outputs": [value],
+        "max_length": length,
+        "tokens": tokens,
+        "depth": depth,
+    }
 
 
 def _filled(asked: Callable[[int], tuple[str, int]], hay: Haystack, length: int) -> tuple[str, int]:
@@ -119,7 +135,9 @@ def _filled(asked: Callable[[int], tuple[str, int]], hay: Haystack, length: int)
     most = length - ROOM
     best = asked(0)
     if best[1] > most:
-        raise AmorError(f"a length of {length} has no room for a needle, its question and {ROOM} more tokens; give a longer one")
+        raise AmorError(
+            f"a length of {length} has no room for a needle, its question and {ROOM} more tokens; give a longer one"
+        )
     fit, beyond = 0, len(hay.words) + 1  # words that fit, and that do not
     guess, counted = 0, best[1]
     while beyond - fit > 1 and not _full(best, most):
@@ -134,7 +152,9 @@ def _filled(asked: Callable[[int], tuple[str, int]], hay: Haystack, length: int)
     while not _full(best, most) and end < len(hay.text) and (tried := asked(end + 1))[1] <= most:
         best, end = tried, end + 1
     if not _full(best, most):
-        raise AmorError(f"a length of {length}: the tokenizer takes {len(hay.text):,} characters for {best[1]:,} tokens")
+        raise AmorError(
+            f"a length of {length}: the tokenizer takes {len(hay.text):,} characters for {best[1]:,} tokens"
+        )
     return best
 
 
@@ -150,11 +170,15 @@ def _key(chance: random.Random) -> str:
 @cache
 def _word_lists() -> tuple[list[str], list[str]]:
     if importlib.util.find_spec("wonderwords") is None:
-        raise AmorError("the package wonderwords is needed for the keys of needles: pip install 'amor[eval]'")
+        raise AmorError(
+            "the package wonderwords is needed for the keys of needles: pip install 'amor[eval]'"
+        )
     from wonderwords import RandomWord
 
     words = RandomWord()
-    return sorted(set(words.filter(include_categories=["adjectives"]))), sorted(set(words.filter(include_categories=["nouns"])))
+    return sorted(set(words.filter(include_categories=["adjectives"]))), sorted(
+        set(words.filter(include_categories=["nouns"]))
+    )
 
 
 def _value(chance: random.Random, kind: Kind) -> str:
@@ -177,7 +201,10 @@ def one_line(texts: Iterable[str]) -> str:
     return " ".join(" ".join(texts).split())
 
 
-def found(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Under the name of the document's length: the share of its values that were written, whatever their case."""
+def score(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+    """The fraction of its values that were generated, ignoring case, as the metric of the document's length."""
     written = results[0].lower()
-    return {str(doc["max_length"]): sum(value.lower() in written for value in doc["outputs"]) / len(doc["outputs"])}
+    return {
+        str(doc["max_length"]): sum(value.lower() in written for value in doc["outputs"])
+        / len(doc["outputs"])
+    }

@@ -22,16 +22,16 @@ from amor.data.sources import Reading, find_sources
 from amor.data.spelling import Speller
 from amor.errors import AmorError
 from amor.eval.lengths import MOST
-from amor.eval.score import alone, counts
+from amor.eval.score import batch_invariant, count_gates
 from amor.gates.base import Gate
 from amor.judge import windows as judged
 from amor.judge.gates import own_gates
-from amor.judge.loop import read
+from amor.judge.loop import ignore_tokens, run_windows
 from amor.judge.resample import ratio
 from amor.models.amor import Amor, Output
 from amor.numbers import perplexity
 from amor.records import Number, Part
-from amor.records.evals import Counts, Data
+from amor.records.evals import Data, GateCounts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,7 +45,7 @@ class Window(Part, frozen=True):
     nats: Number  # of all its targets
     tokens: typed.Positive
     bytes: typed.Count | None  # of text that the targets spell; None where no tokenizer tells
-    gates: Counts
+    gates: GateCounts
 
 
 def held_out(
@@ -62,12 +62,23 @@ def held_out(
     if path.is_dir():
         return judged.of_shards(path, context, count, tokenizer, vocab, apart)
     if tokenizer is None:
-        raise AmorError(f"{path} is text, and the model folder has no tokenizer.json; name one with --tokenizer")
+        raise AmorError(
+            f"{path} is text, and the model folder has no tokenizer.json; name one with --tokenizer"
+        )
     from amor.data.tokenizer import end_of_text
 
     spelled, end = judged.encoder(tokenizer), np.array([end_of_text(tokenizer)])
-    documents = (found.text for source in find_sources([str(path)], Reading(field=field)) for found in source.documents())
-    ids = np.concatenate([np.empty(0, dtype=np.int64), *(part for text in documents for part in (spelled(text), end))])
+    documents = (
+        found.text
+        for source in find_sources([str(path)], Reading(field=field))
+        for found in source.documents()
+    )
+    ids = np.concatenate(
+        [
+            np.empty(0, dtype=np.int64),
+            *(part for text in documents for part in (spelled(text), end)),
+        ]
+    )
     if (worst := int(ids.max(initial=0))) >= vocab:
         raise AmorError(f"token {worst} of {path} is not in the model's vocabulary of {vocab:,}")
     return judged.of_ids(ids, context, count, str(path))
@@ -93,29 +104,48 @@ def each_window(
     *,
     gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
     forward: Callable[..., Output] | None = None,  # what is called in the model's place
-    seen: Callable[[int], None] = lambda tokens: None,  # told how many tokens were read
+    on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
 ) -> Iterator[Window]:
     """One after another, each by itself to the bit: whoever keeps what was found asks for the others (`at`) alone.
 
     Several at a time would round otherwise, with the number of rows."""
     thresholds = [float(gate.threshold) for gate in (own_gates(model) if gates is None else gates)]
     spelled = None if tokenizer is None else sizes(tokenizer, model.config.vocab)
-    for said in read(model, text, rows=1, gates=gates, compute="true_sparse", forward=alone(forward or model), seen=seen):
-        nll, targets = said.nll.cpu(), said.text.targets.cpu()
+    chunks = run_windows(
+        model,
+        text,
+        rows=1,
+        gates=gates,
+        compute="true_sparse",
+        forward=batch_invariant(forward or model),
+        on_tokens=on_tokens,
+    )
+    for output in chunks:
+        assert output.chunk.targets is not None
+        nll, targets = output.nll.cpu(), output.chunk.targets.cpu()
         if not bool(torch.isfinite(nll).all()):
-            raise AmorError(f"{model.config.name} gives losses that are not finite on this text; its weights are broken")
+            raise AmorError(
+                f"{model.config.name} gives losses that are not finite on this text; its weights are broken"
+            )
         yield Window(
             nats=float(nll.double().sum()),
             tokens=targets.shape[1],
             bytes=None if spelled is None else int(spelled[targets].sum()),
-            gates=counts(said.fire.cpu(), said.score.cpu(), torch.ones_like(nll, dtype=torch.bool), thresholds)[0],
+            gates=count_gates(
+                output.fire.cpu(),
+                output.score.cpu(),
+                torch.ones_like(nll, dtype=torch.bool),
+                thresholds,
+            )[0],
         )
 
 
 def at(text: Windows, places: Sequence[int]) -> Windows:
     """Some of the windows."""
     reset = None if text.reset is None else text.reset[list(places)]
-    return replace(text, tokens=text.tokens[list(places)], targets=text.targets[list(places)], reset=reset)
+    return replace(
+        text, tokens=text.tokens[list(places)], targets=text.targets[list(places)], reset=reset
+    )
 
 
 def metrics(windows: Sequence[Window]) -> dict[str, float]:
@@ -141,5 +171,8 @@ def sizes(tokenizer: Tokenizer, vocab: int) -> torch.Tensor | None:
     if not speller.byte:
         return None
     keep = "surrogateescape"  # half a character stays the bytes it is
-    held = [0 if token in speller.special else len(speller(token, keep).encode("utf-8", keep)) for token in range(vocab)]
+    held = [
+        0 if token in speller.special else len(speller(token, keep).encode("utf-8", keep))
+        for token in range(vocab)
+    ]
     return torch.tensor(held)

@@ -66,7 +66,11 @@ class Store:
                     continue
                 self.answers[answer.key] = answer
         if torn:
-            log.warning("%s: %d line(s) cannot be read, as after a kill; what they held is computed again", path, torn)
+            log.warning(
+                "%s: %d line(s) cannot be read, as after a kill; what they held is computed again",
+                path,
+                torn,
+            )
 
     def _end_the_line(self) -> None:
         """A line that was torn must not swallow the next one."""
@@ -93,5 +97,10 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

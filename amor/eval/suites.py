@@ -1,4 +1,4 @@
-"""The suites by name, each run by what it needs: the harness, or the one loop that reads text."""
+"""`amor eval`: every suite by what runs it, lm-evaluation-harness or the one loop over text."""
 
 from __future__ import annotations
 
@@ -12,194 +12,212 @@ import msgspec
 
 from amor import typed
 from amor.errors import AmorError, nearest
-from amor.eval import lengths, perplexity, texts
+from amor.eval import lengths, perplexity, tasks, texts
 from amor.eval.judge import Judge
-from amor.eval.run import Found, Subject, by_harness, conclude
+from amor.eval.run import SuiteOutcome, run_by_harness, run_suite
+from amor.eval.subject import EvalSubject
+from amor.eval.tasks import HELD_OUT, LENGTHS, NEEDLE_LENGTHS
 from amor.models.amor import Amor
 from amor.models.build import build
-from amor.records.evals import Curve, Data, Gates, Phases, Settings
-from amor.records.evals import Path as Way
+from amor.records.evals import Data, EvalSettings, Gates, LengthCurve, Phases
+from amor.records.evals import Path as EvalPath
 
-LONG, HELD_OUT = "length-extrapolation", "perplexity"
-NAMES = ("common-sense", "retrieval", "niah", "longbench", LONG, HELD_OUT)
-NEEDLES = (1024, 2048, 4096)  # tokens of niah's prompts
-T = TypeVar("T")
+T = TypeVar("T", lengths.Segment, perplexity.Window)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a command wants of suites."""
+class EvalRequest:
+    """The options of `amor eval`."""
 
-    data: Path | None  # None: from the hub
+    data: Path | None  # folder of local files; None: the hub
     text: Path | None = None  # of `perplexity`
     tasks: list[str] | None = None  # None: all
-    lengths: list[int] | None = None  # None: the paper's
-    samples: int = 500
-    segments: int = 50
-    context: int = 0  # tokens a window of `perplexity`; 0: as it was trained
+    lengths: list[int] | None = None  # in tokens; None: the paper's
+    samples: int = 500  # needle prompts per length, as in the paper
+    segments: int = 50  # texts per set of length-extrapolation
+    context: int = 0  # tokens per window of `perplexity`; 0: the training context
     seed: int = 0
-    path: Way = "likelihood"
-    max_length: int | None = None
+    path: EvalPath = "likelihood"
+    max_length: int | None = None  # tokens of a request; None: not limited
     bos: bool = False
-    limit: int | None = None
+    limit: int | None = None  # documents per task; None: all
 
-    def settings(self, gates: Gates) -> Settings:
-        return Settings(gates=gates, path=self.path, max_length=self.max_length, bos=self.bos, limit=self.limit)
+    def settings(self, gates: Gates) -> EvalSettings:
+        """What scores depend on."""
+        return EvalSettings(
+            gates=gates, path=self.path, max_length=self.max_length, bos=self.bos, limit=self.limit
+        )
 
 
 def untrained(model: Amor, seed: int) -> Amor:
-    """The same shape with fresh weights."""
+    """A model of the same config with fresh weights."""
     return build(model.config, seed).eval()
 
 
-def evaluate(subject: Subject, names: Sequence[str], ways: Sequence[Gates], asked: Asked) -> dict[str, Any]:
-    """Every suite, with the gates run in every way; what was written where, and what was left out."""
-    _known(names, asked.tasks)
+def evaluate(
+    subject: EvalSubject, names: Sequence[str], ways: Sequence[Gates], request: EvalRequest
+) -> dict[str, Any]:
+    """Evaluate every suite with the gates in every way; the files written, and the tasks skipped."""
+    _check_tasks(names, request.tasks)
     written: dict[str, list[str]] = {}
     skipped: dict[str, dict[str, str]] = {}
     for name in names:
-        loaded = _load(subject, name, asked)
-        skipped |= {name: loaded.skipped} if loaded.skipped else {}
-        for task, why in loaded.skipped.items():
-            say(subject, f"{name}: {task} is skipped: {why}")
-        if not loaded.runs:
-            say(subject, f"{name}: skipped, nothing of it can be run")
+        ready = _prepare(subject, name, request)
+        skipped |= {name: ready.skipped} if ready.skipped else {}
+        for task, why in ready.skipped.items():
+            log(subject, f"{name}: {task} is skipped: {why}")
+        if not ready.runs:
+            log(subject, f"{name}: skipped, nothing of it can be run")
             continue
         for way in ways:
             began = time.perf_counter()
-            path = loaded.run(asked.settings(way))
+            path = ready.run(request.settings(way))
             if path is not None:
                 written.setdefault(name, []).append(str(path))
-                say(subject, f"{path} written, {time.perf_counter() - began:.0f} s")
+                log(subject, f"{path} written, {time.perf_counter() - began:.0f} s")
     if not written and not subject.ranks.rank:
-        raise AmorError(f"nothing was evaluated: {'; '.join(f'{n}: {w}' for each in skipped.values() for n, w in each.items())}")
+        reasons = "; ".join(f"{n}: {w}" for each in skipped.values() for n, w in each.items())
+        raise AmorError(f"nothing was evaluated: {reasons}")
     return {"folder": str(subject.out), "written": written, "skipped": skipped}
 
 
-def say(subject: Subject, words: str) -> None:
+def log(subject: EvalSubject, words: str) -> None:
+    """Print a line on rank 0."""
     if not subject.ranks.rank:
         print(words, flush=True)
 
 
-def _known(names: Sequence[str], tasks: Sequence[str] | None) -> None:
-    """Refuse a task that none of the suites has."""
-    from amor.eval.tasks import SUITES
-
-    every: dict[str, list[str]] = {
-        **{name: list(held) for name, held in SUITES.items()},
-        LONG: list(texts.SETS),
-        HELD_OUT: [HELD_OUT],
-    }
-    known = [task for name in names for task in every[name]]
-    for task in tasks or ():
+def _check_tasks(names: Sequence[str], given: Sequence[str] | None) -> None:
+    """An error for a task that none of the suites has."""
+    known = [task for name in names for task in tasks.in_suite(name)]
+    for task in given or ():
         if task not in known:
-            raise AmorError(f"--task: no {task[:80]!r} in {', '.join(names)}; {nearest(task[:80], known)}")
+            raise AmorError(
+                f"--task: no {task[:80]!r} in {', '.join(names)}; {nearest(task[:80], known)}"
+            )
 
 
 @dataclass
-class Ready:
+class ReadySuite:
     """A suite whose texts are at hand."""
 
-    skipped: dict[str, str]
-    runs: bool
-    run: Callable[[Settings], Path | None]
+    skipped: dict[str, str]  # tasks, and why
+    runs: bool  # whether any task is left
+    run: Callable[[EvalSettings], Path | None]
 
 
-def _load(subject: Subject, name: str, asked: Asked) -> Ready:
-    if name == LONG:
-        return _long(subject, asked)
+def _prepare(subject: EvalSubject, name: str, request: EvalRequest) -> ReadySuite:
+    if name == LENGTHS:
+        return _length_extrapolation(subject, request)
     if name == HELD_OUT:
-        return _held_out(subject, asked)
-    from amor.eval import tasks
-
-    names = None if asked.tasks is None else [task for task in asked.tasks if task in tasks.SUITES[name]]
+        return _held_out_text(subject, request)
+    known = tasks.in_suite(name)
     loaded = tasks.load(
         name,
-        asked.data,
+        request.data,
         tokenizer=subject.tokenizer,
-        lengths=asked.lengths or NEEDLES,
-        seed=asked.seed,
-        samples=asked.samples,
-        names=names,
+        lengths=request.lengths or NEEDLE_LENGTHS,
+        seed=request.seed,
+        samples=request.samples,
+        names=None if request.tasks is None else [task for task in request.tasks if task in known],
     )
-    return Ready(loaded.skipped, bool(loaded.tasks), lambda settings: by_harness(subject, name, loaded, settings))
+    run = lambda settings: run_by_harness(subject, name, loaded, settings)  # noqa: E731
+    return ReadySuite(loaded.skipped, bool(loaded.tasks), run)
 
 
-def _long(subject: Subject, asked: Asked) -> Ready:
-    wanted = [name for name in texts.SETS if asked.tasks is None or name in asked.tasks]
-    found, skipped = texts.find(asked.data, wanted)
-    sizes = tuple(asked.lengths or lengths.LENGTHS)
-    count = min(asked.segments, asked.limit or asked.segments)
-    held: dict[str, list[lengths.Span]] = {}
+def _length_extrapolation(subject: EvalSubject, request: EvalRequest) -> ReadySuite:
+    wanted = [n for n in tasks.in_suite(LENGTHS) if request.tasks is None or n in request.tasks]
+    sources, skipped = texts.find(request.data, wanted)
+    sizes = tuple(request.lengths or lengths.LENGTHS)
+    count = min(request.segments, request.limit or request.segments)
+    spans: dict[str, list[lengths.Span]] = {}
 
-    def run(settings: Settings) -> Path | None:
-        for name, source in found.items():  # read once, when it is known that they are wanted
-            if name not in held:
-                held[name] = lengths.spans(subject.tokenizer, source, sizes, count, name)
+    def run(settings: EvalSettings) -> Path | None:
+        for name, source in sources.items():  # once for all ways of running gates
+            if name not in spans:
+                spans[name] = lengths.spans(subject.tokenizer, source, sizes, count, name)
 
-        def ask(judge: Judge, concludes: bool) -> Found:
-            curves: dict[str, Curve] = {}
+        def ask(judge: Judge, complete: bool) -> SuiteOutcome:
+            curves: dict[str, LengthCurve] = {}
             data: dict[str, Data] = {}
-            for name, spans in held.items():
+            for name in spans:
+                segments = _segments(judge, name, spans[name], sizes)
+                if complete:
+                    curves[name], data[name] = lengths.curve(segments), sources[name].data(segments)
+            return SuiteOutcome(_harness_tree({}, data), data, skipped, curves=curves)
 
-                def read(places: list[int], spans: list[lengths.Span] = spans) -> Iterator[lengths.Segment]:
-                    some = [spans[place] for place in places]
-                    return lengths.each_segment(subject.model, some, lengths=sizes, gates=judge.scorer.gates, seen=judge.fed)
+        return run_suite(subject, LENGTHS, _text_settings(settings), ask)
 
-                questions = [["length", span.ids.tolist(), list(sizes)] for span in spans]
-                segments = kept(judge, name, questions, read, lengths.Segment)
-                if concludes:
-                    curves[name], data[name] = lengths.curve(segments), found[name].data(segments)
-            return Found(tree_of({}, data), data, skipped, curves=curves)
-
-        return conclude(subject, LONG, by_loop(settings), ask)
-
-    return Ready(skipped, bool(found), run)
+    return ReadySuite(skipped, bool(sources), run)
 
 
-def _held_out(subject: Subject, asked: Asked) -> Ready:
-    if asked.text is None:
+def _segments(
+    judge: Judge, name: str, spans: list[lengths.Span], sizes: tuple[int, ...]
+) -> list[lengths.Segment]:
+    """The segments of one set of texts."""
+
+    def compute(places: list[int]) -> Iterator[lengths.Segment]:
+        some = [spans[place] for place in places]
+        gates, count = judge.scorer.gates, judge.count_tokens
+        return lengths.each_segment(judge.model, some, lengths=sizes, gates=gates, on_tokens=count)
+
+    questions = [["length", span.ids.tolist(), list(sizes)] for span in spans]
+    return _stored(judge, name, questions, compute, lengths.Segment)
+
+
+def _held_out_text(subject: EvalSubject, request: EvalRequest) -> ReadySuite:
+    if request.text is None:
         why = "name a text with --text: a folder that amor prepare wrote, a .txt or a .jsonl file"
-        return Ready({HELD_OUT: why}, False, lambda settings: None)
-    config = subject.model.config
-    windows = perplexity.held_out(asked.text, subject.tokenizer, config.vocab, asked.context or config.context)
-    count = min(len(windows), asked.limit or len(windows))
-    text = asked.text
+        return ReadySuite({HELD_OUT: why}, False, lambda settings: None)
+    text, config = request.text, subject.model.config
+    context = request.context or config.context
+    windows = perplexity.held_out(text, subject.tokenizer, config.vocab, context)
+    count = min(len(windows), request.limit or len(windows))
+    last = windows.targets[:, -1:]
+    questions = [["window", windows.tokens[i].tolist(), last[i].tolist()] for i in range(count)]
 
-    def run(settings: Settings) -> Path | None:
-        def ask(judge: Judge, concludes: bool) -> Found | None:
-            def read(places: list[int]) -> Iterator[perplexity.Window]:
-                some = perplexity.at(windows, places)
-                return perplexity.each_window(subject.model, subject.tokenizer, some, gates=judge.scorer.gates, seen=judge.fed)
+    def ask(judge: Judge, complete: bool) -> SuiteOutcome | None:
+        def compute(places: list[int]) -> Iterator[perplexity.Window]:
+            some = perplexity.at(windows, places)
+            gates, count = judge.scorer.gates, judge.count_tokens
+            return perplexity.each_window(
+                subject.model, subject.tokenizer, some, gates=gates, on_tokens=count
+            )
 
-            questions = [["window", windows.tokens[i].tolist(), windows.targets[i, -1:].tolist()] for i in range(count)]
-            found = kept(judge, HELD_OUT, questions, read, perplexity.Window)
-            if not concludes:
-                return None
-            data = {HELD_OUT: perplexity.data(text, windows)}
-            return Found(tree_of({HELD_OUT: {"alias": HELD_OUT, **perplexity.metrics(found)}}, data), data, {})
+        results = _stored(judge, HELD_OUT, questions, compute, perplexity.Window)
+        if not complete:
+            return None
+        data = {HELD_OUT: perplexity.data(text, windows)}
+        numbers = {HELD_OUT: {"alias": HELD_OUT, **perplexity.metrics(results)}}
+        return SuiteOutcome(_harness_tree(numbers, data), data, {})
 
-        return conclude(subject, HELD_OUT, by_loop(settings), ask)
-
-    return Ready({}, True, run)
-
-
-def kept(judge: Judge, task: str, questions: list[Any], compute: Callable[[list[int]], Iterator[T]], kind: type[T]) -> list[T]:
-    """Typed answers to questions about pieces of text, computed or from the store."""
-
-    def told(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
-        for place, one in zip(places, compute(places), strict=True):
-            yield place, typed.tree(one), {"target": one.gates} if judge.scorer.gates else {}  # type: ignore[attr-defined]
-
-    said = judge.ask("segment", [(task, question) for question in questions], told)
-    return [typed.convert(kind, one, "the store of answers") for one in said if one is not None]
+    run = lambda settings: run_suite(subject, HELD_OUT, _text_settings(settings), ask)  # noqa: E731
+    return ReadySuite({}, True, run)
 
 
-def by_loop(settings: Settings) -> Settings:
-    """Of the settings those that a text read from its beginning to its end knows."""
+def _stored(
+    judge: Judge,
+    task: str,
+    questions: list[Any],
+    compute: Callable[[list[int]], Iterator[T]],
+    kind: type[T],
+) -> list[T]:
+    """Typed results of pieces of text, computed or from the store; those of other ranks are left out."""
+
+    def answers(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
+        for place, each in zip(places, compute(places), strict=True):
+            yield place, typed.tree(each), {"target": each.gates} if judge.scorer.gates else {}
+
+    known = judge.answer("segment", [(task, question) for question in questions], answers)
+    return [typed.convert(kind, each, "the store of answers") for each in known if each is not None]
+
+
+def _text_settings(settings: EvalSettings) -> EvalSettings:
+    """The settings without those that have no meaning for a text that is read from beginning to end."""
     return msgspec.structs.replace(settings, path="likelihood", max_length=None, bos=False)
 
 
-def tree_of(results: dict[str, Any], data: dict[str, Data]) -> dict[str, Any]:
-    """Results of our own in the harness's layout."""
-    return {"results": results, "n-samples": {task: {"original": one.rows, "effective": one.rows} for task, one in data.items()}}
+def _harness_tree(results: dict[str, Any], data: dict[str, Data]) -> dict[str, Any]:
+    """Our own results in the harness's layout."""
+    samples = {task: {"original": each.rows, "effective": each.rows} for task, each in data.items()}
+    return {"results": results, "n-samples": samples}

@@ -1,12 +1,12 @@
-"""How well a model predicts windows of text: nll a token, how often its gates fire as they stand, what questions it answers."""
+"""Validation: nll per token over windows of text, firing rates of the gates, accuracy on questions of generated tasks."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from amor.judge.loop import Text, read
-from amor.judge.recall import questions, right
+from amor.judge.loop import WindowSource, run_windows
+from amor.judge.recall import is_answer, right_answers
 from amor.models.amor import Amor, Output
 from amor.numbers import finite, perplexity
 from amor.ops.head import IGNORE
@@ -15,34 +15,39 @@ from amor.records.run import Answered, Valid
 
 def evaluate(
     model: Amor,
-    text: Text,
-    rows: int,
-    forward: Callable[..., Output] | None = None,
-    total: Callable[[Tensor], Tensor] = lambda sums: sums,  # over all ranks, each of which reads windows of its own
+    text: WindowSource,
+    rows: int,  # windows per forward call
+    forward: Callable[..., Output] | None = None,  # called instead of the model, e.g. under autocast
+    total: Callable[[Tensor], Tensor] = lambda sums: sums,  # sums over all ranks, each of which reads its own windows
 ) -> Valid:
-    """Mean nll over windows, the same ones every time."""
+    """Mean nll, perplexity and firing rates over all windows, and the accuracy where the text has questions."""
     blocks, device = len(model.blocks), model.embed.weight.device
-    # nll, targets, tokens, right answers, answers; tokens fired a block, and those of answers
+    # nll, targets, tokens, right answers, answers; per block fired tokens, and fired tokens of answers
     sums = torch.zeros(5 + 2 * blocks, dtype=torch.float64, device=device)
-    for said in read(model, text, rows=rows, forward=forward):
-        targets = said.text.targets
-        sums[0] += said.nll.double().sum()
+    for output in run_windows(model, text, rows=rows, forward=forward):
+        targets = output.chunk.targets
+        assert targets is not None
+        sums[0] += output.nll.double().sum()
         sums[1] += (targets != IGNORE).sum()
         sums[2] += targets.numel()
-        sums[5 : 5 + blocks] += said.fire.sum((1, 2))
-        if said.text.asked is not None:
-            asked = questions(said.text)
-            sums[3] += right(model, said).sum()
+        sums[5 : 5 + blocks] += output.fire.sum((1, 2))
+        if output.chunk.asked is not None:
+            asked = is_answer(output.chunk)
+            sums[3] += right_answers(model, output).sum()
             sums[4] += asked.sum()
-            sums[5 + blocks :] += (said.fire & asked).sum((1, 2))
-    nll, scored, read_, hits, answers, *fired = total(sums).tolist()
+            sums[5 + blocks :] += (output.fire & asked).sum((1, 2))
+    nll, scored, fed, hits, answers, *fired = total(sums).tolist()
     mean = finite(nll / max(scored, 1))
     return Valid(
         nll=mean,
         perplexity=None if mean is None else perplexity(mean),
         tokens=int(scored),
-        fire=tuple(f / read_ for f in fired[:blocks]),
-        answered=Answered(accuracy=hits / answers, tokens=int(answers), fire=tuple(f / answers for f in fired[blocks:]))
+        fire=tuple(f / fed for f in fired[:blocks]),
+        answered=Answered(
+            accuracy=hits / answers,
+            tokens=int(answers),
+            fire=tuple(f / answers for f in fired[blocks:]),
+        )
         if answers
         else None,
     )

@@ -20,9 +20,8 @@ from amor.data.stats import counts, unigram_nll
 from amor.decode.generate import generate_batch
 from amor.errors import AmorError
 from amor.judge.gates import own_gates
-from amor.judge.loop import Judged as Told
-from amor.judge.loop import Text, gathered, read
-from amor.judge.policies import Reader, shuffled
+from amor.judge.loop import CorpusOutput, WindowSource, join_chunks, run_windows
+from amor.judge.policies import PolicyEvaluator, shuffled
 from amor.judge.resample import mean
 from amor.judge.trace import trace
 from amor.models.amor import Amor
@@ -50,7 +49,7 @@ class Held:
     name: str  # of the split: "valid", or "train" where nothing is held out
     shards: Shards
     train: Shards
-    text: Text  # the windows of it that are judged
+    text: WindowSource  # the windows of it that are judged
     rows: int  # of them, read at a time
 
     def starts(self) -> list[int]:
@@ -62,7 +61,7 @@ class Held:
 
 def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
     """Everything a report shows of a model: its loss, its unigram baseline and the scores of every gate, on the same windows."""
-    found = gathered(read(model, held.text, rows=held.rows))
+    found = join_chunks(run_windows(model, held.text, rows=held.rows))
     nll = float(found.nll.double().mean())
     if not math.isfinite(nll):
         raise AmorError(f"the loss of {model.config.name} on held-out text is {nll}: nothing can be shown of such a model")
@@ -82,17 +81,17 @@ def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
     )
 
 
-def attention(model: Amor, windows: Windows, found: Told, rows: int) -> Attention:
+def attention(model: Amor, windows: Windows, found: CorpusOutput, rows: int) -> Attention:
     """What the blocks save where they fired, beside as many firings handed out by chance and beside attention everywhere."""
-    reader = Reader(model, windows, own_gates(model), rows)
-    chance = reader.told(shuffled(found.fire, seed=0))
+    reader = PolicyEvaluator(model, windows, own_gates(model), rows)
+    chance = reader.nll_with_mask(shuffled(found.fire, seed=0))
 
     def worth(nll: Tensor) -> Worth:
-        saved, error = mean(reader.closed - nll)
+        saved, error = mean(reader.nll_closed - nll)
         return Worth(saved=saved, se=finite(error) or 0.0)
 
     rate = float(found.fire.double().mean())
-    return Attention(fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.opened))
+    return Attention(fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.nll_open))
 
 
 def unigram(train: Shards, asked: np.ndarray) -> Loss | None:

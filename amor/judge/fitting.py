@@ -1,4 +1,4 @@
-"""Fit routers to a trained model: collect what blocks read and what is to be predicted, fit a network per block, set thresholds.
+"""Fit routers to a trained model: collect inputs and targets of every block, fit a network per block, set thresholds.
 
 The weights of the model are not touched. Vectors are collected once, with the model's own gates deciding. The linear part of a
 router is solved for (ridge regression, the ridge chosen on held-back tokens); the hidden layer is then trained by AdamW from
@@ -19,8 +19,8 @@ from amor.data.loader import Windows
 from amor.errors import AmorError
 from amor.gates.base import Adaptive, Gate
 from amor.gates.router import Router, RouterOptions, network_output
-from amor.judge.gates import Watched, own_gates
-from amor.judge.loop import ROWS, gathered, read
+from amor.judge.gates import RecordingGate, own_gates
+from amor.judge.loop import ROWS, ignore_tokens, join_chunks, run_windows
 from amor.models.amor import Amor, Output
 from amor.models.build import build
 from amor.models.measure import Measured
@@ -36,13 +36,16 @@ BINS = 10
 def with_routers(model: Amor, options: dict[str, Any], decide: str) -> Amor:
     """The weights of a model behind fresh routers, which keep the statistics of the gates they replace."""
     own = own_gates(model)
-    given = {"replaced": own[0].kind if type(own[0]).Options is not RouterOptions else "", **options}
+    given = {
+        "replaced": own[0].kind if type(own[0]).Options is not RouterOptions else "",
+        **options,
+    }
     keys = {"blocks.gate": "router", "blocks.gate_options": given, "blocks.decide": decide}
-    return regated(model, keys, own)
+    return with_gates(model, keys, own)
 
 
-def regated(model: Amor, keys: dict[str, Any], own: Sequence[Gate] = ()) -> Amor:
-    """The same weights behind other gates; keys of the config that say which."""
+def with_gates(model: Amor, keys: dict[str, Any], own: Sequence[Gate] = ()) -> Amor:
+    """The same weights behind the gates that these keys of the config describe; routers keep the statistics of `own`."""
     other = build(model.config.change(**keys)).to(model.embed.weight)
     weights = {name: t for name, t in model.state_dict().items() if ".gate." not in name}
     other.load_state_dict(weights, strict=False)
@@ -53,13 +56,13 @@ def regated(model: Amor, keys: dict[str, Any], own: Sequence[Gate] = ()) -> Amor
     return other.eval()
 
 
-def detached(model: Amor, native: Amor | None = None) -> Amor:
-    """The model with the gates that its routers replaced."""
+def detach_routers(model: Amor, native: Amor | None = None) -> Amor:
+    """A copy of the model with the gates that its routers replaced."""
     routers = [gate for gate in own_gates(model) if isinstance(gate, Router)]
     kind = routers[0].options.replaced if routers else ""
     if not kind:
         raise AmorError(f"{model.config.name} has no routers that replaced a gate, so there is nothing to detach")
-    other = regated(model, {"blocks.gate": kind, "blocks.gate_options": {}, "blocks.decide": "each"})
+    other = with_gates(model, {"blocks.gate": kind, "blocks.gate_options": {}, "blocks.decide": "each"})
     if len(routers) != len(own_gates(other)):
         raise AmorError("one router decides for all blocks, and the gates of the others were not kept; take the original model")
     for router, gate in zip(routers, own_gates(other), strict=True):
@@ -74,23 +77,26 @@ def collect(
     model: Amor,
     text: Windows,
     every: int,
-    seen: Callable[[int], None] = lambda tokens: None,
+    on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> list[Measured | None]:
-    """What the gates of `other` are to learn, per block, on one of `every` columns; the gates of `model` decide on the way."""
+    """Inputs and targets for the gates of `other`, per block, on one of `every` columns; the gates of `model` decide."""
     columns = torch.arange(0, text.columns, every)
     parts: list[tuple[Measured | None, ...]] = []
 
     def measuring(*given: Any, **more: Any) -> Output:
         return other(*given, measure=columns.expand(len(given[0]), -1), **more)
 
-    for piece in read(other, text, rows=ROWS, gates=own_gates(model), forward=measuring, seen=seen):
+    for piece in run_windows(other, text, rows=ROWS, gates=own_gates(model), forward=measuring, on_tokens=on_tokens):
         parts.append(piece.out.measured)
     return [None if of_block[0] is None else _joined(of_block) for of_block in zip(*parts, strict=True)]
 
 
 def _joined(parts: Sequence[Measured | None]) -> Measured:
     known = [part for part in parts if part is not None]
-    return Measured(torch.cat([part.x.float() for part in known]), torch.cat([part.value.float() for part in known]))
+    return Measured(
+        torch.cat([part.x.float() for part in known]),
+        torch.cat([part.value.float() for part in known]),
+    )
 
 
 def fit(
@@ -101,7 +107,7 @@ def fit(
     rate: float | None = None,  # of firing; None: the trained threshold of the gates that are replaced
     every: int = 2,
     seed: int = 0,
-    seen: Callable[[int], None] = lambda tokens: None,
+    on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> tuple[Amor, list[NetworkFit]]:
     """The model behind fitted routers, and how well each predicts."""
     if not model.blocks:
@@ -109,7 +115,7 @@ def fit(
     options = options | threshold_options(model, rate)
     other = with_routers(model, options, decide)
     fits = []
-    for index, (gate, sample) in enumerate(zip(own_gates(other), collect(other, model, text, every, seen), strict=True)):
+    for index, (gate, sample) in enumerate(zip(own_gates(other), collect(other, model, text, every, on_tokens), strict=True)):
         if sample is None or not isinstance(gate, Router):
             continue
         fits.append(fit_network(gate, sample.x, sample.value, seed + index))
@@ -162,7 +168,12 @@ def fit_network(gate: Router, x: Tensor, value: Tensor, seed: int) -> NetworkFit
             t.copy_(fitted)
         gate.measured.fill_(max(len(x), gate.options.explore))
     of = float(held[1].var())
-    return NetworkFit(tokens=len(x), explained=1 - error / of, explained_linear=1 - linear_error / of, epochs=epoch)
+    return NetworkFit(
+        tokens=len(x),
+        explained=1 - error / of,
+        explained_linear=1 - linear_error / of,
+        epochs=epoch,
+    )
 
 
 Pairs = tuple[Tensor, Tensor]  # x [n, D] and y [n]
@@ -217,23 +228,23 @@ def _error(network: Sequence[Tensor], held: Pairs) -> float:
 
 @torch.no_grad()
 def compare_decisions(model: Amor, other: Amor, windows: Windows) -> list[Decisions]:
-    """Per block: how often a router decides as the model's own gate does, and its predictions against what came true.
+    """Per block: how often a router decides as the model's own gate does, and its predictions against the measured values.
 
-    The model's own gates decide on the way, so that both see the same vectors.
+    The model's own gates decide, so that both are given the same vectors.
     """
     routers = own_gates(other)
     target = next(gate.measures for gate in routers if isinstance(gate, Router))
-    watched = [Watched(gate, "x", target) for gate in own_gates(model)]
-    fire = gathered(read(model, windows, gates=watched)).fire
+    recording = [RecordingGate(gate, "x", target) for gate in own_gates(model)]
+    fire = join_chunks(run_windows(model, windows, gates=recording)).fire
     once = sum(isinstance(gate, Router) for gate in routers) < len(routers)
-    found = []
-    for index, (gate, native) in enumerate(zip(routers, watched, strict=True)):
+    results = []
+    for index, (gate, native) in enumerate(zip(routers, recording, strict=True)):
         if not isinstance(gate, Router):
             continue
-        predicted = torch.cat([gate.predict(x) for x in native.kept["x"]]).cpu()
+        predicted = torch.cat([gate.predict(x) for x in native.recorded["x"]]).cpu()
         chosen = predicted > gate.threshold
-        value = native.seen(target, 0).cpu()
-        found.append(
+        value = native.values(target, 0).cpu()
+        results.append(
             Decisions(
                 agreement=float((chosen == fire[index]).float().mean()),
                 native_rate=float(fire[index].float().mean()),
@@ -241,21 +252,21 @@ def compare_decisions(model: Amor, other: Amor, windows: Windows) -> list[Decisi
                 calibration=() if once and target == "gain" else calibration(predicted, value),
             )
         )
-    return found
+    return results
 
 
 def calibration(predicted: Tensor, value: Tensor) -> tuple[CalibrationBin, ...]:
-    """Bins of equally many tokens by prediction: the mean prediction and the mean of what came true."""
+    """Bins of equally many tokens by prediction: the mean prediction and the mean of the measured values."""
     order = predicted.flatten().argsort()
     pairs = zip(predicted.flatten()[order].chunk(BINS), value.flatten()[order].chunk(BINS), strict=True)
     return tuple(CalibrationBin(predicted=float(p.double().mean()), measured=float(v.double().mean())) for p, v in pairs)
 
 
 @torch.no_grad()
-def calibrated(model: Amor, text: Windows) -> Amor:
-    """A copy of the model whose gates know the quantiles of their scores on a text; thresholds stay as they are."""
+def calibrate_gates(model: Amor, text: Windows) -> Amor:
+    """A copy of the model whose gates hold the quantiles of their scores on a text; thresholds stay as they are."""
     other = copy.deepcopy(model)
-    scores = gathered(read(model, text)).score
+    scores = join_chunks(run_windows(model, text)).score
     for gate, score in zip(own_gates(other), scores, strict=True):
         if not isinstance(gate, Adaptive):
             continue

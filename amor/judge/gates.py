@@ -1,4 +1,4 @@
-"""Gates to be handed to a model instead of its own: one that is told where to fire, one that watches another."""
+"""Gates to pass to a model's forward instead of its own: one with fixed decisions, one that records what it is given."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from amor.gates.base import Evidence, Gate, Nothing, Verdict
 from amor.models.amor import Amor
 
 
-class Told(Gate[Nothing]):
-    """Fires where it is told: everywhere, nowhere, or at the marks of a mask as large as what the block reads."""
+class ForcedGate(Gate[Nothing]):
+    """Fires everywhere (True), nowhere (False), or where a mask [rows, columns] of the tokens read is True."""
 
-    kind = "told"
+    kind = "forced"
     Options = Nothing
 
     def __init__(self, fire: bool | Tensor):
@@ -24,39 +24,40 @@ class Told(Gate[Nothing]):
         return Verdict(fire, fire.float())
 
 
-class Watched(Gate[Nothing]):
-    """Decides as another gate does and keeps what it was shown, call after call: `more` names what to ask for besides."""
+class RecordingGate(Gate[Nothing]):
+    """Decides as another gate does, and records the named fields of the evidence (e.g. "entropy") of every call."""
 
-    kind = "watched"
+    kind = "recording"
     Options = Nothing
 
-    def __init__(self, gate: Gate, *more: str):
+    def __init__(self, gate: Gate, *names: str):
         super().__init__(0, Nothing(), 0)
-        self.gate, self.more = gate, more
-        self.kept: dict[str, list[Tensor]] = {name: [] for name in more}
+        self.gate, self.names = gate, names
+        self.recorded: dict[str, list[Tensor]] = {name: [] for name in names}  # one tensor per call
 
     @property
     def needs(self) -> frozenset[str]:
-        return self.gate.needs | frozenset(self.more)
+        return self.gate.needs | frozenset(self.names)
 
     @property
     def threshold(self) -> Tensor:
         return self.gate.threshold
 
     def forward(self, evidence: Evidence) -> Verdict:
-        for name in self.more:
-            self.kept[name].append(getattr(evidence, name))
+        for name in self.names:
+            self.recorded[name].append(getattr(evidence, name))
         return self.gate(evidence)
 
-    def seen(self, name: str, dim: int) -> Tensor:
-        """All calls after each other: dim 0 for rows, 1 for the parts of a text."""
-        return torch.cat(self.kept[name], dim)
+    def values(self, name: str, dim: int) -> Tensor:
+        """All calls concatenated: along dim 0 where each call had other rows, 1 where each had other columns."""
+        return torch.cat(self.recorded[name], dim)
 
 
 def own_gates(model: Amor) -> list[Gate]:
+    """The model's own gates, one per block."""
     return [block.gate for block in model.each_block()]
 
 
-def all_told(model: Amor, fire: bool) -> list[Gate]:
-    """Every block open, or every block closed."""
-    return [Told(fire) for _ in model.each_block()]
+def force_all(model: Amor, fire: bool) -> list[Gate]:
+    """Gates that open (True) or close (False) every block on every token."""
+    return [ForcedGate(fire) for _ in model.each_block()]

@@ -1,14 +1,15 @@
-"""The one loop that reads text with a model: windows in, what the model said of every token out.
+"""The one loop that feeds text to a model: chunk after chunk, the state carried from each to the next.
 
-A window is a row, and some rows are read at a time; a window longer than `columns` is read in pieces, its state going on.
-The answer depends on neither. The model is not changed: gates, the way of computing and what the backbone said before are
-handed to its forward as values.
+`run_windows` feeds windows of equal length, `run_chunks` any sequence of chunks (amor/eval/score.py: rows of different lengths,
+padded). How a text is cut into rows and chunks changes results by rounding only. The model is not changed: gates, the way of
+computing and residuals of the backbone are arguments of its forward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -19,16 +20,21 @@ from amor.gates.base import Gate
 from amor.models.amor import Amor, Output
 from amor.state import State
 
-ROWS = 8  # windows read at a time
-PIECE = 1024  # columns of a long text read at a time
+ROWS = 8  # windows per forward call; enough to keep matrix products busy at the sizes trained here
+CHUNK = 1024  # columns per forward call of a long text, which bounds the memory of activations
 
-Here = tuple[slice, slice]  # rows and columns of the windows
-Gates = Sequence[Gate] | Callable[[Here], Sequence[Gate]] | None  # one a block, for all tokens or by place; None: the model's own
-Residuals = dict[tuple[int, int], Tensor]  # what the backbone said, by the first row and column it was read at
+Place = tuple[slice, slice]  # rows and columns of a text
+# one gate per block, for all tokens, or a function that gives them for a place; None: the model's own gates
+GateChoice = Sequence[Gate] | Callable[[Place], Sequence[Gate]] | None
+Residuals = dict[tuple[int, int], Tensor]  # outputs of the backbone, by first row and first column of the chunk
 
 
-class Text(Protocol):
-    """Windows of text: amor.data.loader.Windows, or those that are read from disk when they are asked for."""
+def ignore_tokens(count: int) -> None:
+    """The default of `on_tokens` callbacks: no progress is shown."""
+
+
+class WindowSource(Protocol):
+    """Windows of text: amor.data.loader.Windows, or windows that are read from disk when they are needed."""
 
     def __len__(self) -> int: ...
 
@@ -36,78 +42,124 @@ class Text(Protocol):
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a model said of one piece of the text."""
+class Chunk:
+    """The input of one forward call; every tensor is [rows, columns], on the model's device."""
 
-    here: Here
-    text: Windows
+    place: Place
+    tokens: Tensor
+    targets: Tensor | None = None  # None: no loss is computed
+    reset: Tensor | None = None  # True at the first token of a document
+    valid: Tensor | None = None  # False at padding; None: there is none
+    asked: Tensor | None = None  # number of the question that a target answers, 0 for none; of generated tasks
+
+
+@dataclass(frozen=True)
+class ChunkOutput:
+    """One chunk and the model's output for it."""
+
+    chunk: Chunk
     out: Output
 
     @property
     def nll(self) -> Tensor:
-        """[rows, columns] nats of each target; 0 where there is none."""
-        assert self.out.nll is not None
+        """[rows, columns] negative log-likelihood of each target in nats; 0 where there is no target."""
+        assert self.out.nll is not None, "a chunk without targets has no loss"
         return self.out.nll
 
-    @property
+    @cached_property
     def fire(self) -> Tensor:
-        """[K, rows, columns]"""
-        return self._stacked([gate.fire for gate in self.out.gates], torch.bool)
+        """[K, rows, columns] True where block k fired."""
+        return self._stack([gate.fire for gate in self.out.gates], torch.bool)
 
-    @property
+    @cached_property
     def score(self) -> Tensor:
-        """[K, rows, columns]"""
-        return self._stacked([gate.score for gate in self.out.gates], torch.float32)
+        """[K, rows, columns] the number that the gate of block k compared with its threshold."""
+        return self._stack([gate.score for gate in self.out.gates], torch.float32)
 
-    def _stacked(self, each: list[Tensor], dtype: torch.dtype) -> Tensor:
-        return torch.stack(each) if each else self.nll.new_zeros(0, *self.nll.shape, dtype=dtype)
+    def _stack(self, per_block: list[Tensor], dtype: torch.dtype) -> Tensor:
+        tokens = self.chunk.tokens
+        return torch.stack(per_block) if per_block else tokens.new_zeros(0, *tokens.shape, dtype=dtype)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What a model said of a whole text, on the CPU."""
+class CorpusOutput:
+    """The outputs for a whole text of n windows, on the CPU."""
 
-    nll: Tensor  # [n, T] nats of each target; 0 where there is none
+    nll: Tensor  # [n, T] nats per target; 0 where there is no target
     fire: Tensor  # [K, n, T]
     score: Tensor  # [K, n, T] what each gate compared with its threshold
 
 
 @torch.no_grad()
-def read(
+def run_chunks(
+    forward: Callable[..., Output],  # the model, or a function with the signature of its forward
+    chunks: Iterable[Chunk],  # of the same rows, one behind another
+    *,
+    state: State | None = None,  # before the first chunk; None: the beginning of a text
+    gates: GateChoice = None,
+    compute: str = "auto",  # as the forward takes it
+    residuals: Residuals | None = None,
+    on_tokens: Callable[[int], None] = ignore_tokens,  # called after each chunk with its number of tokens
+) -> Iterator[ChunkOutput]:
+    """Feed consecutive chunks of the same rows, each from the state that the chunk before it left."""
+    for chunk in chunks:
+        key = chunk.place[0].start, chunk.place[1].start
+        out = forward(
+            chunk.tokens,
+            state,
+            reset=chunk.reset,
+            valid=chunk.valid,
+            targets=chunk.targets,
+            gates=gates(chunk.place) if callable(gates) else gates,
+            compute=compute,
+            residual=None if residuals is None else residuals.get(key),
+        )
+        state = out.state
+        if residuals is not None:
+            residuals[key] = out.residual
+        on_tokens(chunk.tokens.numel() if chunk.valid is None else int(chunk.valid.sum()))
+        yield ChunkOutput(chunk, out)
+
+
+def run_windows(
     model: Amor,
-    text: Text,
+    text: WindowSource,
     *,
     rows: int = ROWS,
-    columns: int | None = None,  # None: whole windows
-    gates: Gates = None,
-    compute: str = "auto",  # as the model's forward takes it
-    residuals: Residuals | None = None,  # filled by the first reading and used by later ones: no gate changes the backbone
-    forward: Callable[..., Output] | None = None,  # what is called in the model's place, e.g. under autocast
-    seen: Callable[[int], None] = lambda tokens: None,  # told how many tokens were read
-) -> Iterator[Said]:
-    """Every window of a text, piece by piece: rows after rows, and of those columns after columns."""
-    call, device = forward or model, model.embed.weight.device
+    columns: int | None = None,  # of a chunk; None: whole windows
+    gates: GateChoice = None,
+    compute: str = "auto",
+    residuals: Residuals | None = None,  # filled by the first run and reused by later ones: gates do not change the backbone
+    forward: Callable[..., Output] | None = None,  # called instead of the model, e.g. under autocast
+    on_tokens: Callable[[int], None] = ignore_tokens,
+) -> Iterator[ChunkOutput]:
+    """Feed every window of a text from its beginning, `rows` windows at a time in chunks of `columns` columns."""
     for first in range(0, len(text), rows):
-        held = text[first : first + rows].to(device)
-        state: State | None = None
-        for start in range(0, held.columns, columns or held.columns):
-            piece = held.between(start, min(start + (columns or held.columns), held.columns))
-            here = slice(first, first + len(held)), slice(start, start + piece.columns)
-            chosen = gates(here) if callable(gates) else gates
-            before = None if residuals is None else residuals.get((first, start))
-            given = {"reset": piece.reset, "targets": piece.targets, "gates": chosen, "compute": compute, "residual": before}
-            out = call(piece.tokens, state, **given)
-            state = out.state
-            if residuals is not None:
-                residuals[first, start] = out.residual
-            seen(piece.tokens.numel())
-            yield Said(here, piece, out)
+        windows = text[first : first + rows].to(model.embed.weight.device)
+        yield from run_chunks(
+            forward or model,
+            cut_columns(windows, first, columns or windows.columns),
+            gates=gates,
+            compute=compute,
+            residuals=residuals,
+            on_tokens=on_tokens,
+        )
 
 
-def gathered(said: Iterable[Said]) -> Judged:
-    """All pieces as one."""
-    parts: dict[int, list[tuple[Tensor, ...]]] = {}  # pieces by their first row
-    for one in said:
-        parts.setdefault(one.here[0].start, []).append((one.nll.cpu(), one.fire.cpu(), one.score.cpu()))
-    rows = [[torch.cat(pieces, -1) for pieces in zip(*part, strict=True)] for part in parts.values()]
-    return Judged(*(torch.cat(whole, -2) for whole in zip(*rows, strict=True)))
+def cut_columns(windows: Windows, first_row: int, columns: int) -> Iterator[Chunk]:
+    """Windows as chunks of at most `columns` columns; first_row is the place of the first window in its text."""
+    rows = slice(first_row, first_row + len(windows))
+    for start in range(0, windows.columns, columns):
+        part = windows.between(start, min(start + columns, windows.columns))
+        place = rows, slice(start, start + part.columns)
+        yield Chunk(place, part.tokens, part.targets, part.reset, asked=part.asked)
+
+
+def join_chunks(outputs: Iterable[ChunkOutput]) -> CorpusOutput:
+    """The outputs of `run_windows` as one, in the order of the text."""
+    parts: dict[int, list[tuple[Tensor, ...]]] = {}  # by first row
+    for each in outputs:
+        kept = each.nll.cpu(), each.fire.cpu(), each.score.cpu()
+        parts.setdefault(each.chunk.place[0].start, []).append(kept)
+    rows = [[torch.cat(columns, -1) for columns in zip(*part, strict=True)] for part in parts.values()]
+    return CorpusOutput(*(torch.cat(whole, -2) for whole in zip(*rows, strict=True)))

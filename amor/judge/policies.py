@@ -1,6 +1,6 @@
-"""A model in front of windows of text, and what it loses on them when its gates decide otherwise.
+"""The loss of a model on windows of text under any choice of the tokens that fire.
 
-With one block, whether a token fires changes that token's prediction and nothing else (keys and values are always
+With one block, whether a token fires changes the prediction at that token and nothing else (keys and values are always
 computed), so two passes, all closed and all open, give the loss of every choice. With more blocks a firing changes what
 later blocks read and remember, so every choice is run again.
 """
@@ -18,21 +18,30 @@ from amor.data.loader import Windows
 from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.gates.once import Follower
-from amor.judge.gates import Told, Watched, all_told
-from amor.judge.loop import ROWS, Gates, Here, Judged, Residuals, gathered, read
+from amor.judge.gates import ForcedGate, RecordingGate, force_all
+from amor.judge.loop import (
+    ROWS,
+    CorpusOutput,
+    GateChoice,
+    Place,
+    Residuals,
+    ignore_tokens,
+    join_chunks,
+    run_windows,
+)
 from amor.models.amor import Amor
 
 
 @dataclass
-class Reader:
-    """A model and windows of text. Tensors it gives are [n, T] a block or over all."""
+class PolicyEvaluator:
+    """A model and n windows of T tokens. Results are [n, T] on the CPU, or [K, n, T] with one plane per block."""
 
     model: Amor
     windows: Windows
-    gates: Sequence[Gate]  # those that are judged, one a block
-    rows: int = ROWS
-    seen: Callable[[int], None] = lambda tokens: None
-    residuals: Residuals = field(default_factory=dict)
+    gates: Sequence[Gate]  # to be evaluated, one per block
+    rows: int = ROWS  # windows per forward call
+    on_tokens: Callable[[int], None] = ignore_tokens  # called with the number of tokens read
+    residuals: Residuals = field(default_factory=dict)  # the backbone's output, computed once for all choices
 
     def __post_init__(self) -> None:
         if not self.gates:
@@ -52,78 +61,94 @@ class Reader:
         """[K, n, T]"""
         return self.blocks, len(self.windows), self.windows.columns
 
-    def run(self, gates: Gates) -> Judged:
-        said = read(self.model, self.windows, rows=self.rows, gates=gates, residuals=self.residuals, seen=self.seen)
-        return gathered(said)
+    def run(self, gates: GateChoice) -> CorpusOutput:
+        """All windows with these gates."""
+        chunks = run_windows(
+            self.model,
+            self.windows,
+            rows=self.rows,
+            gates=gates,
+            residuals=self.residuals,
+            on_tokens=self.on_tokens,
+        )
+        return join_chunks(chunks)
 
     @cached_property
-    def closed(self) -> Tensor:
-        """[n, T] nll with every block closed; read when it is first asked for."""
-        return self.run(all_told(self.model, False)).nll
+    def nll_closed(self) -> Tensor:
+        """[n, T] negative log-likelihood per token with every block closed; computed at first use."""
+        return self.run(force_all(self.model, False)).nll
 
     @cached_property
-    def opened(self) -> Tensor:
-        """[n, T] nll with every block open; read when it is first asked for."""
-        return self.run(all_told(self.model, True)).nll
+    def nll_open(self) -> Tensor:
+        """[n, T] negative log-likelihood per token with every block open; computed at first use."""
+        return self.run(force_all(self.model, True)).nll
 
-    def told(self, fire: Tensor) -> Tensor:
-        """[n, T] nll when exactly the marks of fire, [K, n, T], fire."""
+    def nll_with_mask(self, fire: Tensor) -> Tensor:
+        """Negative log-likelihood per token [n, T] with block k firing exactly where fire[k] is True ([K, n, T])."""
         if self.blocks == 1:
-            return torch.where(fire[0], self.opened, self.closed)
-        return self.run(lambda here: [Told(block[here]) for block in fire]).nll
+            return torch.where(fire[0], self.nll_open, self.nll_closed)
+        return self.run(lambda place: [ForcedGate(block[place]) for block in fire]).nll
 
-    def as_it_is(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """With the gates that are judged: nll [n, T]; fire, entropy and gain [K, n, T].
+    def with_own_gates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """With the gates to be evaluated: nll [n, T]; fire, entropy and gain [K, n, T].
 
-        The gain of a block is what firing it saves a token, in nats, with the blocks before it as they decided and those
-        after it closed.
+        The gain of a block is the nll in nats that firing it saves at a token, with the blocks before it as they decided
+        and those after it closed.
         """
-        watched = [Watched(gate, "entropy", "gain") for gate in self.gates]
-        found = self.run(watched)
-        entropy, gain = (torch.stack([gate.seen(name, 0).cpu() for gate in watched]) for name in ("entropy", "gain"))
-        return found.nll, found.fire, entropy, gain
+        recording = [RecordingGate(gate, "entropy", "gain") for gate in self.gates]
+        output = self.run(recording)
+        entropy, gain = (torch.stack([gate.values(name, 0).cpu() for gate in recording]) for name in ("entropy", "gain"))
+        return output.nll, output.fire, entropy, gain
 
     def gain(self, block: int, fire: Tensor) -> Tensor:
-        """[n, T] the gain of a block when those before it fire at these marks."""
-        watched = Watched(Told(False), "gain")
-        self.run(lambda here: [*(Told(f[here]) for f in fire[:block]), watched, *(Told(False) for _ in fire[block + 1 :])])
-        return watched.seen("gain", 0).cpu()
+        """[n, T] the gain of a block where the blocks before it fire by the mask fire [K, n, T]."""
+        recording = RecordingGate(ForcedGate(False), "gain")
+
+        def gates(place: Place) -> list[Gate]:
+            before = [ForcedGate(mask[place]) for mask in fire[:block]]
+            return [*before, recording, *(ForcedGate(False) for _ in fire[block + 1 :])]
+
+        self.run(gates)
+        return recording.values("gain", 0).cpu()
 
     def oracle(self, first: Tensor, choose: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """[K, n, T] marks chosen by true gain, block after block; `first` is the gain of block 0, which nothing changes.
+        """[K, n, T] a mask chosen by the true gain, block after block: choose(k, gain [n, T]) -> mask [n, T].
 
-        Where one gate decides for all blocks, so does the oracle, by the gain of all.
+        `first` is the gain of block 0, which no choice changes. Where one gate decides for all blocks, so does the
+        oracle, by the gain of all blocks together.
         """
         if self.once:
-            return choose(0, self.closed - self.opened).expand(self.shape)
+            return choose(0, self.nll_closed - self.nll_open).expand(self.shape)
         fire = torch.zeros(self.shape, dtype=torch.bool)
         for k in range(self.blocks):
             fire[k] = choose(k, first if k == 0 else self.gain(k, fire))
         return fire
 
-    def highest(self, rate: float) -> Tensor:
-        """[K, n, T] marks at the highest scores of every block, exactly this share of them, with the blocks before it as they
-        decided."""
+    def top_fraction(self, rate: float) -> Tensor:
+        """[K, n, T] True at the highest scores of every block, on exactly the fraction `rate` of all tokens.
+
+        Blocks are chosen in order: each score is computed with the blocks before it firing as chosen.
+        """
         fire = torch.zeros(self.shape, dtype=torch.bool)
         for k, gate in enumerate(self.gates):
-            score = self.run(partial(_asking, fire, k, gate)).score[k]
+            score = self.run(partial(_one_among_forced, fire, k, gate)).score[k]
             fire[k] = largest(score, round(rate * score.numel()))
         return fire
 
 
-def _asking(fire: Tensor, block: int, gate: Gate, here: Here) -> list[Gate]:
-    """One gate among others that do as they are told."""
-    return [gate if k == block else Told(marks[here]) for k, marks in enumerate(fire)]
+def _one_among_forced(fire: Tensor, block: int, gate: Gate, place: Place) -> list[Gate]:
+    """A gate at its block, and forced gates at all others."""
+    return [gate if k == block else ForcedGate(mask[place]) for k, mask in enumerate(fire)]
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """Marks at the `count` largest values."""
-    marks = torch.zeros(values.numel(), dtype=torch.bool)
-    marks[values.flatten().topk(count).indices] = True
-    return marks.view_as(values)
+    """A mask of the shape of `values`, True at the `count` largest."""
+    mask = torch.zeros(values.numel(), dtype=torch.bool)
+    mask[values.flatten().topk(count).indices] = True
+    return mask.view_as(values)
 
 
 def shuffled(fire: Tensor, seed: int) -> Tensor:
-    """The decisions of all blocks on a token, handed to a random other token: every block fires as often as before."""
+    """The mask [K, n, T] with tokens permuted at random, all blocks alike: every block fires as often as before."""
     order = torch.randperm(fire[0].numel(), generator=torch.Generator().manual_seed(seed))
     return fire.flatten(1)[:, order].view_as(fire)

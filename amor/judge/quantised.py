@@ -1,4 +1,4 @@
-"""What rounded weights cost in perplexity: measured on given text, step by step, with the very steps that decode takes."""
+"""Perplexity with rounded weights, token by token with the decode engine's own steps."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 from amor.data.loader import cut
 from amor.decode.engine import Engine
 from amor.errors import AmorError
-from amor.judge.loop import gathered, read
+from amor.judge.loop import join_chunks, run_windows
 from amor.models.amor import Amor, Output
 from amor.models.block import Trace
 from amor.numbers import perplexity
@@ -17,8 +17,8 @@ from amor.ops.head import IGNORE
 from amor.state import State
 
 
-class Stepwise:
-    """An engine in the place of a model's forward: every token a step of its own. Hidden vectors stay inside it."""
+class EngineForward:
+    """A decode engine with the signature of a model's forward: one step per token. Hidden vectors are not returned."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
@@ -29,10 +29,10 @@ class Stepwise:
         session = self.engine.resume(self.engine.model.start(len(tokens)) if state is None else state)
         nll, fire, score = [], [], []
         for t in range(tokens.shape[1]):
-            found, wanted = session.step(tokens[:, t]), targets[:, t : t + 1]
-            nll.append(-found.logits.log_softmax(-1).gather(1, wanted.clamp(min=0)).masked_fill(wanted == IGNORE, 0.0))
-            fire.append(found.fire)
-            score.append(found.score)
+            step, wanted = session.step(tokens[:, t]), targets[:, t : t + 1]
+            nll.append(-step.logits.log_softmax(-1).gather(1, wanted.clamp(min=0)).masked_fill(wanted == IGNORE, 0.0))
+            fire.append(step.fire)
+            score.append(step.score)
         blocks = [block.gate.threshold for block in self.engine.model.each_block()]
         scores, fires = torch.stack(score, 1), torch.stack(fire, 1)  # [B, T, K]
         gates = tuple(Trace(scores[..., k], fires[..., k], threshold) for k, threshold in enumerate(blocks))
@@ -41,12 +41,12 @@ class Stepwise:
 
 
 def quantised_perplexity(model: Amor, tokens: Tensor, formats: Iterable[str]) -> dict[str, float]:
-    """The perplexity of tokens [R, T] with weights of some formats, by name; every row is read from its beginning."""
+    """Perplexity of tokens [R, T] by weight format; every row is read from its beginning."""
     if tokens.shape[1] < 2:
-        raise AmorError(f"perplexity needs at least 2 tokens a row to predict one, not {tokens.shape[1]}")
-    found = {}
+        raise AmorError(f"perplexity needs at least 2 tokens per row to predict one, not {tokens.shape[1]}")
+    by_format = {}
     for kind in formats:
-        steps = Stepwise(Engine(model, weights=kind))
-        nll = gathered(read(model, cut(tokens), rows=len(tokens), forward=steps)).nll
-        found[kind] = perplexity(float(nll.double().mean()))
-    return found
+        steps = EngineForward(Engine(model, weights=kind))
+        nll = join_chunks(run_windows(model, cut(tokens), rows=len(tokens), forward=steps)).nll
+        by_format[kind] = perplexity(float(nll.double().mean()))
+    return by_format

@@ -1,9 +1,9 @@
-"""What a model remembers: its best token at every question of a generated task, on rows that were never trained on.
+"""Recall on a generated task: whether the model's best token answers each question, on rows it was not trained on.
 
-    recall(model, task.change(pairs=64, length=256), rows=512, gates=all_told(model, True))
+    recall(model, task.change(pairs=64, length=256), rows=512, gates=force_all(model, True))
 
-A question of several tokens is answered when each of them is the best one after the true ones before it, which is when greedy
-decoding writes all of them. Errors are over rows, drawn with replacement.
+A question of several tokens is answered when each of them is the best token after the true ones before it, that is, when
+greedy decoding writes all of them. Standard errors are bootstrapped over rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from amor.data.tasks.base import Task
 from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
-from amor.judge.loop import Gates, Said, read
+from amor.judge.loop import Chunk, ChunkOutput, GateChoice, ignore_tokens, run_windows
 from amor.judge.resample import ratio
 from amor.models.amor import Amor
 from amor.models.size import state_size
@@ -28,13 +28,13 @@ from amor.numbers import finite
 from amor.ops import head
 from amor.records.recall import Mean, Rate, Recall
 
-ROWS = 256
-TOKENS = 8192  # read at a time
+ROWS = 256  # of the task; the standard error of an accuracy is then at most 3 points
+TOKENS = 8192  # per forward call
 
 
 @dataclass(frozen=True)
 class Questions:
-    """The first rows of a task's stream, as text to be judged."""
+    """The first `count` rows of a stream of a generated task, made when they are indexed."""
 
     task: Task
     count: int
@@ -54,74 +54,77 @@ def recall(
     task: Task,
     rows: int = ROWS,
     seed: int = 0,
-    gates: Gates = None,  # one a block, or a function of the place; None: the model's own
-    seen: Callable[[int], None] = lambda tokens: None,
+    gates: GateChoice = None,  # one per block, or a function of the place; None: the model's own
+    on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
 ) -> Recall:
-    """The model on `rows` rows of a task, of whatever size."""
+    """Accuracy, loss and firing rates of a model on `rows` rows of a task."""
     if rows < 1:
         raise AmorError(f"{rows} rows to be judged by; give at least 1")
-    fits(model, task)
+    check_vocab(model, task)
     text = Questions(task.change(loss="all"), rows, seed)  # so that there is a loss elsewhere as well
     at_a_time = max(1, TOKENS // task.length)
-    parts = [_tally(model, said) for said in read(model, text, rows=at_a_time, gates=gates, seen=seen)]
-    found = _Tally(*(torch.cat(each, -1).double().cpu() for each in zip(*(part.each for part in parts), strict=True)))
+    chunks = run_windows(model, text, rows=at_a_time, gates=gates, on_tokens=on_tokens)
+    parts = [_row_sums(model, output) for output in chunks]
+    sums = _RowSums(*(torch.cat(each, -1).double().cpu() for each in zip(*(part.all for part in parts), strict=True)))
     first = text[0:1].asked
     assert first is not None
-    elsewhere = task.length - found.answers
+    elsewhere = task.length - sums.answers
     return Recall(
         model=model.config.name,
         task=task.tree,
-        gate=named(model, gates),
+        gate=gate_kinds(model, gates),
         seed=seed,
         rows=rows,
         questions=int(first.max()),
         answers=int((first > 0).sum()),
         chance=task.chance,
-        token=_mean(found.right, found.answers),
-        whole=_mean(found.whole, found.questions),
-        nll_questions=_mean(found.nll_questions, found.answers),
-        nll_elsewhere=_mean(found.nll_elsewhere, elsewhere),
+        token=_mean(sums.right, sums.answers),
+        whole=_mean(sums.whole, sums.questions),
+        nll_questions=_mean(sums.nll_questions, sums.answers),
+        nll_elsewhere=_mean(sums.nll_elsewhere, elsewhere),
         blocks=tuple(
-            Rate(questions=_share(asked, found.answers), elsewhere=_share(other, elsewhere))
-            for asked, other in zip(found.fired_questions, found.fired_elsewhere, strict=True)
+            Rate(questions=_share(asked, sums.answers), elsewhere=_share(other, elsewhere))
+            for asked, other in zip(sums.fired_questions, sums.fired_elsewhere, strict=True)
         ),
         state=state_size(model.config),
     )
 
 
-def right(model: Amor, said: Said) -> Tensor:
-    """[rows, columns] true where the best token is the answer's; false where nothing is asked."""
-    asked = questions(said.text)
-    best = head.read(said.out.hidden[asked], model.head_weight, topk=1).topk
+def right_answers(model: Amor, output: ChunkOutput) -> Tensor:
+    """[rows, columns] True where the best token is that of the answer; False where there is no question."""
+    targets, asked = output.chunk.targets, is_answer(output.chunk)
+    assert targets is not None
+    best = head.read(output.out.hidden[asked], model.head_weight, topk=1).topk
     assert best is not None
     hits = torch.zeros_like(asked)
-    hits[asked] = best[1][:, 0] == said.text.targets[asked]
+    hits[asked] = best[1][:, 0] == targets[asked]
     return hits
 
 
-def questions(text: Windows) -> Tensor:
-    """[rows, columns] true at every token of an answer."""
-    assert text.asked is not None, "a text without questions"
-    return text.asked > 0
+def is_answer(chunk: Chunk) -> Tensor:
+    """[rows, columns] True at every token of an answer."""
+    assert chunk.asked is not None, "a text without questions"
+    return chunk.asked > 0
 
 
-def answered(hits: Tensor, asked: Tensor) -> Tensor:
-    """[rows] questions of which every token is right; asked [rows, columns] their numbers."""
+def count_answered(hits: Tensor, asked: Tensor) -> Tensor:
+    """[rows] the number of questions of which every token is right; asked [rows, columns]: their numbers, 0 for none."""
     count = int(asked.max())
     wrong = torch.zeros(len(asked), count + 1, dtype=torch.long, device=asked.device).scatter_add_(1, asked, (~hits).long())
     there = torch.zeros_like(wrong).scatter_add_(1, asked, torch.ones_like(asked))
     return ((wrong == 0) & (there > 0))[:, 1:].sum(1)
 
 
-def fits(model: Amor, task: Task) -> None:
+def check_vocab(model: Amor, task: Task) -> None:
+    """An error where the task uses tokens that the model does not have."""
     if task.vocab > model.config.vocab:
         raise AmorError(
-            f"task {task.kind} has {task.vocab:,} tokens, but the model knows {model.config.vocab:,}; set vocab below that"
+            f"task {task.kind} has {task.vocab:,} tokens, but the model has {model.config.vocab:,}; set vocab below that"
         )
 
 
-def named(model: Amor, gates: Gates) -> str | None:
-    """The kind of the gates, in words."""
+def gate_kinds(model: Amor, gates: GateChoice) -> str | None:
+    """The kinds of the gates, for results; None: there are none."""
     if callable(gates):
         return "by place"
     chosen: list[Gate] = own_gates(model) if gates is None else list(gates)
@@ -129,8 +132,8 @@ def named(model: Amor, gates: Gates) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Tally:
-    """Sums a row, [n]; of blocks [K, n]."""
+class _RowSums:
+    """Sums per row [n], and per block and row [K, n]."""
 
     right: Tensor
     answers: Tensor
@@ -142,19 +145,19 @@ class _Tally:
     fired_elsewhere: Tensor
 
     @property
-    def each(self) -> tuple[Tensor, ...]:
+    def all(self) -> tuple[Tensor, ...]:
         return tuple(vars(self).values())
 
 
-def _tally(model: Amor, said: Said) -> _Tally:
-    assert said.text.asked is not None
-    asked, hits = questions(said.text), right(model, said)
-    nll, fire = said.nll.double(), said.fire
-    return _Tally(
+def _row_sums(model: Amor, output: ChunkOutput) -> _RowSums:
+    assert output.chunk.asked is not None
+    asked, hits = is_answer(output.chunk), right_answers(model, output)
+    nll, fire = output.nll.double(), output.fire
+    return _RowSums(
         right=hits.sum(1),
         answers=asked.sum(1),
-        whole=answered(hits, said.text.asked),
-        questions=said.text.asked.max(1).values,
+        whole=count_answered(hits, output.chunk.asked),
+        questions=output.chunk.asked.max(1).values,
         nll_questions=(nll * asked).sum(1),
         nll_elsewhere=(nll * ~asked).sum(1),
         fired_questions=(fire & asked).sum(2),

@@ -1,6 +1,6 @@
-"""What a model does to a text, token by token: how unsure it was, where attention ran, and what that changed.
+"""A trace of one text: per token the entropy, where attention ran, and what that changed.
 
-Two things are said of every token. As the token *read*, it has an entropy at each block (of the token after it, over
+Every token has two roles. As the token *read*, it has an entropy at each block (of the token after it, over
 log(vocab)) and the decisions those led to. As the token *predicted*, it has a surprise in nats and its probability with
 the gates as they are, closed everywhere and open everywhere. Nothing predicts the first token.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from amor.data.spelling import KINDS, Speller, kinds, rare
 from amor.errors import AmorError
 from amor.gates.base import Gate
-from amor.judge.gates import Watched, all_told, own_gates
-from amor.judge.loop import PIECE, Judged, Residuals, gathered, read
+from amor.judge.gates import RecordingGate, force_all, own_gates
+from amor.judge.loop import CHUNK, CorpusOutput, Residuals, join_chunks, run_windows
 from amor.judge.windows import of_text
 from amor.models.amor import Amor
 from amor.numbers import finite
@@ -37,17 +37,17 @@ def trace(
     tokenizer: Tokenizer,
     ids: Sequence[int],
     title: str = "",
-    gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
+    gates: Sequence[Gate] | None = None,  # one per block; None: the model's own
 ) -> Trace:
-    """Everything a trace shows."""
+    """The trace of one text of token ids; errors where it is empty or not of the model's vocabulary."""
     if not len(ids):
         raise AmorError("the text is empty; a trace needs at least one token")
     worst = max(ids)
     if worst >= model.config.vocab:
         raise AmorError(f"token {worst} of the text is not in the model's vocabulary of {model.config.vocab:,}")
-    watched = [Watched(gate, "entropy") for gate in (own_gates(model) if gates is None else gates)]
-    found, hidden, nll = three_ways(model, ids, watched)
-    entropy = [gate.seen("entropy", 1)[0].tolist() for gate in watched]
+    recording = [RecordingGate(gate, "entropy") for gate in (own_gates(model) if gates is None else gates)]
+    output, hidden, nll = three_ways(model, ids, recording)
+    entropy = [gate.values("entropy", 1)[0].tolist() for gate in recording]
     final, expected = guesses(model, hidden, Speller(tokenizer))
     if not all(map(math.isfinite, chain(*nll.values(), *entropy, final))):
         raise AmorError(f"{model.config.name} gives numbers that are not finite on this text; its weights are broken")
@@ -60,7 +60,7 @@ def trace(
             kind=kind,
             rare=is_rare,
             entropy=tuple(block[t] for block in entropy),
-            fire=tuple(found.fire[:, 0, t].tolist()),
+            fire=tuple(output.fire[:, 0, t].tolist()),
             final_entropy=final[t],
             guesses=expected[t],
             surprise=nll["as_is"][t - 1] if t else None,
@@ -71,10 +71,10 @@ def trace(
     return Trace(
         title=title,
         model=model.config.name,
-        gate=watched[0].gate.kind if watched else None,
-        blocks=len(watched),
-        thresholds=tuple(finite(float(gate.threshold)) for gate in watched),
-        fire_rate=tuple(found.fire.float().mean((1, 2)).tolist()),
+        gate=recording[0].gate.kind if recording else None,
+        blocks=len(recording),
+        thresholds=tuple(finite(float(gate.threshold)) for gate in recording),
+        fire_rate=tuple(output.fire.float().mean((1, 2)).tolist()),
         loss=Losses(**{name: mean(values[:-1]) for name, values in nll.items()}),
         tokens=rows,
         summary=summary(rows),
@@ -82,20 +82,20 @@ def trace(
 
 
 def chance(log: float) -> float:
-    """A probability from its logarithm, which rounding may put a hair above 0."""
+    """A probability from its logarithm, which rounding may put slightly above 0."""
     return math.exp(min(log, 0.0))
 
 
-def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[Judged, Tensor, dict[str, list[float]]]:
-    """A text read with these gates, its hidden vectors [T, D], and the nll of the token after each: so, all closed, all open."""
+def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[CorpusOutput, Tensor, dict[str, list[float]]]:
+    """The output with these gates, its hidden vectors [T, D], and the nll [T] with these gates, all closed, all open."""
     text, residuals = of_text(ids), Residuals()
-    said = list(read(model, text, columns=PIECE, gates=gates, residuals=residuals))
-    found = gathered(said)
-    nll = {"as_is": found.nll[0].tolist()}
+    chunks = list(run_windows(model, text, columns=CHUNK, gates=gates, residuals=residuals))
+    output = join_chunks(chunks)
+    nll = {"as_is": output.nll[0].tolist()}
     for name, fire in (("closed", False), ("open", True)):
-        other = read(model, text, columns=PIECE, gates=all_told(model, fire), residuals=residuals)
-        nll[name] = gathered(other).nll[0].tolist()
-    return found, torch.cat([piece.out.hidden[0] for piece in said]), nll
+        other = run_windows(model, text, columns=CHUNK, gates=force_all(model, fire), residuals=residuals)
+        nll[name] = join_chunks(other).nll[0].tolist()
+    return output, torch.cat([chunk.out.hidden[0] for chunk in chunks]), nll
 
 
 def guesses(model: Amor, hidden: Tensor, speller: Speller) -> tuple[list[float], list[tuple[Guess, ...]]]:
@@ -111,7 +111,7 @@ def guesses(model: Amor, hidden: Tensor, speller: Speller) -> tuple[list[float],
 
 
 def summary(rows: Sequence[Token]) -> tuple[ClassRow, ...]:
-    """By class of token: how many, mean entropy and firing rate a block after reading one, mean surprise at one."""
+    """By class of token: how many, mean entropy and firing rate per block after reading one, mean surprise at one."""
     groups = [("all", list(rows)), *((name, [r for r in rows if r.kind == name]) for name in KINDS)]
     groups.append(("rare", [r for r in rows if r.rare]))
     return tuple(

@@ -19,7 +19,7 @@ from amor.gates import override
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
 from amor.judge.loop import ROWS
-from amor.judge.policies import Reader, largest, shuffled
+from amor.judge.policies import PolicyEvaluator, largest, shuffled
 from amor.judge.resample import mean, ratio
 from amor.judge.windows import about
 from amor.models.amor import Amor
@@ -49,7 +49,7 @@ def passes(blocks: int, rates: int = len(RATES), draws: int = DRAWS, once: bool 
     return 3 + rates if blocks == 1 else 3 + (draws + 2 * oracle) + rates * (1 + draws + oracle)
 
 
-def note(reader: Reader) -> str:
+def note(reader: PolicyEvaluator) -> str:
     """What is exact of what is found."""
     words = ONE_BLOCK if reader.blocks == 1 else ONE_GATE if reader.once else MORE_BLOCKS
     return words.format(reader.blocks)
@@ -66,16 +66,16 @@ def value(
     seen: Callable[[int], None] = lambda tokens: None,  # told how many tokens were read
 ) -> Value:
     """Gate value accounting on windows of held-out text."""
-    reader = Reader(model, windows, own_gates(model) if gates is None else gates, rows, seen)
-    nll, fire, entropy, gain = reader.as_it_is()
-    chosen = {"never": (reader.closed, torch.zeros_like(fire)), "gate": (nll, fire)}
-    chosen |= {"always": (reader.opened, torch.ones_like(fire)), "random": (random(reader, fire, draws, seed), fire)}
+    reader = PolicyEvaluator(model, windows, own_gates(model) if gates is None else gates, rows, seen)
+    nll, fire, entropy, gain = reader.with_own_gates()
+    chosen = {"never": (reader.nll_closed, torch.zeros_like(fire)), "gate": (nll, fire)}
+    chosen |= {"always": (reader.nll_open, torch.ones_like(fire)), "random": (random(reader, fire, draws, seed), fire)}
     oracle = same_count(reader, gain[0], fire)
     free = reader.oracle(gain[0], lambda k, g: g > 0)
-    chosen |= {"oracle": (reader.told(oracle), oracle), "oracle_free": (reader.told(free), free)}
-    if not bool(torch.isfinite(torch.stack([reader.closed, reader.opened, nll])).all()):
+    chosen |= {"oracle": (reader.nll_with_mask(oracle), oracle), "oracle_free": (reader.nll_with_mask(free), free)}
+    if not bool(torch.isfinite(torch.stack([reader.nll_closed, reader.nll_open, nll])).all()):
         raise AmorError(f"{model.config.name} gives losses that are not finite on this text; its weights are broken")
-    losses = {name: loss(*pair, reader.closed) for name, pair in chosen.items()}
+    losses = {name: loss(*pair, reader.nll_closed) for name, pair in chosen.items()}
     error = mean(chosen["random"][0] - nll)[1]
     gate = GatePolicy(over_random_se=error, **msgspec.structs.asdict(losses.pop("gate")))
     each = [gains(f"block {k}", g, h) for k, (g, h) in enumerate(zip(gain, entropy))]
@@ -88,21 +88,21 @@ def value(
         exact=reader.blocks == 1,
         notes=(note(reader), *notes),
         losses=Policies(gate=gate, **losses),
-        gains=(*each, gains("all blocks", reader.closed - reader.opened, entropy[0])),
+        gains=(*each, gains("all blocks", reader.nll_closed - reader.nll_open, entropy[0])),
         agreement=tuple(agreement(k, f, g) for k, (f, g) in enumerate(zip(fire, gain))),
         calibration=tuple(calibration(h, g) for h, g in zip(entropy, gain)),
         curve=points,
     )
 
 
-def random(reader: Reader, fire: Tensor, draws: int, seed: int) -> Tensor:
+def random(reader: PolicyEvaluator, fire: Tensor, draws: int, seed: int) -> Tensor:
     """[n, T] nll when the gate's decisions are handed out by chance: its expectation, or for many blocks an average."""
     if reader.blocks == 1:
-        return torch.lerp(reader.closed, reader.opened, float(fire.float().mean()))
-    return torch.stack([reader.told(shuffled(fire, seed + draw)) for draw in range(draws)]).mean(0)
+        return torch.lerp(reader.nll_closed, reader.nll_open, float(fire.float().mean()))
+    return torch.stack([reader.nll_with_mask(shuffled(fire, seed + draw)) for draw in range(draws)]).mean(0)
 
 
-def same_count(reader: Reader, first: Tensor, fire: Tensor) -> Tensor:
+def same_count(reader: PolicyEvaluator, first: Tensor, fire: Tensor) -> Tensor:
     """[K, n, T] the oracle's marks: in every block as many as in `fire`."""
     return reader.oracle(first, lambda k, gain: largest(gain, int(fire[k].sum())))
 
@@ -179,7 +179,7 @@ def calibration(entropy: Tensor, gain: Tensor) -> tuple[Bin, ...]:
 
 
 def curve(
-    reader: Reader, first: Tensor, rates: Sequence[float], draws: int, seed: int
+    reader: PolicyEvaluator, first: Tensor, rates: Sequence[float], draws: int, seed: int
 ) -> tuple[tuple[Point, ...], dict[str, None]]:
     """Loss against firing rate: the gate with the threshold for a rate, then random and oracle at the rates it reached.
 
@@ -199,7 +199,7 @@ def curve(
             blocks=tuple(fire.float().mean((1, 2)).tolist()),
             gate=level(found.nll) if found else None,
             random=level(random(reader, fire, draws, seed)),
-            oracle=level(reader.told(same_count(reader, first, fire))),
+            oracle=level(reader.nll_with_mask(same_count(reader, first, fire))),
         )
         points.append(point)
     return tuple(points), notes
@@ -218,7 +218,7 @@ def all_aimed(gates: Sequence[Gate], rate: float) -> tuple[list[Gate], str]:
         return [], str(error)
 
 
-def by_count(reader: Reader, rate: float, seed: int) -> Tensor:
+def by_count(reader: PolicyEvaluator, rate: float, seed: int) -> Tensor:
     """Marks on a random share of tokens, the same ones in every block."""
     chance = torch.rand(reader.shape[1:], generator=torch.Generator().manual_seed(seed))
     return largest(chance, round(rate * chance.numel())).expand(reader.shape)

@@ -1,4 +1,4 @@
-"""Text cut into windows to be judged: the same ones every time, spread evenly over what there is, or as evaluation draws them."""
+"""Text cut into windows: spread evenly over a text, the same ones every time, or the rows of an evaluation batch."""
 
 from __future__ import annotations
 
@@ -23,33 +23,42 @@ if TYPE_CHECKING:
     from amor.data.encoder import Encoder
 
 
-def of_shards(folder: str | Path, context: int, count: int, tokenizer: Tokenizer | None, vocab: int, apart: bool) -> Windows:
+def of_shards(
+    folder: str | Path,
+    context: int,  # tokens per window
+    count: int,  # windows at most
+    tokenizer: Tokenizer | None,  # of the model; None: not compared with that of the shards
+    vocab: int,
+    apart: bool,  # whether the state is reset where a document begins
+) -> Windows:
+    """Evenly spaced windows of prepared tokens, [n, context]; an error where vocabulary or tokenizer do not fit."""
     shards = Shards.open(folder)
     shards.check(vocab, None if tokenizer is None else tokenizer_hash(tokenizer))
     starts = spaced(shards.tokens, context, count, str(folder))
-    held = torch.from_numpy(np.stack([shards.read(int(start), context + 1) for start in starts]))
-    return replace(cut(held, shards.end_of_text if apart else None), source=str(folder))
+    tokens = torch.from_numpy(np.stack([shards.read(int(start), context + 1) for start in starts]))
+    return replace(cut(tokens, shards.end_of_text if apart else None), source=str(folder))
 
 
 def of_ids(ids: np.ndarray, context: int, count: int, source: str) -> Windows:
+    """Evenly spaced windows [n, context] of a text of token ids."""
     starts = spaced(len(ids), context, count, source)
-    held = torch.from_numpy(np.stack([ids[start : start + context + 1] for start in starts]).astype(np.int64))
-    return replace(cut(held), source=source)
+    tokens = np.stack([ids[start : start + context + 1] for start in starts]).astype(np.int64)
+    return replace(cut(torch.from_numpy(tokens)), source=source)
 
 
 def of_text(ids: Sequence[int]) -> Windows:
-    """A whole text as one window; nothing is to be predicted after its last token."""
+    """A whole text as one window [1, T]; the last token has no target."""
     return cut(torch.tensor([[*ids, IGNORE]]))
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Rows first .. last - 1 of the first batch of a source, read when they are asked for: what evaluation judges by."""
+class BatchWindows:
+    """Rows first .. last - 1 of the first batch of an evaluation source, read from disk when they are indexed."""
 
     source: Judging
     first: int
     last: int
-    end_of_text: int | None = None  # given: documents stand apart
+    end_of_text: int | None = None  # given: the state is reset at every document
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -60,7 +69,7 @@ class Drawn:
 
 
 def about(windows: Windows) -> AboutText:
-    """What was read, for those who read the findings."""
+    """The text of a measurement as results describe it."""
     return AboutText(
         source=windows.source,
         windows=len(windows),
@@ -71,12 +80,12 @@ def about(windows: Windows) -> AboutText:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """A text as training saw it: the words of special tokens are plain text, and nothing is added."""
+    """Token ids of a text as in training: names of special tokens are plain text, and no token is added."""
     return encoder(tokenizer)(text)
 
 
 def encoder(tokenizer: Tokenizer) -> Encoder:
-    """The same for many texts: words it has met are not spelled again."""
+    """An encoder for many texts, which caches the tokens of words."""
     from amor.data.encoder import Encoder
     from amor.vocabulary import vocabulary
 
@@ -84,7 +93,7 @@ def encoder(tokenizer: Tokenizer) -> Encoder:
 
 
 def spaced(tokens: int, context: int, count: int, source: str) -> np.ndarray:
-    """Where windows begin: at most `count`, none over another, spread over the text."""
+    """First tokens of at most `count` windows that do not overlap, evenly spaced over a text of `tokens` tokens."""
     if context < 1 or count < 2:
         raise AmorError(f"context {context} and windows {count}: at least 1 and 2 are needed (errors come from the windows)")
     fit = (tokens - 1) // context

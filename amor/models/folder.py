@@ -6,12 +6,11 @@ Folders that transformers wrote (amor/hf) are read too: our config is inside the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import torch
-from msgspec import Meta
 
 from amor import tensors as on_disk
 from amor import typed
@@ -68,14 +67,6 @@ def load_config(folder: str | Path) -> Config:
     return Config.from_dict(tree, str(path))
 
 
-@dataclass(frozen=True)
-class Index:
-    """What an index of shards says; of its metadata nothing is used."""
-
-    weight_map: Annotated[dict[str, str], Meta(min_length=1)]
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The one file of a folder's weights, or its shards."""
     if (folder / WEIGHTS).is_file():
@@ -83,11 +74,7 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.is_file():
         raise AmorError(f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
-    names = sorted(set(typed.from_json(Index, typed.read_text(index), str(index)).weight_map.values()))
-    for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise AmorError(f"{index} names {name[:200]!r}, which is no file beside it")
-    return [folder / name for name in names]
+    return on_disk.shard_files(index)
 
 
 def list_weights(folder: Path, config: Config) -> dict[Path, dict[str, on_disk.Listed]]:
@@ -111,13 +98,8 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Amor:
     config = load_config(folder)
     with torch.device("meta"):
         model = Amor(config)
-    tensors: dict[str, torch.Tensor] = {}
-    for path, listed in list_weights(folder, config).items():
-        with on_disk.opened(path, device) as file:
-            read = on_disk.read(file, listed)
-        on_disk.check_finite(read, path)
-        tensors |= read
-    model.load_state_dict(tensors, assign=True)
+    files = list_weights(folder, config)
+    model.load_state_dict(on_disk.read_files(files, partial(on_disk.read_file, device=device)), assign=True)
     return model
 
 

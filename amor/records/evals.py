@@ -16,8 +16,8 @@ Gates = Literal["model", "closed", "open"]  # as the model has them; none fires;
 Path = Literal["likelihood", "decode"]  # windows through the forward; token by token through the engine
 
 
-class Counts(Part, frozen=True):
-    """What gates did on some tokens; lists have one number a block. Padding is never counted."""
+class GateCounts(Part, frozen=True):
+    """What gates did on some tokens; lists have one number per block. Padding is never counted."""
 
     tokens: typed.Count
     fires: tuple[typed.Count, ...] = ()
@@ -26,10 +26,23 @@ class Counts(Part, frozen=True):
 
     @property
     def rates(self) -> tuple[float, ...]:
+        """The fraction of tokens on which each block fired."""
         return tuple(n / max(self.tokens, 1) for n in self.fires)
 
+    def __add__(self, other: "GateCounts") -> "GateCounts":
+        """The counts of both; those of no tokens change nothing."""
+        if not self.tokens or not other.tokens:
+            return self if self.tokens else other
+        return GateCounts(
+            tokens=self.tokens + other.tokens,
+            fires=tuple(a + b for a, b in zip(self.fires, other.fires, strict=True)),
+            score=tuple(a + b for a, b in zip(self.score, other.score, strict=True)),
+            margin=tuple(min(a, b) for a, b in zip(self.margin, other.margin, strict=True)),
+        )
 
-Phases = dict[Literal["prefill", "target", "decode"], Counts]
+
+# prefill: context tokens but the last; then what was read by the forward (target) or in steps (decode)
+Phases = dict[Literal["prefill", "target", "decode"], GateCounts]
 
 
 class Model(Part, frozen=True):
@@ -51,7 +64,7 @@ class Data(Part, frozen=True):
     rows: typed.Count = 0
 
 
-class Settings(Part, frozen=True):
+class EvalSettings(Part, frozen=True):
     """All that a score depends on besides model, tokenizer and data."""
 
     gates: Gates = "model"
@@ -69,7 +82,7 @@ class Timing(Part, frozen=True):
     tokens: typed.Count  # fed to the model
 
 
-class Curve(Part, frozen=True):
+class LengthCurve(Part, frozen=True):
     """Perplexity of one set of long texts against length: of whole prefixes, and of the last 1,024 tokens before each length."""
 
     lengths: tuple[typed.Positive, ...]
@@ -86,11 +99,11 @@ class About(typed.File, frozen=True):
     suite: typed.Name
     model: Model
     tokenizer: Words  # its fingerprint
-    settings: Settings
+    settings: EvalSettings
     data: dict[str, Data]
     gates: dict[str, Phases]  # by task
     timing: Timing
-    curves: dict[str, Curve] = msgspec.field(default_factory=dict)  # of length-extrapolation, by set
+    curves: dict[str, LengthCurve] = msgspec.field(default_factory=dict)  # of length-extrapolation, by set
     lengths: dict[str, Amount] = msgspec.field(
         default_factory=dict
     )  # mean true tokens of prompts, by task, where a length is part of the task

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -13,9 +12,9 @@ import numpy as np
 
 from amor import typed
 from amor.errors import AmorError
-from amor.records.evals import About, Counts, Data, Evaluation, Gates
+from amor.records.evals import About, Data, Evaluation, GateCounts, Gates
 from amor.study.paired import Scores
-from amor.study.suites import SUITES, Column, niah_column, suite
+from amor.study.suites import SUITES, Column, in_suite, suite
 
 VARIANTS: tuple[Gates, ...] = get_args(Gates)
 BULKY = {"doc", "target", "arguments", "resps", "filtered_resps"}  # texts of a document, which no table needs
@@ -92,7 +91,7 @@ class Judged:
         tokens = max(sum(counts.tokens for counts in asked), 1)
         return tuple(sum(fires) / tokens for fires in zip(*(counts.fires for counts in asked)))
 
-    def counts(self) -> Iterator[tuple[str, Counts]]:
+    def counts(self) -> Iterator[tuple[str, GateCounts]]:
         for phases in self.found.amor.gates.values():
             yield from phases.items()
 
@@ -242,10 +241,10 @@ def columns(name: str, rows: Iterable[Judged]) -> tuple[Column, ...]:
     known = suite(name).columns
     if name != "niah":
         return known
+    tasks = in_suite(name)
     for row in rows:
         for task, metrics in row.found.results.items():
             lengths = [key.removesuffix(",none") for key in metrics if key.endswith(",none")]
-            needle = re.fullmatch(r"niah_(single|stock)_\d", task)
-            made = [niah_column(task, int(length)) for length in lengths if needle and length.isdecimal()]
-            known += tuple(column for column in made if column not in known and row.score(column))
+            made = [tasks[task].column_at(int(length)) for length in lengths if task in tasks and length.isdecimal()]
+            known += tuple(column for column in made if column and column not in known and row.score(column))
     return tuple(sorted(known, key=lambda column: (column.task, int(column.metric))))

@@ -12,7 +12,7 @@ from amor.data.tasks.base import read_task
 from amor.errors import AmorError
 from amor.judge.findings import TOKENS, Held, find
 from amor.judge.recall import recall
-from amor.judge.windows import Drawn
+from amor.judge.windows import BatchWindows
 from amor.models.folder import load, load_model, resolve
 from amor.records.findings import Findings
 from amor.records.recall import Recall
@@ -55,5 +55,5 @@ def held_out(recipe: Recipe) -> Held:
     if not windows:
         raise AmorError(f"{shards.folder} holds fewer tokens than one window of {recipe.context}")
     source = Batches(shards, recipe.context, windows, recipe.seed)
-    text = Drawn(source, 0, windows, boundary(recipe.documents, shards.end_of_text))
+    text = BatchWindows(source, 0, windows, boundary(recipe.documents, shards.end_of_text))
     return Held(name, shards, train, text, rows=max(1, min(recipe.micro_batch, 4096 // recipe.context)))

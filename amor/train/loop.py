@@ -18,7 +18,7 @@ import torch
 from amor import tensors as on_disk
 from amor.errors import AmorError, nearest
 from amor.judge.evaluate import evaluate
-from amor.judge.windows import Drawn
+from amor.judge.windows import BatchWindows
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.models.folder import load_model
@@ -162,7 +162,7 @@ class Trainer:
             return
         started = time.perf_counter()
         rows = self.world.local_rows(self.data.valid.batch)
-        windows = Drawn(self.data.valid, *rows, self.stepper.apart)
+        windows = BatchWindows(self.data.valid, *rows, self.stepper.apart)
         scores = evaluate(self.model, windows, self.recipe.micro_batch, self.stepper.forward, self.world.sum)
         self.valid = Judged(step=self.done, **msgspec.structs.asdict(scores))
         timing = EvalTiming(seconds=time.perf_counter() - started)

@@ -13,7 +13,7 @@ import amor
 import amor.hf
 from amor.data.tokenizer import bytes_tokenizer
 from amor.decode.engine import Engine
-from amor.judge.gates import all_told
+from amor.judge.gates import force_all
 from amor.vllm.stats import counted
 
 CLOSE = 1e-4  # nats between a log-probability of ours and of vLLM
@@ -116,7 +116,7 @@ def gates_matter(model, asked, said):
     """Gates fire now and then, and what they open moves log-probabilities: else equality would show nothing of them."""
     tokens, counts = fired(model, asked, said)
     assert all(0.1 * tokens < count < 0.7 * tokens for count in counts), counts
-    closed = by_ours(model, asked, all_told(model, False))
+    closed = by_ours(model, asked, force_all(model, False))
     moved = max((a.prompt - b.prompt).abs().max().item() for a, b in zip(said, closed) if len(a.prompt))
     assert moved > 0.1
 

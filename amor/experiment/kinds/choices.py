@@ -2,7 +2,7 @@
 
 from amor.data.shards import splits
 from amor.experiment.subject import Subject
-from amor.judge.choosing import choosing
+from amor.judge.choosing import compare_gates
 from amor.judge.windows import of_shards
 from amor.records.study import AtChoices
 from amor.records.value import Choosing
@@ -14,4 +14,4 @@ def judge(subject: Subject, asked: AtChoices) -> Choosing:
     windows, apart = subject.windows(asked), subject.recipe.documents == "apart"
     train = splits(subject.prepared)[0].folder
     text = of_shards(train, windows.columns, asked.learned, subject.tokenizer, subject.model.config.vocab, apart)
-    return choosing(subject.model, windows, text, asked.rates)
+    return compare_gates(subject.model, windows, text, asked.rates)

@@ -2,7 +2,7 @@
 
 from amor.errors import AmorError
 from amor.experiment.subject import Subject
-from amor.judge.loop import gathered, read
+from amor.judge.loop import join_chunks, run_windows
 from amor.judge.windows import about
 from amor.records.study import Losses, OnText
 
@@ -11,7 +11,7 @@ VERSION = 1  # raised where it finds other numbers of the same run, which makes 
 
 def judge(subject: Subject, asked: OnText) -> Losses:
     windows = subject.windows(asked)
-    found = gathered(read(subject.model, windows))
+    found = join_chunks(run_windows(subject.model, windows))
     each = found.nll.double().mean(1)
     if not bool(each.isfinite().all()):
         raise AmorError(f"{subject.run.folder}: its losses are not finite on held-out text")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amor.experiment.subject import Subject
 from amor.judge.gates import own_gates
-from amor.judge.policies import Reader
+from amor.judge.policies import PolicyEvaluator
 from amor.judge.value import all_aimed, by_count, random, same_count
 from amor.judge.windows import about
 from amor.records.study import AllRates, AtRates, Policy
@@ -23,9 +23,9 @@ VERSION = 1  # raised where it finds other numbers of the same run, which makes 
 
 def judge(subject: Subject, asked: AtRates) -> AllRates:
     windows = subject.windows(asked)
-    reader = Reader(subject.model, windows, own_gates(subject.model))
-    nll, fire, _, gain = reader.as_it_is()
-    plain = {"never": (reader.closed, torch.zeros_like(fire)), "always": (reader.opened, torch.ones_like(fire))}
+    reader = PolicyEvaluator(subject.model, windows, own_gates(subject.model))
+    nll, fire, _, gain = reader.with_own_gates()
+    plain = {"never": (reader.nll_closed, torch.zeros_like(fire)), "always": (reader.nll_open, torch.ones_like(fire))}
     plain["as it is"] = (nll, fire)
     notes = {trouble for rate in asked.rates if (trouble := all_aimed(reader.gates, rate)[1])}
     policies = [policy(name, None, *both) for name, both in plain.items()]
@@ -34,13 +34,13 @@ def judge(subject: Subject, asked: AtRates) -> AllRates:
     return AllRates(gate=reader.gates[0].kind, data=about(windows), policies=tuple(policies), notes=tuple(sorted(notes)))
 
 
-def at_rate(reader: Reader, first: Tensor, rate: float, draws: int, aims: bool) -> Iterator[Policy]:
-    marks = reader.highest(rate) if aims else by_count(reader, rate, seed=0)
+def at_rate(reader: PolicyEvaluator, first: Tensor, rate: float, draws: int, aims: bool) -> Iterator[Policy]:
+    marks = reader.top_fraction(rate) if aims else by_count(reader, rate, seed=0)
     if aims:
-        yield policy("gate", rate, reader.told(marks), marks)
+        yield policy("gate", rate, reader.nll_with_mask(marks), marks)
     yield policy("random", rate, random(reader, marks, draws, seed=0), marks)
     oracle = same_count(reader, first, marks)
-    yield policy("oracle", rate, reader.told(oracle), oracle)
+    yield policy("oracle", rate, reader.nll_with_mask(oracle), oracle)
 
 
 def policy(name: str, rate: float | None, nll: Tensor, fire: Tensor) -> Policy:

@@ -17,7 +17,7 @@ from amor.errors import AmorError
 from amor.experiment.subject import Subject
 from amor.gates.base import Adaptive, Gate
 from amor.judge.gates import own_gates
-from amor.judge.loop import gathered, read
+from amor.judge.loop import join_chunks, run_windows
 from amor.judge.value import all_aimed
 from amor.judge.windows import of_text
 from amor.models.amor import Amor
@@ -58,7 +58,7 @@ def met(model: Amor, gates: list[Gate], rate: float, ids: list[int], context: in
     for block, gate in enumerate(gates):
         if not isinstance(gate, Adaptive):
             continue  # it fires by chance, or as the one it follows
-        scores = gathered(read(model, text, gates=gates)).score[block, 0, context:].sort(descending=True).values
+        scores = join_chunks(run_windows(model, text, gates=gates)).score[block, 0, context:].sort(descending=True).values
         fired = round(rate * len(scores))
         if 0 < fired < len(scores):
             gate.quantiles.fill_(float(scores[fired - 1 : fired + 1].mean()))

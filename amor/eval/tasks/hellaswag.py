@@ -1,0 +1,37 @@
+"""HellaSwag: which of four endings follows, by log-likelihood."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from amor.eval.rows import Texts
+from amor.eval.task_specs import Column, HarnessTask
+
+
+class HellaSwagRow(msgspec.Struct):
+    """A context in two parts, the endings, and the number of the right one."""
+
+    activity_label: str
+    ctx_a: str
+    ctx_b: str
+    endings: Texts
+    label: Annotated[str, Meta(pattern=r"^[0-9]$")]
+
+    def __post_init__(self) -> None:
+        if int(self.label) >= len(self.endings):
+            raise ValueError(f"label {self.label} is beyond the {len(self.endings)} endings")
+
+
+TASKS = (
+    HarnessTask(
+        name="hellaswag",
+        suite="common-sense",
+        metric="acc",
+        columns=(Column("HSwag", "hellaswag", "acc", "hellaswag/acc"),),
+        place=2,
+        row=HellaSwagRow,
+        file="hellaswag_validation",
+        yaml="hellaswag/hellaswag.yaml",
+    ),
+)

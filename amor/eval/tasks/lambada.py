@@ -1,0 +1,42 @@
+"""LAMBADA: the last word of a passage, by its log-likelihood (accuracy and perplexity)."""
+
+import msgspec
+
+from amor.eval.rows import Text
+from amor.eval.task_specs import Column, HarnessTask
+
+
+class LambadaRow(msgspec.Struct):
+    """A passage whose last word is predicted."""
+
+    text: Text
+
+    def __post_init__(self) -> None:
+        if not all(self.text.rpartition(" ")[::2]):
+            raise ValueError("text needs a last word behind a space")
+
+
+NAME = "lambada_openai"
+TASKS = (
+    HarnessTask(
+        name=NAME,
+        suite="common-sense",
+        metric="acc",
+        columns=(
+            Column(
+                "LAMB ppl",
+                NAME,
+                "perplexity",
+                f"{NAME}/perplexity",
+                percent=False,
+                lower=True,
+                over="exp",
+            ),
+            Column("LAMB", NAME, "acc", f"{NAME}/acc"),
+        ),
+        place=1,
+        row=LambadaRow,
+        file="lambada_openai_test",
+        yaml="lambada/lambada_openai.yaml",
+    ),
+)

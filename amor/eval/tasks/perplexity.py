@@ -1,0 +1,27 @@
+"""Perplexity of held-out text (`amor eval --suite perplexity --text TEXT`): per token, and bits per byte."""
+
+from amor.eval.task_specs import Column, TaskSpec
+
+NAME = "perplexity"
+TASKS = (
+    TaskSpec(
+        name=NAME,
+        suite="perplexity",
+        metric=NAME,
+        columns=(
+            Column(
+                "perplexity",
+                NAME,
+                "perplexity",
+                "fineweb_edu_ppl",
+                percent=False,
+                lower=True,
+                digits=2,
+                over=None,
+            ),
+            Column(
+                "bits/byte", NAME, "bits_per_byte", percent=False, lower=True, digits=3, over=None
+            ),
+        ),
+    ),
+)
