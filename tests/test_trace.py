@@ -11,6 +11,7 @@ from amor.cli import main
 from amor.data.spelling import Speller, kinds, rare
 from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
+from amor.judge.choosing import WAYS
 from amor.judge.gates import Watched, own_gates
 from amor.judge.prompts import PAPER
 from amor.judge.trace import trace
@@ -191,7 +192,7 @@ def test_value_judges_a_file_and_prepared_data(folder, prepared, tmp_path, capsy
     assert main(["trace", folder, "--choices", "--data", str(prepared), "--windows", "2", "--out", str(out), "--json"]) == 0
     found = last_json(capsys)
     assert json.loads((out / "choices.json").read_text())["choices"] == found["choices"]
-    assert found["data"]["windows"] == 2 and len(found["choices"]) == 7 and found["rates"] == [0.05, 0.1, 0.22, 0.44]
+    assert found["data"]["windows"] == 2 and len(found["choices"]) == 2 + len(WAYS) and found["rates"] == [0.05, 0.1, 0.22, 0.44]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@
   amor study smoke --data DATA --out STUDY --only mamba2 --jobs 1
   amor study my-study.toml --data DATA --steps 200 --format markdown
 
-A study is a TOML file, or one of the package by name: smoke; paper-mini and gates, each also -short; recall, recall-transformer,
-recall-gates and recall-size. STUDY gets a run directory a run, what was judged of each, tables as text, Markdown and LaTeX,
+A study is a TOML file, or one of the package by name: smoke, paper-mini, gates, choices, frontier, frontier-long, recall,
+recall-transformer, recall-gates, recall-size.
+STUDY gets one run directory per run, what was judged of each, tables as text, Markdown and LaTeX,
 figures, and index.html with all of them.
 docs/study.md tells how to write one.
 Exit codes: 0 everything is there; 1 a run failed, and is named; 2 something to mend, said in one line; 130 stopped by Ctrl-C.
@@ -20,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from amor import typed
 from amor.errors import AmorError
+from amor.study.table import FORMATS
 
 if TYPE_CHECKING:
     from amor.experiment.runner import Runner
-
-FORMATS = ("text", "markdown", "latex")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,13 +100,12 @@ def planned(runner: "Runner") -> dict[str, Any]:
 
 
 def shown(held: Any, form: str, files: list[Path], failed: dict[str, str]) -> dict[str, Any]:
-    from amor.study import typeset
     from amor.study.result_tables import tables
+    from amor.study.table import printed
 
     found = tables(held)
     for table in found:
-        print(typeset.text(table, terminal=sys.stdout.isatty()) if form == "text" else typeset.FORMATS[form](table))
-        print()
+        print(printed(table, form, sys.stdout.isatty()), end="\n\n")
     for name, said in failed.items():
         print(f"failed: {name}: {said}")
     print(f"{files[-1]} written; open it in a browser")

@@ -23,7 +23,7 @@ PHASES = ("prefill", "target", "decode")
 
 
 @dataclass(frozen=True)
-class Judged:
+class SuiteResult:
     """One file: a suite of one model, its gates run in one way."""
 
     file: Path
@@ -130,7 +130,7 @@ def shared_suites(folders: list[Path], decode: bool = False) -> list[str]:
     return shared
 
 
-def opened(folder: Path, name: str, gates: Gates = "model", decode: bool = False) -> Judged:
+def opened(folder: Path, name: str, gates: Gates = "model", decode: bool = False) -> SuiteResult:
     """One file of an evaluation folder."""
     suite(name)
     file = folder / file_name(name, gates, decode)
@@ -141,9 +141,9 @@ def opened(folder: Path, name: str, gates: Gates = "model", decode: bool = False
     return from_file(file)
 
 
-def from_file(file: Path) -> Judged:
+def from_file(file: Path) -> SuiteResult:
     """What a file holds, which its name must say rightly: <suite>[.decode][.closed|.open].json."""
-    judged = Judged(file, typed.read(Evaluation, file))
+    judged = SuiteResult(file, typed.read(Evaluation, file))
     about = judged.found.amor
     right = file_name(about.suite, about.settings.gates, about.settings.path == "decode")
     if file.name != right:
@@ -177,13 +177,13 @@ def _sound(file: Path, about: About) -> None:
             raise AmorError(f"{file}: amor.curves.{name}.rates: not as many blocks at every length")
 
 
-def variants(folder: Path, name: str, decode: bool = False) -> list[Judged]:
+def variants(folder: Path, name: str, decode: bool = False) -> list[SuiteResult]:
     """The model as it is, and with gates closed and open where that was evaluated."""
     others = [gates for gates in VARIANTS[1:] if (folder / file_name(name, gates, decode)).is_file()]
     return [opened(folder, name, gates, decode) for gates in (VARIANTS[0], *others)]
 
 
-def side_by_side(rows: list[Judged]) -> list[Judged]:
+def side_by_side(rows: list[SuiteResult]) -> list[SuiteResult]:
     """The same rows, if what was asked of them is the same: else one line that names what differs."""
     for a, b in combinations(rows, 2):
         one, other = a.found.amor, b.found.amor
@@ -208,13 +208,13 @@ def _print(a: Data, b: Data) -> tuple[str, str]:
     return f"{a.rows:,} rows of {a.source}", f"{b.rows:,} rows of {b.source}"
 
 
-def _differ(a: Judged, b: Judged, key: str, mine: object, theirs: object) -> str:
+def _differ(a: SuiteResult, b: SuiteResult, key: str, mine: object, theirs: object) -> str:
     return (
         f"{a.file} and {b.file} cannot stand side by side: {key} is {mine} in one and {theirs} in the other; evaluate both alike"
     )
 
 
-def paired(a: Judged, b: Judged, column: Column) -> tuple[Scores, Scores] | None:
+def paired(a: SuiteResult, b: SuiteResult, column: Column) -> tuple[Scores, Scores] | None:
     """The documents of both, which must be the same; None where one of them tells none."""
     mine, theirs = a.documents(column), b.documents(column)
     if mine is None or theirs is None:
@@ -226,7 +226,7 @@ def paired(a: Judged, b: Judged, column: Column) -> tuple[Scores, Scores] | None
     return mine, theirs
 
 
-def labels(rows: list[Judged]) -> list[str]:
+def labels(rows: list[SuiteResult]) -> list[str]:
     """A name a row: that of its model, with its folder where two have the same, and how its gates were run."""
     names = [" ".join(row.found.amor.model.name.split()) for row in rows]
     folders = [{row.file.parent for row, other in zip(rows, names) if other == name} for name in names]
@@ -237,7 +237,7 @@ def labels(rows: list[Judged]) -> list[str]:
     ]
 
 
-def columns(name: str, rows: Iterable[Judged]) -> tuple[Column, ...]:
+def columns(name: str, rows: Iterable[SuiteResult]) -> tuple[Column, ...]:
     """Those of the suite; needles also have those of every task and length that was measured."""
     known = suite(name).columns
     if name != "niah":

@@ -11,6 +11,7 @@ from amor import typed
 from amor.files import replace_file, written
 from amor.records.trace import Traces
 from amor.records.value import Agreement, Choosing, Value
+from amor.study.table import Cell, Table, TableRow, as_cell
 from amor.study.verdict import sentences
 
 HERE = Path(__file__).parent
@@ -49,7 +50,7 @@ def value_page(found: Value) -> str:
         "{{verdict}}": "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(found)),
         "{{notes}}": "".join(f"<p>{escape(note)}</p>" for note in found.notes),
         "{{figure}}": figures.inline(figures.draw("value", found)),
-        "{{tables}}": "".join(html_table(title, rows) for title, rows in tables(found).items()),
+        "{{tables}}": "".join(map(html_table, tables(found))),
     }
     text = (HERE / "value.html").read_text(encoding="utf-8")
     for place, put_in in parts.items():
@@ -63,45 +64,74 @@ def about(found: Value) -> str:
     return f"{data.tokens:,} tokens of {data.source}: {cut}; gate: {found.gate}"
 
 
-def tables(found: Value) -> dict[str, list[list[str]]]:
-    """Title -> rows of text, the first one the heads: for pages and terminals."""
-    return {"Loss by policy": losses(found), "The gate against the best tokens": agreement(found), "Gain of firing": gains(found)}
+def tables(found: Value) -> list[Table]:
+    """The account in numbers, for pages and terminals."""
+    return [losses(found), agreement(found), gains(found)]
 
 
-def losses(found: Value) -> list[list[str]]:
-    rows = [["policy", "nll", "± se", "saved over never", "± se", "fires on"]]
+def losses(found: Value) -> Table:
+    rows = []
     for name, row in msgspec.structs.asdict(found.losses).items():
         rates = " / ".join(f"{100 * rate:.0f} %" for rate in row.fire_rate)
-        saved = [f"{row.saved:+.4f}", f"{row.saved_se:.4f}"]
-        rows.append([name.replace("_", ", "), f"{row.nll:.4f}", f"{row.se:.4f}", *saved, rates])
-    return rows
+        nll, saved = Cell(row.nll, row.se, 4), f"{row.saved:+.4f}±{row.saved_se:.4f}"
+        rows.append(TableRow(name.replace("_", ", "), (nll, saved, rates)))
+    return Table("Loss by policy", "policy", ("nll", "saved over never", "fires on"), tuple(rows))
 
 
-def agreement(found: Value) -> list[list[str]]:
-    rows = [["block", "fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance"]]
-    for row in found.agreement:
-        rows.append([str(row.block), *(percent(row, name) for name in SHARES)])
-    return rows
+def agreement(found: Value) -> Table:
+    columns = ("fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance")
+    rows = tuple(TableRow(str(row.block), tuple(percent(row, name) for name in SHARES)) for row in found.agreement)
+    return Table("The gate against the best tokens", "block", columns, rows)
 
 
-def percent(row: Agreement, name: str) -> str:
+def percent(row: Agreement, name: str) -> str | None:
     value, error = getattr(row, name), getattr(row, f"{name}_se", None)
     if value is None:
-        return "-"
+        return None
     return f"{100 * value:.0f}" + (f"±{100 * error:.0f} %" if error is not None else " %")
 
 
-def gains(found: Value) -> list[list[str]]:
-    rows = [["of", "mean (nats)", "± se", "1 %", "median", "99 %", "helps", "rank corr."]]
+def gains(found: Value) -> Table:
+    rows = []
     for row in found.gains:
-        spread = [f"{q:+.3f}" for q in (row.quantiles.p1, row.quantiles.p50, row.quantiles.p99)]
-        rho = "-" if row.rank_correlation is None else f"{row.rank_correlation:+.2f}"
-        rows.append([row.name, f"{row.mean:+.4f}", f"{row.se:.4f}", *spread, f"{100 * row.positive:.0f} %", rho])
-    return rows
+        quantiles = (f"{q:+.3f}" for q in (row.quantiles.p1, row.quantiles.p50, row.quantiles.p99))
+        rho = None if row.rank_correlation is None else f"{row.rank_correlation:+.2f}"
+        mean = f"{row.mean:+.4f}±{row.se:.4f}"
+        rows.append(TableRow(row.name, (mean, *quantiles, f"{100 * row.positive:.0f} %", rho)))
+    columns = ("mean (nats)", "1 %", "median", "99 %", "helps", "rank corr.")
+    return Table("Gain of firing", "of", columns, tuple(rows))
 
 
-def html_table(title: str, rows: list[list[str]]) -> str:
+def curve(found: Value) -> Table:
+    """Loss against firing rate; the error is that of the oracle's loss."""
+    rows = []
+    for point in found.curve:
+        levels = (point.gate, point.random, point.oracle)
+        losses = (None if level is None else Cell(level.nll, digits=4) for level in levels)
+        rows.append(TableRow(f"{point.aim:g}", (f"{point.fire_rate:.3f}", *losses, Cell(point.oracle.se, digits=4))))
+    columns = ("fired on", "gate", "random", "oracle", "± se")
+    return Table("Loss against firing rate", "asked for", columns, tuple(rows))
+
+
+def choices(found: Choosing) -> list[Table]:
+    """What other gates save in front of the same attention, and how much more than the paper's gate does."""
+
+    def rows(key: str) -> tuple[TableRow, ...]:
+        named = {choice.name: [Cell(level.saved, level.se, 4) for level in getattr(choice, key)] for choice in found.choices}
+        return tuple(TableRow(name, tuple(cells)) for name, cells in named.items())
+
+    own, always = (f"{level.saved:.4f}±{level.se:.4f}" for level in (found.own, found.always))
+    first, columns = "fires on the tokens of the highest", tuple(f"{rate:.0%}" for rate in found.rates)
+    saved = f"nats per token saved over never firing; as it is {own}, always {always}"
+    return [
+        Table(saved, first, columns, rows("levels")),
+        Table("more than the paper's gate", first, columns, rows("over_paper")),
+    ]
+
+
+def html_table(table: Table) -> str:
     def line(cells: list[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    return f"<h2>{escape(title)}</h2><table>{line(rows[0], 'th')}{''.join(line(row, 'td') for row in rows[1:])}</table>"
+    body = (line([row.name, *(as_cell(cell, str) for cell in row.cells)], "td") for row in table.lines)
+    return f"<h2>{escape(table.title)}</h2><table>{line([table.first, *table.columns], 'th')}{''.join(body)}</table>"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from amor.errors import AmorError
 from amor.files import replace_file
-from amor.study import figures, html, typeset
+from amor.study import figures, html
 from amor.study.result_tables import tables
 from amor.study.results import Results
-from amor.study.tables import Table
+from amor.study.table import Table, as_cell, printed, remarks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +25,7 @@ def write(held: Results) -> list[Path]:
     made = tables(held)
     files = []
     for name, file in TABLES.items():
-        replace_file(held.folder / file, "\n\n".join(typeset.FORMATS[name](table) for table in made) + "\n")
+        replace_file(held.folder / file, "\n\n".join(printed(table, name) for table in made) + "\n")
         files.append(held.folder / file)
     drawn: dict[str, Figure] = {}
     trouble = ""
@@ -49,7 +48,7 @@ def page(held: Results, made: list[Table], drawn: dict[str, str], trouble: str) 
         f'<h1>{escape(name)}</h1><p class="soft">{escape(held.study.title)}</p>',
         html.tiles(facts),
         *(
-            html.section(table.title, _table(table), *(f'<p class="note">{escape(note)}</p>' for note in _notes(table)))
+            html.section(table.title, _table(table), *(f'<p class="note">{escape(note)}</p>' for note in remarks(table, "*")))
             for table in made
         ),
         html.section("Figures", *(f"<figure>{svg}</figure>" for svg in drawn.values()), escape(trouble)),
@@ -58,16 +57,9 @@ def page(held: Results, made: list[Table], drawn: dict[str, str], trouble: str) 
     return html.page(f"{name} - amor", "\n".join(parts))
 
 
-def _notes(table: Table) -> Iterator[str]:
-    yield from typeset.legend(table, "*")
-    yield from table.notes
-
-
 def _table(table: Table) -> str:
-    bold = "*{}*".format
     rows = []
-    for kind in ("ours", "floor", "paper"):
-        lines = [line for line in table.lines if line.kind == kind]
-        rows += [[table.paper, *([""] * len(table.columns))]] if kind == "paper" and lines else []
-        rows += [[line.name, *(typeset.text_cell(cell, bold) for cell in line.cells)] for line in lines]
+    for heading, lines in table.groups():
+        rows += [[heading, *([""] * len(table.columns))]] if heading else []
+        rows += [[line.name, *(as_cell(cell, "*{}*".format) for cell in line.cells)] for line in lines]
     return html.table([table.first, *table.columns], rows)

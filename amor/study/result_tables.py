@@ -13,10 +13,10 @@ from amor.study import paper_models
 from amor.study.paired import Gap, Grid
 from amor.study.paper_models import SCALE
 from amor.study.results import Results, chosen
-from amor.study.tables import Cell, Line, Table
+from amor.study.table import Cell, Table, TableRow
 
 POLICIES = ("never", "random", "gate", "always", "oracle")
-THEIRS = f"the paper, {SCALE}: perplexity of FineWeb-Edu; firing rate and tokens/s on one H100, after 3K tokens"
+THEIRS = "the paper: perplexity of FineWeb-Edu; firing rate and tokens/s on one H100, after 3K tokens"
 
 
 def tables(held: Results) -> list[Table]:
@@ -37,9 +37,10 @@ def models(held: Results) -> Table:
     if "speed" in asked:
         columns["train tok/s"] = lambda row: _mean((f.train for f in held.of(row, "speed").values()), 0)
         columns["decode tok/s"] = lambda row: _mean((1 / one.seconds for one in held.decode(row, None)), 0)
-    lines = [Line(row, "ours", tuple(make(row) for make in columns.values())) for row in held.ledger.rows]
+    lines = [TableRow(row, tuple(make(row) for make in columns.values())) for row in held.ledger.rows]
     theirs = _paper(tuple(columns)) if held.study.paper else []
-    return Table(held.study.title, "model", tuple(columns), (*lines, *theirs), THEIRS, tuple(notes(held, "loss")))
+    remarks = (*notes(held, "loss"), *([THEIRS] if held.study.paper else []))
+    return Table(held.study.title, "model", tuple(columns), (*lines, *theirs), f"the paper, {SCALE}", remarks)
 
 
 def _loss(held: Results, row: str) -> Cell | None:
@@ -82,17 +83,14 @@ def _mean(values: Iterable[float | None], digits: int) -> Cell | None:
     return Cell(statistics.mean(known), digits=digits) if known else None
 
 
-def _paper(columns: Sequence[str]) -> Iterator[Line]:
+def _paper(columns: Sequence[str]) -> Iterator[TableRow]:
     """The paper's rows in the columns that it has."""
     for model, values in paper_models.told().items():
         cells = {"perplexity": values.perplexity, "train tok/s": values.train, "decode tok/s": values.decode}
         cells["fires, %"] = None if values.fires is None else 100 * values.fires
         digits = {"perplexity": 2, "train tok/s": 0, "decode tok/s": 1, "fires, %": 1}
-        yield Line(
-            model,
-            "paper",
-            tuple(None if (value := cells.get(name)) is None else Cell(value, digits=digits[name]) for name in columns),
-        )
+        shown = (None if (value := cells.get(name)) is None else Cell(value, digits=digits[name]) for name in columns)
+        yield TableRow(model, tuple(shown), "paper")
 
 
 def gates(held: Results) -> Table:
@@ -101,7 +99,7 @@ def gates(held: Results) -> Table:
     lines = []
     for row in held.ledger.rows:
         for block, each in enumerate(zip(*(found.blocks for found in held.of(row, "gate").values()))):
-            lines.append(Line(f"{row}, block {block}", "ours", (_percent(each), *(_key(each, key) for key in keys))))
+            lines.append(TableRow(f"{row}, block {block}", (_percent(each), *(_key(each, key) for key in keys))))
     columns = ("fires, %", "μ", "σ", "threshold", "α")
     steps = {found.steps for row in held.ledger.rows for found in held.of(row, "gate").values()}
     last = f"means of the last {' or '.join(f'{n:,}' for n in sorted(steps))} steps of training, over seeds"
@@ -125,7 +123,7 @@ def value(held: Results) -> Table:
             each = [getattr(one.losses, name) for one in found]
             saved = Cell(statistics.mean(one.saved for one in each), _both([(p.saved, p.saved_se) for p in each]), 4)
             fires = _mean((100 * rate for one in each for rate in one.fire_rate), 1)
-            lines.append(Line(f"{row}: {name}", "ours", (_mean((one.nll for one in each), 4), saved, fires)))
+            lines.append(TableRow(f"{row}: {name}", (_mean((one.nll for one in each), 4), saved, fires)))
     columns = ("loss", "saved over never", "fires, %")
     return Table(f"{held.study.title}: what gates are worth", "policy", columns, tuple(lines), notes=tuple(notes(held, "value")))
 
@@ -151,7 +149,7 @@ def rates(held: Results) -> Table:
             ends = (_plain(held.saved(row, "as it is")), _own_rate(held, row), _plain(held.saved(row, "always")))
             cells += ends if name == "gate" else [None] * 3
             if any(cells):
-                lines.append(Line(f"{row}: {name}", "ours", tuple(cells)))
+                lines.append(TableRow(f"{row}: {name}", tuple(cells)))
     why = {f"{row}: {note}" for row in gated for found in held.of(row, "rates").values() for note in found.notes}
     said = "nats a token saved over never firing, on held-out text; a gate fires on the tokens of its highest scores"
     remarks = (said, *sorted(why), *notes(held, "rates"))
@@ -179,7 +177,7 @@ def choices(held: Results) -> Table:
             for levels in zip(*(choice.levels for choice in each), strict=True):
                 mean = statistics.mean(level.saved for level in levels)
                 cells.append(Cell(mean, _both([(level.saved, level.se) for level in levels]), 4))
-            lines.append(Line(f"{row}: {each[0].name}", "ours", tuple(cells)))
+            lines.append(TableRow(f"{row}: {each[0].name}", tuple(cells)))
     columns = tuple(f"at {100 * rate:g} %" for rate in asked.rates)
     said = "nats per token saved over never firing; weights as trained, gates exchanged, each firing on its highest scores"
     remarks = (said, *notes(held, "choices"))
@@ -190,7 +188,7 @@ def frontier(held: Results) -> Table:
     """Loss against cost: every gate at every rate, and as they are models without gates and gates that aim at none."""
     columns = ("loss", "fires in decode, %", "µs a token", "KB a token", "passes over the head")
     lines = [
-        Line(name, "ours", (_plain(loss), *_cost(held, row, rate))) for name, row, rate, loss in points(held) if loss is not None
+        TableRow(name, (_plain(loss), *_cost(held, row, rate))) for name, row, rate, loss in points(held) if loss is not None
     ]
     said = "loss on held-out text; time and bytes of decode, one row, float32, the best round"
     return Table(f"{held.study.title}: loss against cost", "model", columns, tuple(lines), notes=(said, *notes(held, "rates")))
@@ -237,7 +235,7 @@ def recall(held: Results) -> Table:
             Cell(found[0].state.fixed, digits=0),
             Cell(found[0].state.a_token, digits=0),
         )
-        lines.append(Line(row, "ours", cells))
+        lines.append(TableRow(row, cells))
     columns = ("right, %", "by chance", "fires on questions, %", "elsewhere, %", "state", "state a token")
     said = "right: the best token at every token of an answer; state: numbers held by a row"
     remarks = (said, *chosen_on(held, "the task's valid stream, reported on its test stream"), *lacking(held))
@@ -258,7 +256,7 @@ def reach(held: Results) -> Table:
     for row in held.ledger.rows:
         found: list[Reach] = list(held.of(row, "reach").values())
         if found:
-            lines.append(Line(row, "ours", tuple(_right(each) for each in zip(*(one.sizes for one in found), strict=True))))
+            lines.append(TableRow(row, tuple(_right(each) for each in zip(*(one.sizes for one in found), strict=True))))
     columns = tuple(", ".join(f"{key} {value}" for key, value in changes.items()) for changes in asked.at)
     remarks = ("right answers in percent, of runs that have learned the task at its own size", *lacking(held))
     return Table(f"{held.study.title}: at other sizes", "model", columns, tuple(lines), notes=remarks)
@@ -273,7 +271,7 @@ def sweep(held: Results) -> Table:
             spread = statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
             cell = Cell(statistics.mean(losses), spread, 4) if losses else None
             mark = " (shown)" if row in best and best[row] == lr else ""
-            lines.append(Line(f"{row}, lr {lr:g}{mark}", "ours", (cell, Cell(len(losses), digits=0))))
+            lines.append(TableRow(f"{row}, lr {lr:g}{mark}", (cell, Cell(len(losses), digits=0))))
     said = "loss on validation windows at the last step; the error is over seeds"
     return Table(f"{held.study.title}: learning rates", "run", ("loss", "seeds"), tuple(lines), notes=(said, *lacking(held)))
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from amor.errors import AmorError
 from amor.study import evals
+from amor.study.eval_tables import SuiteRows, level
 from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
-from amor.study.tables import Held, level
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,16 +16,18 @@ MARKERS = {"closed": "v", "model": "o", "open": "^"}
 WORDS = {"closed": "gates closed", "model": "gates of the model", "open": "gates open"}
 
 
-def draw(held: Held) -> Figure:
+def draw(suite_rows: SuiteRows) -> Figure:
     """Of tasks that every row has, so that points differ in nothing but the model and its gates."""
-    columns = [c for c in evals.columns(held.name, held.rows) if c.percent and all(row.score(c) for row in held.rows)]
+    columns = [
+        c for c in evals.columns(suite_rows.name, suite_rows.rows) if c.percent and all(row.score(c) for row in suite_rows.rows)
+    ]
     if not columns:
-        raise AmorError(f"{held.rows[0].file}: no task that every row has, so there is no average to draw")
+        raise AmorError(f"{suite_rows.rows[0].file}: no task that every row has, so there is no average to draw")
     drawing = figure(4.6, 3.0)
     axes = drawing.add_axes((0.12, 0.15, 0.52, 0.74))
-    folders = list(dict.fromkeys(row.file.parent for row in held.rows))
+    folders = list(dict.fromkeys(row.file.parent for row in suite_rows.rows))
     for number, folder in enumerate(folders):
-        mine = [(label, row) for label, row in zip(held.labels, held.rows) if row.file.parent == folder]
+        mine = [(label, row) for label, row in zip(suite_rows.labels, suite_rows.rows) if row.file.parent == folder]
         colour, name = BLOCKS[number % len(BLOCKS)], next(label for label, row in mine if row.gates == "model")
         points = [(rate, *level(row, columns), MARKERS[row.gates]) for _, row in mine if (rate := row.rate) is not None]
         points.sort(key=lambda point: point[0])
@@ -40,7 +42,7 @@ def draw(held: Held) -> Figure:
     axes.set_xlim(-0.04, 1.04)
     axes.set_xlabel("firing rate, mean of blocks", color=INK)
     axes.set_ylabel(f"accuracy, mean of {len(columns)} (%)", color=INK)
-    axes.set_title(f"{held.name}; bars are one standard error", fontsize=8, loc="left")
+    axes.set_title(f"{suite_rows.name}; bars are one standard error", fontsize=8, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=7)
     axes.grid(color=FAINT, linewidth=0.3, alpha=0.4)

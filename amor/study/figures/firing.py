@@ -5,21 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amor.errors import AmorError
+from amor.study.eval_tables import SuiteRows
 from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
-from amor.study.tables import Held
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(held: Held) -> Figure:
+def draw(suite_rows: SuiteRows) -> Figure:
     gated = [
         (label, row.found.amor.curves)
-        for label, row in zip(held.labels, held.rows)
+        for label, row in zip(suite_rows.labels, suite_rows.rows)
         if any(curve.rates and curve.rates[0] for curve in row.found.amor.curves.values())
     ]
     if not gated:
-        raise AmorError(f"{held.rows[0].file}: amor.curves tells no firing rates; of models without gated blocks there are none")
+        raise AmorError(
+            f"{suite_rows.rows[0].file}: amor.curves tells no firing rates; of models without gated blocks there are none"
+        )
     sets = list(dict.fromkeys(name for _, curves in gated for name in curves))
     drawing = figure(max(1.7 * len(sets) + 0.8, 3.2), 1.6 * len(gated) + 0.6)
     panels = drawing.subplots(len(gated), len(sets), squeeze=False, sharex=True, sharey=True)

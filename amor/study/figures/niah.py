@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from amor.errors import AmorError
 from amor.study import evals
-from amor.study.evals import Judged
+from amor.study.eval_tables import SuiteRows
+from amor.study.evals import SuiteResult
 from amor.study.figures.canvas import ENTROPY, FAINT, INK, figure
 from amor.study.suites import Column
-from amor.study.tables import Held
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 ACROSS = 3  # panels in a row
 
 
-def draw(held: Held) -> Figure:
-    columns = [c for c in evals.columns(held.name, held.rows) if any(row.score(c) for row in held.rows)]
+def draw(suite_rows: SuiteRows) -> Figure:
+    columns = [c for c in evals.columns(suite_rows.name, suite_rows.rows) if any(row.score(c) for row in suite_rows.rows)]
     tasks, lengths = list(dict.fromkeys(c.task for c in columns)), sorted({int(c.metric) for c in columns})
     if not tasks:
-        raise AmorError(f"{held.rows[0].file}: results hold no niah task to draw")
-    across = min(len(held.rows), ACROSS)
-    down = -(-len(held.rows) // across)
+        raise AmorError(f"{suite_rows.rows[0].file}: results hold no niah task to draw")
+    across = min(len(suite_rows.rows), ACROSS)
+    down = -(-len(suite_rows.rows) // across)
     drawing = figure(across * (0.5 * len(lengths) + 0.3) + 1.3, down * (0.34 * len(tasks) + 0.75))
     panels = drawing.subplots(down, across, squeeze=False, sharey=True)
-    for panel, label, row in zip(panels.flat, held.labels, held.rows):
+    for panel, label, row in zip(panels.flat, suite_rows.labels, suite_rows.rows):
         found = {(c.task, int(c.metric)): c for c in columns}
         grid(panel, row, tasks, lengths, found)
         panel.set_title(label, fontsize=8, loc="left")
-    for spare in panels.flat[len(held.rows) :]:
+    for spare in panels.flat[len(suite_rows.rows) :]:
         spare.set_visible(False)
     for first in panels[:, 0]:
         first.set_yticks(
@@ -42,7 +42,7 @@ def draw(held: Held) -> Figure:
     return drawing
 
 
-def grid(panel: Axes, row: Judged, tasks: list[str], lengths: list[int], columns: dict[tuple[str, int], Column]) -> None:
+def grid(panel: Axes, row: SuiteResult, tasks: list[str], lengths: list[int], columns: dict[tuple[str, int], Column]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     shades = LinearSegmentedColormap.from_list("found", ENTROPY)  # white: none; the darkest: all

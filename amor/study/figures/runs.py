@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
-from amor.study.runs import Told
+from amor.study.runs import RunSummary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 SMOOTH = 20  # steps a firing rate is averaged over
 
 
-def draw(rows: list[Told]) -> Figure:
+def draw(rows: list[RunSummary]) -> Figure:
     gated = [row for row in rows if row.firing]
     drawing = figure(7.2 if gated else 5.0, 2.5)
     axes = drawing.subplots(1, 3 if gated else 2)
