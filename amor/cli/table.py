@@ -21,16 +21,10 @@ from typing import Any
 
 from amor import typed
 from amor.errors import AmorError, nearest
+from amor.study.figures import suite_figures
 from amor.study.table import FORMATS
 
 SCALES = ("180M", "440M", "1.5B")
-# which figure is drawn of which suites
-FIGURES = {
-    "accuracy": ("common-sense", "retrieval", "niah", "longbench"),
-    "extrapolation": ("length-extrapolation",),
-    "firing": ("length-extrapolation",),
-    "niah": ("niah",),
-}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[KIND:]FILE",
-        help=f"draw into a .svg, .png or .pdf; KIND is one of {', '.join(FIGURES)} (default: the suite's own)",
+        help=f"draw into a .svg, .png or .pdf; KIND is one of {', '.join(suite_figures())} (default: the suite's own)",
     )
 
 
@@ -77,18 +71,19 @@ def figure(given: str, names: list[str]) -> tuple[str, Path]:
     from amor.study.figures.canvas import FORMATS as ENDINGS
     from amor.study.suites import suite
 
+    known = suite_figures()
     if len(names) > 1:
         raise AmorError(f"--figure {given}: of one suite; choose it with --suite out of {', '.join(names)}")
     kind, file = re.fullmatch(r"(?:(\w+):)?(.*)", given, re.S).groups()  # type: ignore[union-attr]
-    if kind is not None and kind not in FIGURES:
-        raise AmorError(f"--figure {given}: no figure {kind!r}; {nearest(kind, FIGURES)}")
+    if kind is not None and kind not in known:
+        raise AmorError(f"--figure {given}: no figure {kind!r}; {nearest(kind, known)}")
     if Path(file).suffix not in ENDINGS:
         raise AmorError(f"--figure {given}: a figure is one of {', '.join(ENDINGS)}")
     kind = kind or suite(names[0]).figure
     if not kind:
         raise AmorError(f"--figure {given}: no figure is drawn of {names[0]}")
-    if names[0] not in FIGURES[kind]:
-        raise AmorError(f"--figure {given}: {kind} is drawn of {' or '.join(FIGURES[kind])}, not of {names[0]}")
+    if names[0] not in known[kind]:
+        raise AmorError(f"--figure {given}: {kind} is drawn of {' or '.join(known[kind])}, not of {names[0]}")
     return kind, Path(file)
 
 

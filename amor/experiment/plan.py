@@ -18,11 +18,10 @@ from msgspec.structs import replace
 from amor import typed
 from amor.config import flat
 from amor.data.shards import splits
-from amor.data.tasks.base import read_task
 from amor.errors import AmorError, nearest
 from amor.files import folder_to_write, replace_file
-from amor.records.study import LEDGER, MOST_RUNS, Compared, Ledger, Planned, Study
 from amor.run import Run
+from amor.study.definition import LEDGER, MOST_RUNS, Compared, Ledger, Planned, Study, find_measure
 from amor.train import recipe as recipes
 from amor.train.checkpoint import read_training
 from amor.train.data import fingerprint
@@ -92,18 +91,18 @@ def plan(study: Study, name: str, data: str | None, folder: str | Path) -> Plan:
     if len(runs) > MOST_RUNS:
         raise AmorError(f"{name}: {len(runs):,} runs, more than {MOST_RUNS:,}")
     seen: dict[str, Planned] = {}
-    checked = []
+    measured, checked = study.measurements(), []
     for run in runs:
         if (other := seen.setdefault(run.folder, run)) is not run:
             raise AmorError(f"{name}: two runs would lie in {run.folder}: {other.row!r} and {run.row!r}; name them apart")
         recipe = recipe_for(run, where)
         recipe.config()
-        if not recipe.data and not getattr(recipe, "task", ""):
+        if not recipe.data and not recipe.task:
             raise AmorError(f"{name}: {run.row} reads text; give --data FOLDER, written by `amor prepare`")
         if study.lr and not recipe.eval.every:
             raise AmorError(f"{name}: {run.row}: lr is chosen by the validation loss, and eval.every is 0; make it 1 or more")
-        for changes in study.judge.reach.at if study.judge.reach and recipe.task else ():
-            read_task({**recipe.task, **changes}, "judge.reach: task")
+        for kind, options in measured.items():
+            find_measure(kind).check(options, recipe)
         checked.append(replace(run, steps=recipe.total_steps))
     return Plan(Ledger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder))
 

@@ -35,11 +35,11 @@ class Progress(Waited):
         if time.monotonic() - self.told < EVERY:
             return
         self.told = time.monotonic()
-        steps = {one.planned.folder: f"step {one.step:,}/{one.planned.steps:,}" for one in self.runner.standing()}
+        steps = {one.planned.folder: f"step {one.step:,}/{one.planned.steps:,}" for one in self.runner.status()}
         names = ", ".join(f"{one.job.name} {steps.get(one.job.name, '')}".strip() for one in running)
         self.runner.say(f"{self.verb} {self.done} of {self.jobs}; at it: {names or 'another program'}{self._to_go()}")
 
     def _to_go(self) -> str:
-        left = self.runner.clock.left(self.runner.standing(), self.runner.asked.at_once)
+        left = self.runner.clock.left(self.runner.status(), self.runner.options.at_once)
         judging = "" if left.judge is not None else ", judging apart"
         return f"; {clock(left.seconds)} to go{judging}"

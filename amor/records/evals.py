@@ -10,13 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from amor import typed
-from amor.records import Amount, Number, Part, Words
+from amor.records import Amount, Number, Record, Words
 
 Gates = Literal["model", "closed", "open"]  # as the model has them; none fires; all fire
 Path = Literal["likelihood", "decode"]  # windows through the forward; token by token through the engine
 
 
-class Counts(Part, frozen=True):
+class Counts(Record, frozen=True):
     """What gates did on some tokens; lists have one number a block. Padding is never counted."""
 
     tokens: typed.Count
@@ -32,7 +32,7 @@ class Counts(Part, frozen=True):
 Phases = dict[Literal["prefill", "target", "decode"], Counts]
 
 
-class Model(Part, frozen=True):
+class Model(Record, frozen=True):
     """Which model was judged."""
 
     name: typed.Name
@@ -43,7 +43,7 @@ class Model(Part, frozen=True):
     tokens: typed.Count | None = None  # trained on; 0: not at all; None: not known
 
 
-class Data(Part, frozen=True):
+class Data(Record, frozen=True):
     """What one task was read from."""
 
     source: Words  # a file, or a data set of the hub
@@ -51,7 +51,7 @@ class Data(Part, frozen=True):
     rows: typed.Count = 0
 
 
-class Settings(Part, frozen=True):
+class Settings(Record, frozen=True):
     """All that a score depends on besides model, tokenizer and data."""
 
     gates: Gates = "model"
@@ -62,14 +62,14 @@ class Settings(Part, frozen=True):
     harness: Words = ""  # version of lm-evaluation-harness
 
 
-class Timing(Part, frozen=True):
+class Timing(Record, frozen=True):
     seconds: Amount
     computed: typed.Count  # requests
     reused: typed.Count  # found in the store
     tokens: typed.Count  # fed to the model
 
 
-class Curve(Part, frozen=True):
+class Curve(Record, frozen=True):
     """Perplexity of one set of long texts against length: of whole prefixes, and of the last 1,024 tokens before each length."""
 
     lengths: tuple[typed.Positive, ...]

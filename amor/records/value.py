@@ -3,10 +3,10 @@
 import msgspec
 
 from amor import typed
-from amor.records import Amount, Number, Part, Steps, Words
+from amor.records import Amount, Number, Record, Steps, Words
 
 
-class Text(Part, frozen=True):
+class Text(Record, frozen=True):
     """What was read."""
 
     source: Words
@@ -16,7 +16,7 @@ class Text(Part, frozen=True):
     documents: Words
 
 
-class Level(Part, frozen=True):
+class Level(Record, frozen=True):
     nll: Number
     se: Amount
 
@@ -33,7 +33,7 @@ class GatePolicy(Policy, frozen=True):
     over_random_se: Amount  # the error of what it saves more than chance
 
 
-class Policies(Part, frozen=True):
+class Policies(Record, frozen=True):
     never: Policy
     gate: GatePolicy
     always: Policy
@@ -42,7 +42,7 @@ class Policies(Part, frozen=True):
     oracle_free: Policy
 
 
-class Quantiles(Part, frozen=True):
+class Quantiles(Record, frozen=True):
     p1: Number = msgspec.field(name="1%")
     p10: Number = msgspec.field(name="10%")
     p50: Number = msgspec.field(name="50%")
@@ -50,7 +50,7 @@ class Quantiles(Part, frozen=True):
     p99: Number = msgspec.field(name="99%")
 
 
-class Gains(Part, frozen=True):
+class Gains(Record, frozen=True):
     """How the gain of firing is spread over tokens."""
 
     name: Words
@@ -62,7 +62,7 @@ class Gains(Part, frozen=True):
     rank_correlation: Number | None
 
 
-class Agreement(Part, frozen=True):
+class Agreement(Record, frozen=True):
     """The tokens a gate fires on against those it should; None where there are none to count."""
 
     block: Steps
@@ -80,7 +80,7 @@ class Agreement(Part, frozen=True):
     captured_by_chance: Number | None
 
 
-class Bin(Part, frozen=True):
+class Bin(Record, frozen=True):
     """Tokens of like entropy: their mean gain."""
 
     entropy: Number
@@ -89,7 +89,7 @@ class Bin(Part, frozen=True):
     tokens: Steps
 
 
-class Point(Part, frozen=True, omit_defaults=True):
+class Point(Record, frozen=True, omit_defaults=True):
     """Losses at one firing rate; a gate that cannot aim at a rate has none."""
 
     aim: typed.Share
@@ -116,14 +116,14 @@ class Value(typed.File, frozen=True):
     curve: tuple[Point, ...]
 
 
-class Saved(Part, frozen=True):
+class Saved(Record, frozen=True):
     """Nats a token that one choice saves over another (by itself: over never firing), and the error of the paired difference."""
 
     saved: Number
     se: Amount
 
 
-class Choice(Part, frozen=True):
+class Choice(Record, frozen=True):
     """A way of choosing tokens: at every rate what it saves, and how much more than the paper's gate does."""
 
     name: Words

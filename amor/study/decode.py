@@ -34,13 +34,13 @@ class PaperFile(msgspec.Struct, frozen=True):
     decode: Paper
 
 
-def told_by_paper() -> Paper:
+def paper_decode() -> Paper:
     return typed.read(PaperFile, PAPER).decode
 
 
 def tables(found: Decode) -> list[Table]:
     """Of what `amor bench decode --out FILE` wrote. The paper's were measured at 1.5B on an H100: other hardware."""
-    paper = told_by_paper()
+    paper = paper_decode()
     parts = {speeds: found.curves, crossings: found.crossings, firing: found.firing}
     return [make(found, paper) for make, measured in parts.items() if measured]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from amor.errors import AmorError
 from amor.files import replace_file
 from amor.study import figures, html
-from amor.study.result_tables import tables
 from amor.study.results import Results
 from amor.study.table import Table, as_cell, printed, remarks
+from amor.study.tables import make_tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,7 @@ FORMATS = (".svg", ".png")
 
 def write(held: Results) -> list[Path]:
     """Every file, each written whole; figures where matplotlib is there, else the page says what they need."""
-    made = tables(held)
+    made = make_tables(held)
     files = []
     for name, file in TABLES.items():
         replace_file(held.folder / file, "\n\n".join(printed(table, name) for table in made) + "\n")
@@ -41,7 +41,7 @@ def write(held: Results) -> list[Path]:
 
 
 def page(held: Results, made: list[Table], drawn: dict[str, str], trouble: str) -> str:
-    name, there = held.ledger.name, sum(bool(one.found) for ones in held.shown.values() for one in ones)
+    name, there = held.ledger.name, sum(bool(one.results) for ones in held.shown.values() for one in ones)
     facts = {"rows": str(len(held.ledger.rows)), "runs": str(len(held.runs)), "seeds": str(len(held.study.seeds))}
     facts["runs that are judged"] = str(there)
     parts = [

@@ -29,7 +29,7 @@ from amor.files import replace_file, to_disk
 from amor.models import folder as model_folder
 from amor.models.amor import Amor
 from amor.models.build import build
-from amor.records import Amount, Part, Steps
+from amor.records import Amount, Record, Steps
 from amor.records.run import Judged
 from amor.run import Run
 from amor.train import metadata
@@ -59,7 +59,7 @@ class Training(typed.File, frozen=True):
     valid: Judged | None = None  # where this very step was judged
 
 
-class Written(Part, frozen=True):
+class Written(Record, frozen=True):
     bytes: typed.Count
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
-from amor.records import Part
+from amor import records
 from amor.records.run import Evaluated, Event, Judged, Line, Step, Valid
 from amor.run import Run
 from amor.train.recipe import Recipe
@@ -36,7 +36,7 @@ class Saved:
     seconds: float
 
 
-class Ended(Part, frozen=True, omit_defaults=True):
+class Ended(records.Record, frozen=True, omit_defaults=True):
     """A run that is over, or was stopped."""
 
     done: bool  # all of its steps

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from amor.records.trace import Token, Trace, Traces
+from amor.study.figures.base import FigureKind
 from amor.study.figures.canvas import BLOCKS, ENTROPY, FAINT, INK, figure
 
 if TYPE_CHECKING:
@@ -43,26 +44,30 @@ class Cell:
         return self.left + self.width
 
 
-def draw(found: Traces) -> Figure:
-    """A figure of one or more traces, each under its title."""
-    traces = found.traces
-    systems = [(one, lines(one.tokens[:MOST])) for one in traces]
-    tall = TOP + sum(TITLE + len(rows) * (height(one) + GAP) for one, rows in systems) + BOTTOM
-    wide = RIGHT + max(LEFT + LEGEND, *(row[-1].right for _, rows in systems for row in rows))
-    drawing = figure(wide / 72, tall / 72)
-    sheet = drawing.add_axes((0, 0, 1, 1))
-    sheet.set(xlim=(0, wide), ylim=(tall, 0))
-    sheet.axis("off")
-    scale = span(traces)
-    y = TOP
-    for one, rows in systems:
-        sheet.text(LEFT, y + 8, heading(one), fontsize=8.5, color=INK, va="center", weight="bold")
-        y += TITLE
-        for cells in rows:
-            system(sheet, one, cells, y, scale)
-            y += height(one) + GAP
-    legend(sheet, traces[0], y)
-    return drawing
+class TraceFigure(FigureKind):
+    kind = "trace"
+
+    @staticmethod
+    def draw(found: Traces) -> Figure:
+        """A figure of one or more traces, each under its title."""
+        traces = found.traces
+        systems = [(one, lines(one.tokens[:MOST])) for one in traces]
+        tall = TOP + sum(TITLE + len(rows) * (height(one) + GAP) for one, rows in systems) + BOTTOM
+        wide = RIGHT + max(LEFT + LEGEND, *(row[-1].right for _, rows in systems for row in rows))
+        drawing = figure(wide / 72, tall / 72)
+        sheet = drawing.add_axes((0, 0, 1, 1))
+        sheet.set(xlim=(0, wide), ylim=(tall, 0))
+        sheet.axis("off")
+        scale = span(traces)
+        y = TOP
+        for one, rows in systems:
+            sheet.text(LEFT, y + 8, heading(one), fontsize=8.5, color=INK, va="center", weight="bold")
+            y += TITLE
+            for cells in rows:
+                system(sheet, one, cells, y, scale)
+                y += height(one) + GAP
+        legend(sheet, traces[0], y)
+        return drawing
 
 
 def heading(found: Trace) -> str:
