@@ -135,9 +135,16 @@ def gains(name: str, gain: Tensor, entropy: Tensor) -> Gains:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float | None:
-    """Spearman's: 1 if the larger entropy always has the larger gain, 0 if they have nothing to do with each other."""
-    ranks = torch.stack([t.flatten().argsort().argsort().double() for t in (a, b)])
-    return finite(float(torch.corrcoef(ranks)[0, 1]))
+    """Spearman's, with average ranks for ties: 1 if the larger entropy always has the larger gain, 0 if they are unrelated.
+
+    None where one of them is the same for all tokens, as the gain of blocks that have not learned anything is.
+    """
+    from scipy.stats import spearmanr
+
+    flat = [values.flatten().double().cpu().numpy() for values in (a, b)]
+    if any((values == values[0]).all() for values in flat):
+        return None
+    return finite(float(spearmanr(*flat).statistic))
 
 
 def agreement(block: int, fire: Tensor, gain: Tensor) -> Agreement:

@@ -25,6 +25,7 @@ class ValueMeasure(Measure):
     kind = "value"
     Options, Result = ValueOptions, Value
     needs_gates = needs_text = True
+    version = 2  # 1 had rank correlations that were wrong where values tie
 
     @staticmethod
     def measure(subject: Subject, options: ValueOptions) -> Value:
