@@ -26,6 +26,7 @@ from amor.records.run import Event, GateLine, Machine, Step, StepTiming
 from amor.records.trace import Traces
 from amor.run import Run
 from amor.study import decode, figures, page, report, runs
+from amor.study.table import as_text
 from amor.train import checkpoint, metadata
 from amor.train.look import look
 from amor.train.loop import train
@@ -295,8 +296,7 @@ def test_the_numbers_of_a_gate_are_means_over_the_end_of_a_run(whole, tmp_path):
     for step in range(1, 401):
         gate = GateLine(fire=step / 1000, tau=step / 400 if step % 2 else None)
         run.measured(Step(step=step, loss=1.0, lr=1.0, grad_norm=1.0, tokens=step, timing=timing, blocks=(gate,)))
-    story = report.Story(run)
-    text = report.gate_table(story)
+    text = as_text(report.gate_table(report.RunData(run)))
     assert "means of the last 40 steps, 361 to 400" in text
     assert f"{sum(range(361, 401)) / 40 / 1000:.1%}" in text  # fires
     assert f"{sum(range(361, 401, 2)) / 20 / 400:.3f}" in text  # tau, where it has one

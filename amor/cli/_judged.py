@@ -5,8 +5,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from amor.records.value import Choosing, Value
-from amor.study.page import about, choices, curve, tables
 from amor.study.table import as_text
+from amor.study.value import about, choices, curve, tables
 from amor.study.verdict import sentences
 
 

@@ -1,29 +1,130 @@
-"""Pages and JSON of what was found: one file each, with nothing to fetch."""
+"""HTML pages, each one file with nothing to fetch, by the templates of amor/study/templates; and JSON beside them.
+
+All pages share templates/base.html: one style and one palette, legible on light and dark screens, wide and narrow.
+"""
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from amor import typed
 from amor.files import replace_file, written
 from amor.records.trace import Traces
-from amor.records.value import Agreement, Choosing, Value
-from amor.study.table import Cell, Table, TableRow, as_cell
-from amor.study.verdict import sentences
+from amor.records.value import Choosing, Value
+from amor.study.figures.canvas import BLOCKS
+from amor.study.table import Cell, Table, as_cell, one_line, remarks
 
-HERE = Path(__file__).parent
-SHARES = ("fire_rate", "best", "fire_rate", "precision", "precision_by_chance", "recall", "captured", "captured_by_chance")
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """An <svg> element with what stands above it."""
+
+    svg: str
+    title: str = ""
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class MarkedToken:
+    """A token of a text: its CSS classes, and what is shown beside it under the pointer."""
+
+    text: str
+    classes: str
+    tip: str
+
+
+@dataclass(frozen=True)
+class MarkedText:
+    title: str
+    tokens: tuple[MarkedToken, ...]
+
+
+@dataclass(frozen=True)
+class Details:
+    """A table or a preformatted text below a heading that opens."""
+
+    title: str
+    table: Table | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page; what is empty takes no space."""
+
+    title: str
+    points: tuple[str, ...] = ()  # a list
+    notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Drawing, ...] = ()
+    size: str = "many"  # of figures: "many" small ones in a row, "few" larger ones, or "one"
+    key: tuple[tuple[str, int], ...] = ()  # name and shade of the colours in texts
+    texts: tuple[MarkedText, ...] = ()
+    details: tuple[Details, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not any((self.points, self.notes, self.tables, self.figures, self.texts, self.details))
+
+
+def render_page(
+    title: str, subtitle: str, sections: Sequence[Section], facts: Mapping[str, str] | None = None, footer: str = ""
+) -> str:
+    """A page of sections; facts: name -> value, shown as tiles at the top."""
+    kept = [section for section in sections if not section.empty]
+    return render("page.html", title=title, subtitle=subtitle, facts=facts or {}, sections=kept, footer=footer)
+
+
+def render(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(blocks=BLOCKS, **values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters["cell"] = _html_cell
+    made.filters["remarks"] = _html_remarks
+    return made
+
+
+def _html_cell(cell: Cell | str | None) -> str:
+    from markupsafe import Markup, escape
+
+    return Markup(as_cell(cell, "<b>{}</b>".format, lambda text: str(escape(one_line(text)))))
+
+
+def _html_remarks(table: Table) -> list[str]:
+    return remarks(table, "bold")
+
+
+def json_details(title: str, tree: Any) -> Details:
+    """Nested data below a heading that opens."""
+    return Details(title, text=msgspec.json.format(msgspec.json.encode(tree), indent=2).decode())
+
+
+def trace_page(found: Traces) -> str:
+    """Traces with details under the pointer: the data in the page, drawn there."""
+    data = typed.line(found).strip().replace("<", "\\u003c")  # no text can end the script
+    return render("trace.html", title="Where attention ran", data=data)
 
 
 def write_json(path: str | Path, found: Traces | Value | Choosing) -> Path:
     return put(path, typed.line(found))
-
-
-def write(path: str | Path, found: Traces | Value) -> Path:
-    return put(path, trace_page(found) if isinstance(found, Traces) else value_page(found))
 
 
 def put(path: str | Path, text: str) -> Path:
@@ -32,106 +133,3 @@ def put(path: str | Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
     return path
-
-
-def trace_page(found: Traces) -> str:
-    """Traces with details under the pointer: the data in the page, drawn there."""
-    held = typed.line(found).strip().replace("<", "\\u003c")  # no text can end the script
-    return (HERE / "trace.html").read_text(encoding="utf-8").replace("{{data}}", held)
-
-
-def value_page(found: Value) -> str:
-    """Gate value accounting: the figure, the sentences and the tables."""
-    from amor.study import figures
-
-    parts = {
-        "{{title}}": escape(f"What the gate of {found.model} is worth"),
-        "{{data}}": escape(about(found)),
-        "{{verdict}}": "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(found)),
-        "{{notes}}": "".join(f"<p>{escape(note)}</p>" for note in found.notes),
-        "{{figure}}": figures.inline(figures.draw("value", found)),
-        "{{tables}}": "".join(map(html_table, tables(found))),
-    }
-    text = (HERE / "value.html").read_text(encoding="utf-8")
-    for place, put_in in parts.items():
-        text = text.replace(place, put_in)
-    return text
-
-
-def about(found: Value) -> str:
-    data = found.data
-    cut = f"{data.windows} windows of {data.context:,}"
-    return f"{data.tokens:,} tokens of {data.source}: {cut}; gate: {found.gate}"
-
-
-def tables(found: Value) -> list[Table]:
-    """The account in numbers, for pages and terminals."""
-    return [losses(found), agreement(found), gains(found)]
-
-
-def losses(found: Value) -> Table:
-    rows = []
-    for name, row in msgspec.structs.asdict(found.losses).items():
-        rates = " / ".join(f"{100 * rate:.0f} %" for rate in row.fire_rate)
-        nll, saved = Cell(row.nll, row.se, 4), f"{row.saved:+.4f}±{row.saved_se:.4f}"
-        rows.append(TableRow(name.replace("_", ", "), (nll, saved, rates)))
-    return Table("Loss by policy", "policy", ("nll", "saved over never", "fires on"), tuple(rows))
-
-
-def agreement(found: Value) -> Table:
-    columns = ("fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance")
-    rows = tuple(TableRow(str(row.block), tuple(percent(row, name) for name in SHARES)) for row in found.agreement)
-    return Table("The gate against the best tokens", "block", columns, rows)
-
-
-def percent(row: Agreement, name: str) -> str | None:
-    value, error = getattr(row, name), getattr(row, f"{name}_se", None)
-    if value is None:
-        return None
-    return f"{100 * value:.0f}" + (f"±{100 * error:.0f} %" if error is not None else " %")
-
-
-def gains(found: Value) -> Table:
-    rows = []
-    for row in found.gains:
-        quantiles = (f"{q:+.3f}" for q in (row.quantiles.p1, row.quantiles.p50, row.quantiles.p99))
-        rho = None if row.rank_correlation is None else f"{row.rank_correlation:+.2f}"
-        mean = f"{row.mean:+.4f}±{row.se:.4f}"
-        rows.append(TableRow(row.name, (mean, *quantiles, f"{100 * row.positive:.0f} %", rho)))
-    columns = ("mean (nats)", "1 %", "median", "99 %", "helps", "rank corr.")
-    return Table("Gain of firing", "of", columns, tuple(rows))
-
-
-def curve(found: Value) -> Table:
-    """Loss against firing rate; the error is that of the oracle's loss."""
-    rows = []
-    for point in found.curve:
-        levels = (point.gate, point.random, point.oracle)
-        losses = (None if level is None else Cell(level.nll, digits=4) for level in levels)
-        rows.append(TableRow(f"{point.aim:g}", (f"{point.fire_rate:.3f}", *losses, Cell(point.oracle.se, digits=4))))
-    columns = ("fired on", "gate", "random", "oracle", "± se")
-    return Table("Loss against firing rate", "asked for", columns, tuple(rows))
-
-
-def choices(found: Choosing) -> list[Table]:
-    """What other gates save in front of the same attention, and how much more than the paper's gate does."""
-
-    def rows(key: str) -> tuple[TableRow, ...]:
-        named = {choice.name: [Cell(level.saved, level.se, 4) for level in getattr(choice, key)] for choice in found.choices}
-        return tuple(TableRow(name, tuple(cells)) for name, cells in named.items())
-
-    own, always = (f"{level.saved:.4f}±{level.se:.4f}" for level in (found.own, found.always))
-    first, columns = "fires on the tokens of the highest", tuple(f"{rate:.0%}" for rate in found.rates)
-    saved = f"nats per token saved over never firing; as it is {own}, always {always}"
-    return [
-        Table(saved, first, columns, rows("levels")),
-        Table("more than the paper's gate", first, columns, rows("over_paper")),
-    ]
-
-
-def html_table(table: Table) -> str:
-    def line(cells: list[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    body = (line([row.name, *(as_cell(cell, str) for cell in row.cells)], "td") for row in table.lines)
-    return f"<h2>{escape(table.title)}</h2><table>{line([table.first, *table.columns], 'th')}{''.join(body)}</table>"
