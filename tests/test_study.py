@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -446,31 +447,62 @@ def test_every_study_of_the_package_is_sound(name, prepared, tmp_path):
 def test_programs_run_several_at_a_time_and_a_failure_stops_no_other(tmp_path):
     code = "import os, sys; print(os.environ['OMP_NUM_THREADS']); sys.exit(int(sys.argv[1]))"
     work = [jobs.Job(str(n), (sys.executable, "-SEc", code, str(n)), tmp_path / f"{n}.log") for n in (0, 3, 0)]
-    done = jobs.run(work, 2, 7, jobs.Waited(), lambda job: True)
-    assert sorted(one.code for one in done) == [0, 0, 3] and {one.said for one in done} == {"7"}
+    done = jobs.run(work, 2, 7, jobs.JobObserver(), lambda job: True)
+    assert sorted(one.code for one in done) == [0, 0, 3] and {one.last_line for one in done} == {"7"}
 
 
 def test_a_run_that_another_program_works_on_is_waited_for(tmp_path):
     job = jobs.Job("mine", (sys.executable, "-SEc", "pass"), tmp_path / "log", tmp_path / "run" / "lock")
-    other = jobs.Job("theirs", (sys.executable, "-SEc", "import time; time.sleep(60)"), tmp_path / "other", job.lock)
-    lock = jobs.taken(job.lock)
-    left_behind = jobs.start(other, 1, lock)
-    jobs.os.close(lock)
+    assert not jobs.is_locked(job.lock)
+    code = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(); time.sleep(60)"
+    command = [sys.executable, "-SEuc", code, str(job.lock)]
+    left_behind = subprocess.Popen(command, stdout=subprocess.PIPE)  # as a study of an earlier version locks it
+    left_behind.stdout.readline()
+    assert jobs.is_locked(job.lock)
 
-    class Ends(jobs.Waited):
-        turns = 0
+    class Ends(jobs.JobObserver):
+        ticks = 0
 
-        def turn(self, running, waiting):
+        def on_tick(self, running, waiting):
             assert waiting == [job] or left_behind.poll() is not None
-            self.turns += 1
-            if self.turns == 3:
+            self.ticks += 1
+            if self.ticks == 3:
                 left_behind.kill()
                 left_behind.wait()
 
     ends = Ends()
     done = jobs.run([job], 2, 1, ends, lambda job: True)
-    assert [one.code for one in done] == [0] and ends.turns >= 3
-    assert jobs.run([job], 2, 1, jobs.Waited(), lambda job: False) == [], "somebody else has done it"
+    assert [one.code for one in done] == [0] and ends.ticks >= 3
+    assert jobs.run([job], 2, 1, jobs.JobObserver(), lambda job: False) == [], "another study has done it"
+
+
+def test_a_command_holds_its_lock_as_long_as_it_lives_and_no_longer(tmp_path):
+    """Also when it is killed, and not where the program that started it is."""
+    lock, words = tmp_path / "lock", ["-m", "amor.experiment.locked"]
+    ran = subprocess.run([sys.executable, *words, str(lock), "train", "no/recipe"], capture_output=True, text=True)
+    assert ran.returncode == 2 and "no recipe 'no/recipe'" in ran.stderr and not jobs.is_locked(lock)
+    code = "import sys, time, runpy; runpy.run_module = lambda *a, **k: (print(sys.argv, flush=True), time.sleep(60)); "
+    code += f"from amor.experiment import locked; locked.main([{str(lock)!r}, 'train', 'x'])"
+    held = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert held.stdout.readline() == "['amor', 'train', 'x']\n" and jobs.is_locked(lock)
+    held.kill()
+    held.wait()
+    assert not jobs.is_locked(lock)
+
+
+def test_programs_are_stopped_and_waited_for_with_the_study(tmp_path):
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(3))); "
+    code += "print('begun', flush=True); time.sleep(60)"
+    job = jobs.Job("one", (sys.executable, "-SEc", code), tmp_path / "log")
+
+    class Stops(jobs.JobObserver):
+        def on_tick(self, running, waiting):
+            if job.log.read_text() == "begun\n":
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run([job, job], 1, 1, Stops(), lambda job: True)
+    assert job.log.read_text() == "begun\nsaved\n" and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 # numbers

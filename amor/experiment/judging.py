@@ -7,7 +7,6 @@ A kind is a file of amor/measures.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import sys
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from amor import typed
 from amor.errors import AmorError
@@ -73,14 +73,6 @@ def measure(subject: Subject, kind: str, options: Record) -> Measurement:
 
 
 @contextmanager
-def alone(run: Run) -> Iterator[None]:
-    """While nobody else works on a run: a study that was killed may have left somebody who does."""
-    with (run.folder / LOCK).open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
 def collecting_errors(name: str, failed: list[str]) -> Iterator[None]:
     """An error of one measurement becomes a line, and stops no other."""
     try:
@@ -102,7 +94,7 @@ def work(folder: Path, kinds: set[str], runs: set[str]) -> list[str]:
 
 
 def _measure_run(run: Run, planned: Planned, ledger: Ledger, kinds: set[str], failed: list[str]) -> None:
-    with alone(run):
+    with FileLock(run.folder / LOCK):  # a study that was killed may have left a program that works on it
         subject = Subject(run, ledger.study.threads, ledger.data)
         if step_of(run) != planned.steps:
             raise AmorError("not trained to its end")

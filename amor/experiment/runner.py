@@ -17,7 +17,7 @@ from amor.experiment import jobs
 from amor.experiment.jobs import Job
 from amor.experiment.judging import LOCK, file_of
 from amor.experiment.plan import Plan
-from amor.experiment.progress import Progress
+from amor.experiment.progress import StudyProgress
 from amor.experiment.status import Estimator, RunStatus, run_status
 from amor.experiment.subject import step_of
 from amor.study import results
@@ -54,7 +54,7 @@ class Runner:
         self.wanted = picked(plan, options.only)
 
     def go(self) -> dict[str, str]:
-        """Everything that is missing of the runs asked for; what failed, by folder, and what was said last."""
+        """Everything that is missing of the runs asked for; what failed, by folder, with the last line of its log."""
         failed = self.train()
         self.forget_stale()
         shown = self.shown()
@@ -68,18 +68,19 @@ class Runner:
     def train(self) -> dict[str, str]:
         missing = [one.planned for one in self.status() if not one.trained]
         by_folder = {run.folder: run for run in missing}
-        told = Progress("trained", self, len(missing))
+        observer = StudyProgress("trained", self, len(missing))
 
         def needed(job: Job) -> bool:
             planned = by_folder[job.name]
             return step_of(self.plan.run(planned)) != planned.steps
 
-        done = jobs.run([self._training(run) for run in missing], self.options.at_once, self.plan.study.threads, told, needed)
-        return {one.job.name: one.said for one in done if one.code}
+        done = jobs.run([self._training(run) for run in missing], self.options.at_once, self.plan.study.threads, observer, needed)
+        return {one.job.name: one.last_line for one in done if one.code}
 
     def _training(self, run: Planned) -> Job:
         out = self.plan.folder / run.folder
-        command = [sys.executable, "-m", "amor", "train", run.recipe, "--out", str(out)]
+        locked = [sys.executable, "-m", "amor.experiment.locked", str(out / LOCK)]
+        command = [*locked, "train", run.recipe, "--out", str(out)]
         command += [word for change in run.changes for word in ("--set", change)]
         command += ["--data", self.plan.ledger.data] if self.plan.ledger.data else []
         return Job(run.folder, tuple(command), self._log(run.folder), out / LOCK)
@@ -100,8 +101,8 @@ class Runner:
         lacking = [one.planned for one in self.status() if one.planned.folder in shown and kinds & set(one.unjudged)]
         hands = [lacking[n::at_once] for n in range(at_once)]
         todo = [self._judging(hand, kinds) for hand in hands if hand]
-        done = jobs.run(todo, at_once, self.plan.study.threads, Progress("judged", self, len(todo)), lambda job: True)
-        return {one.job.name: one.said for one in done if one.code}
+        done = jobs.run(todo, at_once, self.plan.study.threads, StudyProgress("judged", self, len(todo)), lambda job: True)
+        return {one.job.name: one.last_line for one in done if one.code}
 
     def _judging(self, runs: list[Planned], kinds: set[str]) -> Job:
         name = f"{', '.join(sorted(kinds))} of {len(runs)} runs from {runs[0].folder.removeprefix('runs/')} on"
