@@ -23,7 +23,7 @@ from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
 from amor.judge import findings
-from amor.records.findings import Findings, Histogram, Judged, Loss
+from amor.records.findings import Findings, HeldOutLoss, Histogram, Loss
 from amor.records.run import EvalTiming, Evaluated, Event, GateLine, Machine, Step, StepTiming, Valid
 from amor.records.trace import Guess, Token, Trace
 from amor.run import Run
@@ -105,7 +105,7 @@ def run(tmp_path):
         step=30,
         parameters=1234567,
         model={"blocks": {"gate": "entropy"}},
-        judged=Judged(split="valid", tokens=100, nll=5.25, perplexity=math.exp(5.25)),
+        judged=HeldOutLoss(split="valid", tokens=100, nll=5.25, perplexity=math.exp(5.25)),
         unigram=Loss(nll=6.5, perplexity=math.exp(6.5)),
         blocks=(held, held),
         texts=(text,),

@@ -27,7 +27,7 @@ from amor.experiment import jobs, judging
 from amor.experiment import plan as plans
 from amor.experiment.judging import missing
 from amor.experiment.status import Estimator, RunStatus
-from amor.experiment.subject import Subject, step_of
+from amor.experiment.subject import FinishedRun, step_of
 from amor.gates.words import aimed
 from amor.judge.gates import own_gates
 from amor.judge.loop import gathered, read
@@ -38,10 +38,10 @@ from amor.measures.rates import RatePolicy, RatesResult
 from amor.measures.size import ModelSize, SizeMeasure
 from amor.measures.speed import meet_rate
 from amor.records.run import EvalTiming, Evaluated, Valid
-from amor.records.value import Text
+from amor.records.value import TextSource
 from amor.run import Run
 from amor.study import figures, result_page, results
-from amor.study.definition import Measurement, Planned, Study
+from amor.study.definition import Measurement, PlannedRun, Study
 from amor.study.paired import Grid
 from amor.study.results import StudyRun, best_learning_rates
 from amor.study.tables import make_tables
@@ -123,7 +123,7 @@ def test_the_paper_s_rows_stand_below_ours(smoke):
 
 
 def test_a_loss_is_that_of_the_run_s_model_on_held_out_text(smoke, prepared):
-    subject = Subject(Run(smoke / "runs/amor-mamba2/seed-1"))
+    subject = FinishedRun(Run(smoke / "runs/amor-mamba2/seed-1"))
     asked = results.read(smoke).options("loss")
     found = gathered(read(subject.model, subject.windows(asked)))
     assert judged(smoke, "amor-mamba2", 1, "loss")["windows"] == found.nll.double().mean(1).tolist()
@@ -144,7 +144,7 @@ def test_a_study_of_a_task_tells_what_is_remembered_at_its_size_and_at_others(tm
         """
     )
     assert main(["study", str(tmp_path / "task.toml"), "--out", str(tmp_path / "study"), "--jobs", "1"]) == 0
-    subject = Subject(Run(tmp_path / "study/runs/mamba2/seed-1"))
+    subject = FinishedRun(Run(tmp_path / "study/runs/mamba2/seed-1"))
     task = read_task(subject.recipe.task)
     told = [recall(subject.model, each, rows=9) for each in (task, task.change(pairs=2), task.change(pairs=3, length=30))]
     own, others = make_tables(results.read(tmp_path / "study"))
@@ -194,17 +194,17 @@ def test_what_stands_is_not_done_again(smoke, prepared, monkeypatch, capsys):
 
 
 def test_another_question_is_asked_anew_and_no_other(smoke):
-    subject, study = Subject(Run(smoke / "runs/amor-mamba2/seed-1")), results.read(smoke).study
+    subject, study = FinishedRun(Run(smoke / "runs/amor-mamba2/seed-1")), results.read(smoke).study
     assert not missing(subject, study)
     assert set(
         missing(subject, replace(study, judge={**study.judge, "loss": {"windows": 3}}, tables=("models",), figures=()))
     ) == {"loss"}
     assert set(missing(replace_weights(subject), study)) == {"size", "loss", "gate", "value", "rates", "choices", "speed"}
-    assert "value" not in missing(Subject(Run(smoke / "runs/mamba2/seed-1"), threads=2), study), "it has no gates"
+    assert "value" not in missing(FinishedRun(Run(smoke / "runs/mamba2/seed-1"), threads=2), study), "it has no gates"
 
 
 def replace_weights(subject):
-    class Other(Subject):
+    class Other(FinishedRun):
         weights = "of another training"
 
     return Other(subject.run, subject.threads)
@@ -249,7 +249,7 @@ def test_runs_of_another_text_are_refused_and_a_text_that_was_moved_is_not(begun
     assert said.count("\n") == 1 and f"was trained on other data than {tmp_path / 'other'}" in said
     moved = shutil.copytree(prepared, tmp_path / "moved")
     assert main([*words, str(moved)]) == 0
-    subject = Subject(Run(begun / "runs/a/seed-1"), data=str(moved))
+    subject = FinishedRun(Run(begun / "runs/a/seed-1"), data=str(moved))
     assert subject.held_out.folder == moved / "valid" and subject.recipe.data == str(prepared)
 
 
@@ -267,11 +267,11 @@ def test_a_judgement_that_fails_stops_no_other(begun, monkeypatch, capsys):
     assert judging.main(words) == 0 and capsys.readouterr().out.startswith("runs/a/seed-1: size in")
     monkeypatch.setattr(LossMeasure, "version", 2)
     ledger = results.read(begun).ledger
-    assert set(missing(Subject(Run(begun / "runs/a/seed-1"), data=ledger.data), ledger.study)) == {"loss"}
+    assert set(missing(FinishedRun(Run(begun / "runs/a/seed-1"), data=ledger.data), ledger.study)) == {"loss"}
 
 
 OWN = """
-from amor.measures.base import Measure
+from amor.measures.base import MeasureKind
 from amor.records import Record
 from amor.study.figures.base import FigureKind
 from amor.study.figures.canvas import figure
@@ -283,7 +283,7 @@ class StepsOptions(Record, frozen=True):
 class StepsResult(Record, frozen=True):
     steps: int
 
-class Steps(Measure):
+class Steps(MeasureKind):
     kind = "my_own_measure.Steps"
     Options, Result = StepsOptions, StepsResult
 
@@ -530,7 +530,7 @@ def test_the_learning_rate_that_is_shown_is_the_best_that_most_seeds_have(tmp_pa
         for step, value in ((5, 0.0), (9, nll)):
             valid = Valid(nll=value, perplexity=1.0, tokens=1)
             run.measured(Evaluated(step=step, valid=valid, timing=EvalTiming(seconds=0.0)))
-        planned = Planned(row="a", folder="f", seed=seed, lr=lr, recipe="r", changes=(), steps=9)
+        planned = PlannedRun(row="a", folder="f", seed=seed, lr=lr, recipe="r", changes=(), steps=9)
         runs.append(StudyRun(planned, run))
     assert best_learning_rates(runs) == {"a": 0.2}
     assert (
@@ -558,7 +558,9 @@ def invented(folder, data, found, **keys):
 
 
 def losses(*windows, context=8):
-    data = Text(source="somewhere", windows=len(windows), context=context, tokens=len(windows) * context, documents="joined")
+    data = TextSource(
+        source="somewhere", windows=len(windows), context=context, tokens=len(windows) * context, documents="joined"
+    )
     return LossResult(nll=statistics.mean(windows), se=0.0, windows=windows, fire=(), data=data)
 
 

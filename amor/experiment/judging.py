@@ -20,11 +20,11 @@ from filelock import FileLock
 
 from amor import typed
 from amor.errors import AmorError
-from amor.experiment.subject import Subject, step_of
+from amor.experiment.subject import FinishedRun, step_of
 from amor.files import replace_file
 from amor.records import Record
 from amor.run import Run
-from amor.study.definition import JUDGED, LEDGER, Ledger, Measurement, Planned, Study, find_measure
+from amor.study.definition import JUDGED, LEDGER, Measurement, PlannedRun, Study, StudyLedger, find_measure
 from amor.train.recipe import Recipe
 
 LOCK = "lock"
@@ -34,7 +34,7 @@ def file_of(run: Run, kind: str) -> Path:
     return run.folder / JUDGED / f"{kind}.json"
 
 
-def fingerprint(subject: Subject, kind: str, options: Record) -> str:
+def fingerprint(subject: FinishedRun, kind: str, options: Record) -> str:
     """A hash of the weights, the text, the options, the version of the measurement, and the threads that compute it."""
     measure = find_measure(kind)
     text = subject.held_out.hash if measure.needs_text and subject.prepared else ""
@@ -48,18 +48,18 @@ def measurements_for(recipe: Recipe, study: Study) -> dict[str, Record]:
     return study.measurements(gated=recipe.config().blocks.count > 0)
 
 
-def missing(subject: Subject, study: Study) -> dict[str, Record]:
+def missing(subject: FinishedRun, study: Study) -> dict[str, Record]:
     """Those that have no file, or a stale one."""
     asked = measurements_for(subject.recipe, study)
     return {kind: options for kind, options in asked.items() if not up_to_date(subject, kind, options)}
 
 
-def up_to_date(subject: Subject, kind: str, options: Record) -> bool:
+def up_to_date(subject: FinishedRun, kind: str, options: Record) -> bool:
     path = file_of(subject.run, kind)
     return path.is_file() and typed.read(Measurement, path).fingerprint == fingerprint(subject, kind, options)
 
 
-def measure(subject: Subject, kind: str, options: Record) -> Measurement:
+def measure(subject: FinishedRun, kind: str, options: Record) -> Measurement:
     """Measure, and write the file."""
     began = time.perf_counter()
     result = find_measure(kind).measure(subject, options)
@@ -84,7 +84,7 @@ def collecting_errors(name: str, failed: list[str]) -> Iterator[None]:
 
 def work(folder: Path, kinds: set[str], runs: set[str]) -> list[str]:
     """Measure what is missing; the errors, one line each."""
-    ledger, failed = typed.read(Ledger, folder / LEDGER), list[str]()
+    ledger, failed = typed.read(StudyLedger, folder / LEDGER), list[str]()
     torch.set_num_threads(ledger.study.threads)
     for planned in ledger.runs:
         if planned.folder in runs:
@@ -93,9 +93,9 @@ def work(folder: Path, kinds: set[str], runs: set[str]) -> list[str]:
     return failed
 
 
-def _measure_run(run: Run, planned: Planned, ledger: Ledger, kinds: set[str], failed: list[str]) -> None:
+def _measure_run(run: Run, planned: PlannedRun, ledger: StudyLedger, kinds: set[str], failed: list[str]) -> None:
     with FileLock(run.folder / LOCK):  # a study that was killed may have left a program that works on it
-        subject = Subject(run, ledger.study.threads, ledger.data)
+        subject = FinishedRun(run, ledger.study.threads, ledger.data)
         if step_of(run) != planned.steps:
             raise AmorError("not trained to its end")
         for kind, options in measurements_for(subject.recipe, ledger.study).items():

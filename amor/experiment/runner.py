@@ -16,12 +16,12 @@ from amor.errors import AmorError, nearest
 from amor.experiment import jobs
 from amor.experiment.jobs import Job
 from amor.experiment.judging import LOCK, file_of
-from amor.experiment.plan import Plan
+from amor.experiment.plan import StudyPlan
 from amor.experiment.progress import StudyProgress
 from amor.experiment.status import Estimator, RunStatus, run_status
 from amor.experiment.subject import step_of
 from amor.study import results
-from amor.study.definition import Planned, find_measure
+from amor.study.definition import PlannedRun, find_measure
 
 LOGS = "logs"
 
@@ -38,7 +38,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def picked(plan: Plan, only: Sequence[str]) -> list[Planned]:
+def picked(plan: StudyPlan, only: Sequence[str]) -> list[PlannedRun]:
     """The runs that names mean: of a row, or by folder."""
     known = {run.row for run in plan.runs} | {run.folder.removeprefix("runs/") for run in plan.runs}
     for name in only:
@@ -49,7 +49,7 @@ def picked(plan: Plan, only: Sequence[str]) -> list[Planned]:
 
 
 class Runner:
-    def __init__(self, plan: Plan, options: RunnerOptions, clock: Estimator, say: Callable[[str], None] = print):
+    def __init__(self, plan: StudyPlan, options: RunnerOptions, clock: Estimator, say: Callable[[str], None] = print):
         self.plan, self.options, self.clock, self.say = plan, options, clock, say
         self.wanted = picked(plan, options.only)
 
@@ -77,7 +77,7 @@ class Runner:
         done = jobs.run([self._training(run) for run in missing], self.options.at_once, self.plan.study.threads, observer, needed)
         return {one.job.name: one.last_line for one in done if one.code}
 
-    def _training(self, run: Planned) -> Job:
+    def _training(self, run: PlannedRun) -> Job:
         out = self.plan.folder / run.folder
         locked = [sys.executable, "-m", "amor.experiment.locked", str(out / LOCK)]
         command = [*locked, "train", run.recipe, "--out", str(out)]
@@ -104,7 +104,7 @@ class Runner:
         done = jobs.run(todo, at_once, self.plan.study.threads, StudyProgress("judged", self, len(todo)), lambda job: True)
         return {one.job.name: one.last_line for one in done if one.code}
 
-    def _judging(self, runs: list[Planned], kinds: set[str]) -> Job:
+    def _judging(self, runs: list[PlannedRun], kinds: set[str]) -> Job:
         name = f"{', '.join(sorted(kinds))} of {len(runs)} runs from {runs[0].folder.removeprefix('runs/')} on"
         words = [str(self.plan.folder), ",".join(sorted(kinds)), *(run.folder for run in runs)]
         command = (sys.executable, "-m", "amor.experiment.judging", *words)

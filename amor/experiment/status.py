@@ -11,11 +11,11 @@ import torch
 
 from amor import typed
 from amor.experiment.judging import file_of, missing
-from amor.experiment.plan import Plan
-from amor.experiment.subject import Subject, step_of
+from amor.experiment.plan import StudyPlan
+from amor.experiment.subject import FinishedRun, step_of
 from amor.models.build import build
 from amor.records.run import Step
-from amor.study.definition import Measurement, Planned
+from amor.study.definition import Measurement, PlannedRun
 from amor.study.results import Results, best_learning_rates
 from amor.train.predict import REACHED, train_flops
 
@@ -24,7 +24,7 @@ from amor.train.predict import REACHED, train_flops
 class RunStatus:
     """One run."""
 
-    planned: Planned
+    planned: PlannedRun
     step: int  # of its newest checkpoint
     unjudged: tuple[str, ...]  # kinds that are asked for and missing, of a run that is trained
 
@@ -33,12 +33,12 @@ class RunStatus:
         return self.step == self.planned.steps
 
 
-def run_status(plan: Plan, planned: Planned) -> RunStatus:
+def run_status(plan: StudyPlan, planned: PlannedRun) -> RunStatus:
     run = plan.run(planned)
     step = step_of(run)
     if step != planned.steps:
         return RunStatus(planned, step, ())
-    return RunStatus(planned, step, tuple(missing(Subject(run, plan.study.threads, plan.ledger.data), plan.study)))
+    return RunStatus(planned, step, tuple(missing(FinishedRun(run, plan.study.threads, plan.ledger.data), plan.study)))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class TimeLeft:
 class Estimator:
     """Estimates how long runs take: from those that ran, else from their FLOPs and the rate of matrix products."""
 
-    def __init__(self, plan: Plan, flops: Callable[[], float]):
+    def __init__(self, plan: StudyPlan, flops: Callable[[], float]):
         """flops: FLOP/s of this machine's matrix products, measured where no run tells."""
         self.plan, self.flops = plan, flops
         self.ran: dict[str, float] = {}  # seconds of a step, by run
@@ -77,7 +77,7 @@ class Estimator:
             if taken:
                 self.ran[one.planned.folder] = statistics.mean(taken[1:] or taken)  # the first one builds kernels
 
-    def step_seconds(self, planned: Planned) -> float:
+    def step_seconds(self, planned: PlannedRun) -> float:
         """Seconds of a step: its own, of its row's other runs, or by its work at the rate that all have reached."""
         if planned.folder in self.ran:
             return self.ran[planned.folder]
@@ -102,7 +102,7 @@ class Estimator:
     def source(self) -> str:
         return "from steps that ran" if self.ran else f"at {REACHED:.0%} of the rate of matrix products here"
 
-    def work(self, planned: Planned) -> float:
+    def work(self, planned: PlannedRun) -> float:
         """FLOPs of a step; recipes that differ in the seed alone take as many."""
         recipe = self.plan.recipe(planned)
         if planned.row not in self.works:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Subject:
+class FinishedRun:
     """A run directory; nothing of it is opened before it is needed."""
 
     run: Run

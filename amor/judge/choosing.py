@@ -20,7 +20,7 @@ from amor.judge.resample import mean
 from amor.judge.value import by_count, random, same_count
 from amor.judge.windows import about
 from amor.models.amor import Amor
-from amor.records.value import Choice, Choosing, Saved
+from amor.records.value import Choice, Choosing, Saving
 
 RATES = (0.05, 0.1, 0.22, 0.44)
 EVERY = 2  # columns of the text that is learned from: one of so many is measured
@@ -78,10 +78,10 @@ def lessons(ways: Mapping[str, Mapping[str, Any]] = WAYS) -> int:
     return sum(keys["gate"] in ("gain", "router") for keys in ways.values())
 
 
-def saved(than: Tensor, nll: Tensor) -> Saved:
+def saved(than: Tensor, nll: Tensor) -> Saving:
     """How many nats a token less than another choice, [n, T] each."""
     less, error = mean(than - nll)
-    return Saved(saved=less, se=error)
+    return Saving(saved=less, se=error)
 
 
 def passes(blocks: int, once: bool, rates: int = len(RATES), ways: int = len(WAYS)) -> int:

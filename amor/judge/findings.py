@@ -27,7 +27,7 @@ from amor.judge.resample import mean
 from amor.judge.trace import trace
 from amor.models.amor import Amor
 from amor.numbers import finite, perplexity
-from amor.records.findings import Attention, Findings, Histogram, Judged, Loss, Worth
+from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss, Worth
 from amor.records.trace import Trace
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
         step=step,
         model=model.config.to_dict(),
         parameters=sum(p.numel() for p in model.parameters()),
-        judged=Judged(split=held.name, tokens=found.nll.numel(), nll=nll, perplexity=perplexity(nll)),
+        judged=HeldOutLoss(split=held.name, tokens=found.nll.numel(), nll=nll, perplexity=perplexity(nll)),
         unigram=unigram(held.train, asked),
         blocks=tuple(
             histogram(score.float(), float(fire.double().mean()), float(gate.threshold))
@@ -82,7 +82,7 @@ def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
     )
 
 
-def attention(model: Amor, windows: Windows, found: Told, rows: int) -> Attention:
+def attention(model: Amor, windows: Windows, found: Told, rows: int) -> AttentionWorth:
     """What the blocks save where they fired, beside as many firings handed out by chance and beside attention everywhere."""
     reader = Reader(model, windows, own_gates(model), rows)
     chance = reader.told(shuffled(found.fire, seed=0))
@@ -92,7 +92,7 @@ def attention(model: Amor, windows: Windows, found: Told, rows: int) -> Attentio
         return Worth(saved=saved, se=finite(error) or 0.0)
 
     rate = float(found.fire.double().mean())
-    return Attention(fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.opened))
+    return AttentionWorth(fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.opened))
 
 
 def unigram(train: Shards, asked: np.ndarray) -> Loss | None:

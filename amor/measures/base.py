@@ -17,7 +17,7 @@ from amor.checks import Context
 from amor.records import Record
 
 if TYPE_CHECKING:
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
     from amor.study.results import Results
     from amor.study.table import Table
     from amor.train.recipe import Recipe
@@ -34,7 +34,7 @@ class TextOptions(Record, frozen=True):
     context: Context | None = None  # tokens per window; None: as the run was trained
 
 
-class Measure:
+class MeasureKind:
     """What is measured of a run, what the result is, and the table a study makes of it."""
 
     kind: ClassVar[str]  # its key in [judge] of a study, and the name of its file, RUN/judged/<kind>.json
@@ -47,7 +47,7 @@ class Measure:
     table_name: ClassVar[str] = ""  # its table in `tables` of a study; "": named as the kind
 
     @staticmethod
-    def measure(subject: Subject, options: Any) -> Any:
+    def measure(subject: FinishedRun, options: Any) -> Any:
         """A Result. subject: the run, whose model, text and metrics are opened when they are read."""
         raise NotImplementedError
 

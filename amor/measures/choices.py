@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from amor.measures.base import RATES, Measure, Rates, TextOptions, WindowCount
+from amor.measures.base import RATES, MeasureKind, Rates, TextOptions, WindowCount
 from amor.records.value import Choosing
 from amor.study.cells import notes, pooled_error
 from amor.study.table import Cell, Table, TableRow
 
 if TYPE_CHECKING:
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
     from amor.study.results import Results
 
 
@@ -22,13 +22,13 @@ class ChoicesOptions(TextOptions, frozen=True):
     learned: WindowCount = 512  # windows of the training text; with fewer, predicted gains are mostly noise
 
 
-class ChoicesMeasure(Measure):
+class ChoicesMeasure(MeasureKind):
     kind = "choices"
     Options, Result = ChoicesOptions, Choosing
     needs_gates = needs_text = True
 
     @staticmethod
-    def measure(subject: Subject, options: ChoicesOptions) -> Choosing:
+    def measure(subject: FinishedRun, options: ChoicesOptions) -> Choosing:
         from amor.data.shards import splits
         from amor.judge.choosing import choosing
         from amor.judge.windows import of_shards

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from amor import typed
-from amor.measures.base import Measure
+from amor.measures.base import MeasureKind
 from amor.records import MOST_BLOCKS, Number, Record
 from amor.records.run import mean_of, settled
 from amor.study.cells import mean_cell, missing_notes
 from amor.study.table import Table, TableRow
 
 if TYPE_CHECKING:
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
     from amor.study.results import Results
 
 KEYS = ("mu", "sigma", "tau", "alpha")
@@ -42,14 +42,14 @@ class GateResult(Record, frozen=True):
     blocks: Annotated[tuple[BlockMean, ...], Meta(max_length=MOST_BLOCKS)]
 
 
-class GateMeasure(Measure):
+class GateMeasure(MeasureKind):
     kind = "gate"
     Options, Result = GateOptions, GateResult
     needs_gates = True
     table_name = "gates"
 
     @staticmethod
-    def measure(subject: Subject, options: GateOptions) -> GateResult:
+    def measure(subject: FinishedRun, options: GateOptions) -> GateResult:
         last = list(settled(subject.steps))
         blocks = []
         for block in range(len(last[0].blocks)):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from amor import typed
 from amor.errors import AmorError
-from amor.measures.base import Measure, TextOptions
+from amor.measures.base import MeasureKind, TextOptions
 from amor.records import Amount, Number, Record
-from amor.records.value import Text
+from amor.records.value import TextSource
 
 if TYPE_CHECKING:
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
     from amor.study.paired import Grid
     from amor.study.results import Results
 
@@ -27,16 +27,16 @@ class LossResult(Record, frozen=True):
     se: Amount
     windows: tuple[Number, ...]
     fire: tuple[typed.Share, ...]  # share of tokens, one per block
-    data: Text
+    data: TextSource
 
 
-class LossMeasure(Measure):
+class LossMeasure(MeasureKind):
     kind = "loss"
     Options, Result = LossOptions, LossResult
     needs_text = True
 
     @staticmethod
-    def measure(subject: Subject, options: LossOptions) -> LossResult:
+    def measure(subject: FinishedRun, options: LossOptions) -> LossResult:
         from amor.judge.loop import gathered, read
         from amor.judge.windows import about
 

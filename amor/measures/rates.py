@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta
 
 from amor import typed
-from amor.measures.base import RATES, Measure, Rates, TextOptions
+from amor.measures.base import RATES, MeasureKind, Rates, TextOptions
 from amor.records import Number, Record, Words
-from amor.records.value import Text
+from amor.records.value import TextSource
 from amor.study.cells import best_cell, grid_cell, mean_cell, notes
 from amor.study.paired import Grid
 from amor.study.table import Cell, Table, TableRow
@@ -22,7 +22,7 @@ from amor.study.table import Cell, Table, TableRow
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
     from amor.judge.policies import Reader
     from amor.study.results import Results
 
@@ -48,18 +48,18 @@ class RatesResult(Record, frozen=True):
     """Policies at equal firing rates; `notes` say why a gate has none."""
 
     gate: Words
-    data: Text
+    data: TextSource
     policies: tuple[RatePolicy, ...]
     notes: tuple[Words, ...]
 
 
-class RatesMeasure(Measure):
+class RatesMeasure(MeasureKind):
     kind = "rates"
     Options, Result = RatesOptions, RatesResult
     needs_gates = needs_text = True
 
     @staticmethod
-    def measure(subject: Subject, options: RatesOptions) -> RatesResult:
+    def measure(subject: FinishedRun, options: RatesOptions) -> RatesResult:
         import torch
 
         from amor.judge.gates import own_gates

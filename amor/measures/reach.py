@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
-from amor.measures.base import Measure
+from amor.measures.base import MeasureKind
 from amor.measures.recall import RecallOptions, learned_task, right_answers
 from amor.records import Label, Record
 from amor.records.recall import Recall
@@ -14,7 +14,7 @@ from amor.study.cells import missing_notes
 from amor.study.table import Table, TableRow
 
 if TYPE_CHECKING:
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
     from amor.study.results import Results
     from amor.train.recipe import Recipe
 
@@ -31,7 +31,7 @@ class ReachResult(Record, frozen=True):
     sizes: tuple[Recall, ...]
 
 
-class ReachMeasure(Measure):
+class ReachMeasure(MeasureKind):
     kind = "reach"
     Options, Result = ReachOptions, ReachResult
 
@@ -43,7 +43,7 @@ class ReachMeasure(Measure):
             read_task({**recipe.task, **changes}, "judge.reach: task")
 
     @staticmethod
-    def measure(subject: Subject, options: ReachOptions) -> ReachResult:
+    def measure(subject: FinishedRun, options: ReachOptions) -> ReachResult:
         from amor.judge.recall import recall
 
         tasks = [learned_task(subject).change(**changes) for changes in options.at]

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from amor.checks import Seed
 from amor.errors import AmorError
-from amor.measures.base import Measure
+from amor.measures.base import MeasureKind
 from amor.records import Record
 from amor.records.recall import Recall
 from amor.study.cells import chosen_on, mean_cell, missing_notes, pooled_error
@@ -18,7 +18,7 @@ from amor.study.table import Cell, Table, TableRow
 
 if TYPE_CHECKING:
     from amor.data.tasks.base import Task
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
     from amor.study.results import Results
 
 
@@ -29,12 +29,12 @@ class RecallOptions(Record, frozen=True):
     seed: Seed = 0  # of the rows
 
 
-class RecallMeasure(Measure):
+class RecallMeasure(MeasureKind):
     kind = "recall"
     Options, Result = RecallOptions, Recall
 
     @staticmethod
-    def measure(subject: Subject, options: RecallOptions) -> Recall:
+    def measure(subject: FinishedRun, options: RecallOptions) -> Recall:
         from amor.judge.recall import recall
 
         return recall(subject.model, learned_task(subject), rows=options.rows, seed=options.seed)
@@ -63,7 +63,7 @@ class RecallMeasure(Measure):
         return Table(title, "model", columns, tuple(lines), notes=remarks)
 
 
-def learned_task(subject: Subject) -> Task:
+def learned_task(subject: FinishedRun) -> Task:
     """The generated task that a run was trained on."""
     from amor.data.tasks.base import read_task
 

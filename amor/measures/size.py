@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amor import typed
-from amor.measures.base import Measure
+from amor.measures.base import MeasureKind
 from amor.records import Amount, Record
 
 if TYPE_CHECKING:
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
 
 
 class SizeOptions(Record, frozen=True):
@@ -24,12 +24,12 @@ class ModelSize(Record, frozen=True):
     state_bytes: Amount
 
 
-class SizeMeasure(Measure):
+class SizeMeasure(MeasureKind):
     kind = "size"
     Options, Result = SizeOptions, ModelSize
 
     @staticmethod
-    def measure(subject: Subject, options: SizeOptions) -> ModelSize:
+    def measure(subject: FinishedRun, options: SizeOptions) -> ModelSize:
         model = subject.model
         cost = model.cost(subject.recipe.context)
         parameters = sum(p.numel() for p in model.parameters())

@@ -15,12 +15,12 @@ from msgspec import Meta
 from amor import typed
 from amor.checks import Context
 from amor.errors import AmorError
-from amor.measures.base import Measure
+from amor.measures.base import MeasureKind
 from amor.records import Amount, Record, Words
 
 if TYPE_CHECKING:
     from amor.decode.engine import Session
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
     from amor.gates.base import Gate
     from amor.models.amor import Amor
     from amor.study.results import Results
@@ -55,13 +55,13 @@ class SpeedResult(Record, frozen=True):
     notes: tuple[Words, ...]
 
 
-class SpeedMeasure(Measure):
+class SpeedMeasure(MeasureKind):
     kind = "speed"
     Options, Result = SpeedOptions, SpeedResult
     needs_text = quiet_machine = True
 
     @staticmethod
-    def measure(subject: Subject, options: SpeedOptions) -> SpeedResult:
+    def measure(subject: FinishedRun, options: SpeedOptions) -> SpeedResult:
         from amor.judge.gates import own_gates
         from amor.judge.value import all_aimed
 
@@ -88,7 +88,7 @@ def decode_speeds(results: Results, row: str, rate: float | None) -> list[Decode
     return [one for each in results.of(row, "speed").values() for one in each.decode if one.rate == rate]
 
 
-def _prompt(subject: Subject, tokens: int) -> list[int]:
+def _prompt(subject: FinishedRun, tokens: int) -> list[int]:
     text = subject.held_out
     if text.tokens < tokens:
         raise AmorError(f"{text.folder} holds {text.tokens:,} tokens, fewer than the {tokens:,} that decode is timed on")

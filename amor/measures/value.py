@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from amor.measures.base import Measure, TextOptions
+from amor.measures.base import MeasureKind, TextOptions
 from amor.records.value import Value
 from amor.study.cells import mean_cell, notes, pooled_error
 from amor.study.table import Cell, Table, TableRow
 
 if TYPE_CHECKING:
-    from amor.experiment.subject import Subject
+    from amor.experiment.subject import FinishedRun
     from amor.study.results import Results
 
 POLICIES = ("never", "random", "gate", "always", "oracle")
@@ -21,14 +21,14 @@ class ValueOptions(TextOptions, frozen=True):
     """Which windows are read."""
 
 
-class ValueMeasure(Measure):
+class ValueMeasure(MeasureKind):
     kind = "value"
     Options, Result = ValueOptions, Value
     needs_gates = needs_text = True
     version = 2  # 1 had rank correlations that were wrong where values tie
 
     @staticmethod
-    def measure(subject: Subject, options: ValueOptions) -> Value:
+    def measure(subject: FinishedRun, options: ValueOptions) -> Value:
         from amor.judge.value import value
 
         return value(subject.model, subject.windows(options), rates=())

@@ -16,7 +16,7 @@ class Loss(Record, frozen=True):
     perplexity: Perplexity | None
 
 
-class Judged(Loss, frozen=True):
+class HeldOutLoss(Loss, frozen=True):
     split: Words
     tokens: Steps
 
@@ -43,7 +43,7 @@ class Worth(Record, frozen=True):
     se: Number
 
 
-class Attention(Record, frozen=True):
+class AttentionWorth(Record, frozen=True):
     """What attention is worth where the gates run it; on as many tokens chosen by chance; on all of them."""
 
     fire: typed.Share
@@ -56,8 +56,8 @@ class Findings(typed.File, frozen=True):
     step: Steps
     model: dict[str, Any]  # its config
     parameters: Steps
-    judged: Judged
+    judged: HeldOutLoss
     unigram: Loss | None  # of guessing by token frequencies; None where they were too many to count
     blocks: Annotated[tuple[Histogram, ...], Meta(max_length=MOST_BLOCKS)]
     texts: tuple[Trace, ...]
-    attention: Attention | None = None  # of a model with gated blocks
+    attention: AttentionWorth | None = None  # of a model with gated blocks

@@ -2,7 +2,7 @@
 
 from amor import typed
 from amor.records import Amount, Number, Record, Steps, Words
-from amor.records.value import Choosing, Text
+from amor.records.value import Choosing, TextSource
 
 
 class NetworkFit(Record, frozen=True):
@@ -44,9 +44,9 @@ class FitReport(typed.File, frozen=True):
     target: Words
     decide: Words
     hidden: Steps
-    fitted_on: Text
+    fitted_on: TextSource
     networks: tuple[NetworkFit, ...]
-    held_out: Text
+    held_out: TextSource
     decisions: tuple[Decisions, ...]
     cost: FitCost
     choices: Choosing | None  # nats saved at equal firing rates, beside other gates; None: not asked for

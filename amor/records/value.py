@@ -6,7 +6,7 @@ from amor import typed
 from amor.records import Amount, Number, Record, Steps, Words
 
 
-class Text(Record, frozen=True):
+class TextSource(Record, frozen=True):
     """What was read."""
 
     source: Words
@@ -21,7 +21,7 @@ class Level(Record, frozen=True):
     se: Amount
 
 
-class Policy(Level, frozen=True):
+class PolicyLoss(Level, frozen=True):
     """Mean nll of a choice of tokens, and what it saves over never firing."""
 
     saved: Number
@@ -29,17 +29,17 @@ class Policy(Level, frozen=True):
     fire_rate: tuple[typed.Share, ...]
 
 
-class GatePolicy(Policy, frozen=True):
+class GatePolicy(PolicyLoss, frozen=True):
     over_random_se: Amount  # the error of what it saves more than chance
 
 
 class Policies(Record, frozen=True):
-    never: Policy
+    never: PolicyLoss
     gate: GatePolicy
-    always: Policy
-    random: Policy
-    oracle: Policy
-    oracle_free: Policy
+    always: PolicyLoss
+    random: PolicyLoss
+    oracle: PolicyLoss
+    oracle_free: PolicyLoss
 
 
 class Quantiles(Record, frozen=True):
@@ -106,7 +106,7 @@ class Value(typed.File, frozen=True):
     model: Words
     gate: Words
     blocks: Steps
-    data: Text
+    data: TextSource
     exact: bool
     notes: tuple[Words, ...]
     losses: Policies
@@ -116,7 +116,7 @@ class Value(typed.File, frozen=True):
     curve: tuple[Point, ...]
 
 
-class Saved(Record, frozen=True):
+class Saving(Record, frozen=True):
     """Nats a token that one choice saves over another (by itself: over never firing), and the error of the paired difference."""
 
     saved: Number
@@ -127,16 +127,16 @@ class Choice(Record, frozen=True):
     """A way of choosing tokens: at every rate what it saves, and how much more than the paper's gate does."""
 
     name: Words
-    levels: tuple[Saved, ...]
-    over_paper: tuple[Saved, ...]
+    levels: tuple[Saving, ...]
+    over_paper: tuple[Saving, ...]
 
 
 class Choosing(typed.File, frozen=True):
     """What amor/judge/choosing.py finds: other gates in front of the same attention."""
 
     model: Words
-    data: Text
+    data: TextSource
     rates: tuple[typed.Share, ...]
-    own: Saved  # the model as it is
-    always: Saved
+    own: Saving  # the model as it is
+    always: Saving
     choices: tuple[Choice, ...]

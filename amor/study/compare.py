@@ -11,7 +11,7 @@ from amor.errors import AmorError
 from amor.study import evals
 from amor.study.evals import SuiteResult
 from amor.study.paired import Numbers, resampled
-from amor.study.suites import Column
+from amor.study.suites import ScoreColumn
 from amor.study.table import Cell, Table, TableRow, as_number, one_line
 
 MOST = 1_000_000  # resamples
@@ -77,7 +77,7 @@ def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0
     return Comparison(name, first, second, samples, seed, tuple(tasks), _average(tasks, draws), tuple(left_out))
 
 
-def _told(column: Column, documents: int, a: float, b: float, drawn: Numbers) -> Difference:
+def _told(column: ScoreColumn, documents: int, a: float, b: float, drawn: Numbers) -> Difference:
     low, high = np.quantile(drawn, (0.025, 0.975))
     better = float((np.sign(-drawn if column.lower else drawn) + 1).mean() / 2)
     return Difference(
@@ -85,13 +85,13 @@ def _told(column: Column, documents: int, a: float, b: float, drawn: Numbers) ->
     )
 
 
-def _average(tasks: list[Difference], draws: list[tuple[Column, Numbers]]) -> Difference | None:
+def _average(tasks: list[Difference], draws: list[tuple[ScoreColumn, Numbers]]) -> Difference | None:
     """Each resample has an average of its own: documents of different tasks are drawn apart."""
     kept = [(task, drawn) for task, (column, drawn) in zip(tasks, draws) if column.percent]
     if len(kept) < 2:
         return None
     a, b = (sum(getattr(task, side) for task, _ in kept) / len(kept) for side in "ab")
-    column = Column(f"average of {len(kept)}", "", "")
+    column = ScoreColumn(f"average of {len(kept)}", "", "")
     return _told(column, sum(task.documents for task, _ in kept), a, b, np.mean([drawn for _, drawn in kept], axis=0))
 
 

@@ -22,7 +22,7 @@ class Throughput(msgspec.Struct, frozen=True):
     train: float = msgspec.field(name="train_ktok_s")
 
 
-class Paper(msgspec.Struct, frozen=True):
+class PaperDecode(msgspec.Struct, frozen=True):
     """What the paper says of decoding, as far as it is shown."""
 
     throughput: dict[str, Throughput] = msgspec.field(name="throughput_1.5b")
@@ -31,10 +31,10 @@ class Paper(msgspec.Struct, frozen=True):
 
 
 class PaperFile(msgspec.Struct, frozen=True):
-    decode: Paper
+    decode: PaperDecode
 
 
-def paper_decode() -> Paper:
+def paper_decode() -> PaperDecode:
     return typed.read(PaperFile, PAPER).decode
 
 
@@ -45,7 +45,7 @@ def tables(found: Decode) -> list[Table]:
     return [make(found, paper) for make, measured in parts.items() if measured]
 
 
-def speeds(found: Decode, paper: Paper) -> Table:
+def speeds(found: Decode, paper: PaperDecode) -> Table:
     contexts = sorted({c.context for c in found.curves})
     rows = []
     for label, name in {c.label: c.name for c in found.curves}.items():
@@ -56,7 +56,7 @@ def speeds(found: Decode, paper: Paper) -> Table:
     return Table(f"Decode at {found.scale}: tokens/s by context", "model", columns, tuple(rows))
 
 
-def crossings(found: Decode, paper: Paper) -> Table:
+def crossings(found: Decode, paper: PaperDecode) -> Table:
     rows = []
     for one in found.crossings:
         same = found.scale == "440m" and one.gated == "amor-mamba2 f=0.4"
@@ -67,7 +67,7 @@ def crossings(found: Decode, paper: Paper) -> Table:
     return Table("The context from which a gated model is faster", "faster than", columns, tuple(rows))
 
 
-def firing(found: Decode, paper: Paper) -> Table:
+def firing(found: Decode, paper: PaperDecode) -> Table:
     """Rates of the model that was measured, and beside them those the paper has of its architecture, if any."""
     name = _architecture(found.model, paper.fire_rate)
     rows = []

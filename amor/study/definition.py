@@ -1,7 +1,7 @@
 """A study as data, and what its folder holds: which runs, what is measured of them, and each measurement.
 
-A study is a TOML file (`Study`). STUDY/study.json is the same with the list of its runs (`Ledger`); every measurement of a run
-is a file of its own, RUN/judged/<kind>.json (`Measurement`), whose kinds are the files of amor/measures.
+A study is a TOML file (`Study`). STUDY/study.json is the same with the list of its runs (`StudyLedger`); every
+measurement of a run is a file of its own, RUN/judged/<kind>.json (`Measurement`), whose kinds are the files of amor/measures.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from amor import registry, typed
 from amor.checks import Seed
 from amor.errors import AmorError, nearest
-from amor.measures.base import Measure
+from amor.measures.base import MeasureKind
 from amor.records import Amount, Label, Record, Steps, Words
 
 LEDGER, JUDGED = "study.json", "judged"  # a file of a study, and a folder of a run
@@ -21,17 +21,17 @@ Peak = Annotated[float, Meta(gt=0, le=1e3)]
 Values = Annotated[tuple[Any, ...], Meta(min_length=1, max_length=256)]
 
 
-def find_measure(kind: str) -> type[Measure]:
+def find_measure(kind: str) -> type[MeasureKind]:
     """The measurement of a kind; "package.module.Class" is one outside the package."""
     if "." not in kind and kind not in registry.kinds("measures"):
         raise AmorError(f"judge: no key {kind!r}; {nearest(kind, registry.kinds('measures'))}")
-    measure = cast(type[Measure], registry.find("measures", kind, "measure"))
+    measure = cast(type[MeasureKind], registry.find("measures", kind, "measure"))
     if measure.kind != kind:
         raise AmorError(f"judge: {kind}: its kind is {measure.kind!r}; outside the package it is the dotted path of the class")
     return measure
 
 
-class Compared(Record, frozen=True):
+class StudyRow(Record, frozen=True):
     """One row of the tables: a recipe or a model of the study's recipe, and keys of it to change."""
 
     name: Label
@@ -44,7 +44,7 @@ class Study(typed.File, frozen=True):
     """What is run and what is shown of it."""
 
     title: Words
-    runs: Annotated[tuple[Compared, ...], Meta(min_length=1, max_length=MOST_RUNS)]
+    runs: Annotated[tuple[StudyRow, ...], Meta(min_length=1, max_length=MOST_RUNS)]
     recipe: Label = "tiny/base"
     set: dict[Label, Any] = field(default_factory=dict)  # keys of every recipe, as `amor train --set`
     axes: dict[Label, Values] = field(default_factory=dict)  # every run with each of these
@@ -93,7 +93,7 @@ def _twice(values: Iterable[Any]) -> Any:
     return next((value for value in values if value in seen or seen.add(value)), None)  # type: ignore[func-returns-value]
 
 
-class Planned(Record, frozen=True):
+class PlannedRun(Record, frozen=True):
     """One run: which row it belongs to, and where it lies in the folder of the study."""
 
     row: Label
@@ -105,13 +105,13 @@ class Planned(Record, frozen=True):
     steps: Steps
 
 
-class Ledger(typed.File, frozen=True):
+class StudyLedger(typed.File, frozen=True):
     """STUDY/study.json: a study as it is run."""
 
     name: Label
     study: Study
     data: Words
-    runs: tuple[Planned, ...]
+    runs: tuple[PlannedRun, ...]
 
     @property
     def rows(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from amor.errors import AmorError
 from amor.study import evals, paper
 from amor.study.evals import PHASES, SuiteResult
 from amor.study.paired import Gap, gap, mean_gap
-from amor.study.suites import LENGTHS, Column, Suite, shown, suite
+from amor.study.suites import LENGTHS, ScoreColumn, Suite, shown, suite
 from amor.study.table import Cell, Table, TableRow
 
 
@@ -92,7 +92,7 @@ def scores(suite_rows: SuiteRows, request: TableRequest) -> Table:
 
 
 def cells(
-    row: SuiteResult, suite_rows: SuiteRows, columns: tuple[Column, ...], averaged: tuple[Column, ...]
+    row: SuiteResult, suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...], averaged: tuple[ScoreColumn, ...]
 ) -> tuple[Cell | None, ...]:
     others = [other for other in suite_rows.rows if other is not row] if row is not suite_rows.floor else []
     floor = suite_rows.floor if row is not suite_rows.floor else None
@@ -100,7 +100,7 @@ def cells(
     return (*found, _cell(row, list(averaged), others, floor)) if averaged else tuple(found)
 
 
-def _cell(row: SuiteResult, columns: list[Column], others: list[SuiteResult], floor: SuiteResult | None) -> Cell | None:
+def _cell(row: SuiteResult, columns: list[ScoreColumn], others: list[SuiteResult], floor: SuiteResult | None) -> Cell | None:
     """One task, or the mean of several, which must all be there."""
     if any(row.score(column) is None for column in columns):
         return None
@@ -116,7 +116,7 @@ def _cell(row: SuiteResult, columns: list[Column], others: list[SuiteResult], fl
     )
 
 
-def level(row: SuiteResult, columns: list[Column]) -> tuple[float, float | None]:
+def level(row: SuiteResult, columns: list[ScoreColumn]) -> tuple[float, float | None]:
     """The mean of tasks that a row has, as it is shown, and its standard error where every task has one."""
     told = [score for column in columns if (score := row.score(column)) is not None]
     factor, errors = columns[0].shown, [error for _, error in told if error is not None]
@@ -124,7 +124,7 @@ def level(row: SuiteResult, columns: list[Column]) -> tuple[float, float | None]
     return factor * sum(value for value, _ in told) / len(told), error
 
 
-def difference(a: SuiteResult, b: SuiteResult, columns: list[Column]) -> Gap | None:
+def difference(a: SuiteResult, b: SuiteResult, columns: list[ScoreColumn]) -> Gap | None:
     """By how much `a` is better, from documents; None where they are not told."""
     gaps = []
     for column in columns:
@@ -137,7 +137,7 @@ def difference(a: SuiteResult, b: SuiteResult, columns: list[Column]) -> Gap | N
 
 
 def paper_lines(
-    known: Suite, columns: tuple[Column, ...], average: bool, gates: bool, scale: str, ablations: bool
+    known: Suite, columns: tuple[ScoreColumn, ...], average: bool, gates: bool, scale: str, ablations: bool
 ) -> tuple[TableRow, ...]:
     keys = [(column.paper, column.digits) for column in columns] + [("avg", 1)] * average + [("", 0)] * gates
     found = paper.rows((known.table, *(known.ablations if ablations else ())), scale)
@@ -173,7 +173,7 @@ def _points(row: SuiteResult, name: str, bucket: bool) -> dict[int, Cell | None]
     return {length: Cell(value, None if bucket else error, digits=2) for length, value, error in values}
 
 
-def notes(suite_rows: SuiteRows, columns: tuple[Column, ...]) -> Iterator[str]:
+def notes(suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...]) -> Iterator[str]:
     """What stands under a table: how the numbers came about, and what is not there."""
     for label, row in zip([*suite_rows.labels, "floor"], [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]):
         yield f"{label}: {'; '.join(_provenance(row))}"
@@ -207,7 +207,7 @@ def _provenance(row: SuiteResult) -> Iterator[str]:
             yield f"fires in {phase} {' '.join(f'{rate:.3f}' for rate in rates)}"
 
 
-def _unpaired(suite_rows: SuiteRows, columns: tuple[Column, ...]) -> Iterator[str]:
+def _unpaired(suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...]) -> Iterator[str]:
     """Tasks whose documents are not told: nothing about them can be said to be clear."""
     rows = [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]
     if len(rows) < 2:

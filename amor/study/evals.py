@@ -15,7 +15,7 @@ from amor import typed
 from amor.errors import AmorError
 from amor.records.evals import About, Counts, Data, Evaluation, Gates
 from amor.study.paired import Scores
-from amor.study.suites import SUITES, Column, niah_column, suite
+from amor.study.suites import SUITES, ScoreColumn, niah_column, suite
 
 VARIANTS: tuple[Gates, ...] = get_args(Gates)
 BULKY = {"doc", "target", "arguments", "resps", "filtered_resps"}  # texts of a document, which no table needs
@@ -29,13 +29,13 @@ class SuiteResult:
     file: Path
     found: Evaluation
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict, repr=False)  # by task, read when asked for
-    scores: dict[Column, Scores | None] = field(default_factory=dict, repr=False)  # made of these
+    scores: dict[ScoreColumn, Scores | None] = field(default_factory=dict, repr=False)  # made of these
 
     @property
     def gates(self) -> Gates:
         return self.found.amor.settings.gates
 
-    def score(self, column: Column) -> tuple[float, float | None] | None:
+    def score(self, column: ScoreColumn) -> tuple[float, float | None] | None:
         """A number and its standard error, which is that of the documents where the file tells none."""
         told = self.found.score(column.task, column.metric)
         if told is None:
@@ -43,14 +43,14 @@ class SuiteResult:
         scores = None if told[1] else self.documents(column)
         return told[0], told[1] or (scores.error if scores else None)
 
-    def documents(self, column: Column) -> Scores | None:
+    def documents(self, column: ScoreColumn) -> Scores | None:
         """The number of every document, or None where no file tells them."""
         if column not in self.scores:
             told = column.over is not None and self.samples_file(column.task).exists()
             self.scores[column] = self._documents(column) if told else None
         return self.scores[column]
 
-    def _documents(self, column: Column) -> Scores | None:
+    def _documents(self, column: ScoreColumn) -> Scores | None:
         values: dict[int, float] = {}
         for number, line in enumerate(self.lines(column.task), 1):
             where = f"{self.samples_file(column.task)}:{number}"
@@ -67,7 +67,7 @@ class SuiteResult:
             values[name] = float(value)
         return self._agreeing(column, values) if values else None
 
-    def _agreeing(self, column: Column, values: dict[int, float]) -> Scores:
+    def _agreeing(self, column: ScoreColumn, values: dict[int, float]) -> Scores:
         ids = np.array(sorted(values), dtype=np.int64)
         scores = Scores(ids, np.array([values[name] for name in ids.tolist()]), column.over or "mean")
         told, mean = self.found.score(column.task, column.metric), float(scores.score(scores.values.mean()))
@@ -214,7 +214,7 @@ def _differ(a: SuiteResult, b: SuiteResult, key: str, mine: object, theirs: obje
     )
 
 
-def paired(a: SuiteResult, b: SuiteResult, column: Column) -> tuple[Scores, Scores] | None:
+def paired(a: SuiteResult, b: SuiteResult, column: ScoreColumn) -> tuple[Scores, Scores] | None:
     """The documents of both, which must be the same; None where one of them tells none."""
     mine, theirs = a.documents(column), b.documents(column)
     if mine is None or theirs is None:
@@ -237,7 +237,7 @@ def labels(rows: list[SuiteResult]) -> list[str]:
     ]
 
 
-def columns(name: str, rows: Iterable[SuiteResult]) -> tuple[Column, ...]:
+def columns(name: str, rows: Iterable[SuiteResult]) -> tuple[ScoreColumn, ...]:
     """Those of the suite; needles also have those of every task and length that was measured."""
     known = suite(name).columns
     if name != "niah":

@@ -60,7 +60,7 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of a page; what is empty takes no space."""
 
     title: str
@@ -79,7 +79,7 @@ class Section:
 
 
 def render_page(
-    title: str, subtitle: str, sections: Sequence[Section], facts: Mapping[str, str] | None = None, footer: str = ""
+    title: str, subtitle: str, sections: Sequence[PageSection], facts: Mapping[str, str] | None = None, footer: str = ""
 ) -> str:
     """A page of sections; facts: name -> value, shown as tiles at the top."""
     kept = [section for section in sections if not section.empty]

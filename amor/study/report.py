@@ -17,8 +17,8 @@ from amor.records.run import mean_of, settled
 from amor.run import Run
 from amor.study import figures
 from amor.study.figures.histogram import BlockScores
-from amor.study.figures.panel import Curve, Panel
-from amor.study.page import Details, Drawing, Section, json_details, render_page
+from amor.study.figures.panel import Panel, PanelCurve
+from amor.study.page import Details, Drawing, PageSection, json_details, render_page
 from amor.study.runs import measured
 from amor.study.strip import marked_text, shade
 from amor.study.table import Cell, Table, TableRow
@@ -48,20 +48,20 @@ class RunData:
     def blocks(self) -> int:
         return len(self.steps[-1].blocks)
 
-    def curve(self, key: str) -> Curve:
+    def curve(self, key: str) -> PanelCurve:
         """A number over training."""
         return _curve(key, [(line.step, getattr(line, key)) for line in self.steps])
 
-    def of_block(self, index: int, key: str, name: str = "", style: str = "line") -> Curve:
+    def of_block(self, index: int, key: str, name: str = "", style: str = "line") -> PanelCurve:
         """A number of one block over training."""
         pairs = [(line.step, getattr(line.blocks[index], key)) for line in self.steps]
         return _curve(name or f"block {index}", pairs, index, style)
 
 
-def _curve(name: str, pairs: list[tuple[int, float | None]], block: int = 0, style: str = "line") -> Curve:
+def _curve(name: str, pairs: list[tuple[int, float | None]], block: int = 0, style: str = "line") -> PanelCurve:
     """Steps at which the number is not finite are left out."""
     kept = [(x, y) for x, y in pairs if y is not None]
-    return Curve(name, [x for x, _ in kept], [y for _, y in kept], block, style)
+    return PanelCurve(name, [x for x, _ in kept], [y for _, y in kept], block, style)
 
 
 def write(run: Run) -> Path:
@@ -73,7 +73,7 @@ def write(run: Run) -> Path:
 
 def render(data: RunData) -> str:
     sections = (
-        Section("Learning", figures=drawings(learning(data)), size="few"),
+        PageSection("Learning", figures=drawings(learning(data)), size="few"),
         gates_section(data),
         held_out_section(data),
         texts_section(data),
@@ -124,10 +124,10 @@ def drawings(panels: Sequence[Panel]) -> tuple[Drawing, ...]:
 def learning(data: RunData) -> list[Panel]:
     train, norms = data.curve("loss"), data.curve("grad_norm")
     valid = _curve("validation", [(line.step, line.valid.nll) for line in data.evals], 1, "dots")
-    loss = [Curve("each step", train.x, train.y, 0, "thin"), Curve("train", train.x, smooth(train.y)), valid]
+    loss = [PanelCurve("each step", train.x, train.y, 0, "thin"), PanelCurve("train", train.x, smooth(train.y)), valid]
     unigram = data.findings.unigram.nll if data.findings and data.findings.unigram else None
     level = None if unigram is None else (unigram, "token frequencies")
-    speed = Curve("tokens/s", [line.step for line in data.steps], data.speed)
+    speed = PanelCurve("tokens/s", [line.step for line in data.steps], data.speed)
     return [
         Panel("Loss", "nats per token", loss, level=level),
         Panel("Learning rate", "", [data.curve("lr")], zero=True),
@@ -145,9 +145,9 @@ def smooth(values: Sequence[float]) -> list[float]:
     return out
 
 
-def gates_section(data: RunData) -> Section:
+def gates_section(data: RunData) -> PageSection:
     if not data.blocks:
-        return Section("Gates over training")
+        return PageSection("Gates over training")
     each = range(data.blocks)
     panels = [
         Panel("Firing rate", "share of tokens", [data.of_block(k, "fire") for k in each], limits=(0.0, 1.0)),
@@ -155,7 +155,7 @@ def gates_section(data: RunData) -> Section:
         Panel("How wide a block is open", "mean alpha", [data.of_block(k, "alpha") for k in each]),
         *(threshold_panel(data, k) for k in each),
     ]
-    return Section("Gates over training", tables=(gate_table(data),), figures=drawings(panels))
+    return PageSection("Gates over training", tables=(gate_table(data),), figures=drawings(panels))
 
 
 def threshold_panel(data: RunData, index: int) -> Panel:
@@ -163,7 +163,7 @@ def threshold_panel(data: RunData, index: int) -> Panel:
     curves = [data.of_block(index, "mu", "median μ", "dashed"), data.of_block(index, "tau", "threshold τ")]
     band = tuple(data.of_block(index, key, "scores, 10-90 %") for key in ("score_10", "score_90"))
     paired = bool(band[0].x) and list(band[0].x) == list(band[1].x)
-    shown = [curve for curve in curves if curve.x] or [Curve("scores, 10 %", band[0].x, band[0].y, index, "thin")]
+    shown = [curve for curve in curves if curve.x] or [PanelCurve("scores, 10 %", band[0].x, band[0].y, index, "thin")]
     return Panel(f"Block {index}: threshold", "entropy / log V", shown, band=(band[0], band[1]) if paired else None)
 
 
@@ -184,10 +184,10 @@ def gate_table(data: RunData) -> Table:
     return Table("Gates over training", "block", columns, tuple(rows), notes=(note,))
 
 
-def held_out_section(data: RunData) -> Section:
+def held_out_section(data: RunData) -> PageSection:
     """Scores per block; a gate of another kind compares another score."""
     if not data.findings or not data.findings.blocks:
-        return Section("Gates on held-out text")
+        return PageSection("Gates on held-out text")
     kind = next((text.gate for text in data.findings.texts), None)
     label = "entropy / log V" if kind == "entropy" else f"score of the gate {kind}" if kind else "score of the gate"
     shown = []
@@ -197,20 +197,20 @@ def held_out_section(data: RunData) -> Section:
         shown.append(Drawing(svg, f"Block {block}: {scores.fire:.1%} fire", threshold))
     judged = data.findings.judged
     note = f"The final model on {judged.tokens:,} tokens ({judged.split}). Right of the threshold τ attention runs."
-    return Section("Gates on held-out text", notes=(note,), figures=tuple(shown))
+    return PageSection("Gates on held-out text", notes=(note,), figures=tuple(shown))
 
 
-def texts_section(data: RunData) -> Section:
+def texts_section(data: RunData) -> PageSection:
     texts = tuple(marked_text(text) for text in (data.findings.texts if data.findings else ()))
     if not texts or not data.blocks:
-        return Section("Texts", texts=texts)
+        return PageSection("Texts", texts=texts)
     note = "A token is coloured by how many blocks fired on it: having read it the model was unsure, and attention ran."
     blocks = range(data.blocks + 1)
     key = tuple((f"{n} of {data.blocks}", shade([k < n for k in range(data.blocks)])) for n in blocks)
-    return Section("Texts", notes=(f"{note} Point at a token for its scores and thresholds.",), key=key, texts=texts)
+    return PageSection("Texts", notes=(f"{note} Point at a token for its scores and thresholds.",), key=key, texts=texts)
 
 
-def how_section(data: RunData) -> Section:
+def how_section(data: RunData) -> PageSection:
     details = [json_details("Recipe", data.config)]
     details += [json_details("Model", data.findings.model)] if data.findings else []
     machine = {name: _listed(value) for name, value in typed.tree(data.machine).items() if name != "version"}
@@ -218,7 +218,7 @@ def how_section(data: RunData) -> Section:
     details += [Details("Machine", Table("Machine", "what", ("value",), rows))] if rows else []
     events = tuple(TableRow(event.time, (event.event, event.message)) for event in data.events)
     details += [Details("Events", Table("Events", "time", ("event", "what happened"), events))] if events else []
-    return Section("How it was run", details=tuple(details))
+    return PageSection("How it was run", details=tuple(details))
 
 
 def _listed(value: Any) -> str:

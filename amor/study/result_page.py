@@ -6,7 +6,7 @@ from pathlib import Path
 
 from amor.files import replace_file
 from amor.study import figures
-from amor.study.page import Drawing, Section, json_details, render_page
+from amor.study.page import Drawing, PageSection, json_details, render_page
 from amor.study.results import Results
 from amor.study.table import Table, printed
 from amor.study.tables import make_tables
@@ -33,8 +33,8 @@ def page(results: Results, tables: list[Table], drawings: tuple[Drawing, ...]) -
     name, study = results.ledger.name, results.study
     measured = sum(bool(run.results) for runs in results.shown.values() for run in runs)
     facts = {"rows": len(results.ledger.rows), "runs": len(results.runs), "seeds": len(study.seeds)}
-    sections = [Section(table.title, tables=(table,)) for table in tables]
-    sections.append(Section("Figures", figures=drawings, size="one"))
-    sections.append(Section("The study as it was run", details=(json_details("study.json", results.ledger),)))
+    sections = [PageSection(table.title, tables=(table,)) for table in tables]
+    sections.append(PageSection("Figures", figures=drawings, size="one"))
+    sections.append(PageSection("The study as it was run", details=(json_details("study.json", results.ledger),)))
     shown = {fact: str(count) for fact, count in {**facts, "runs that are judged": measured}.items()}
     return render_page(name, study.title, sections, shown)

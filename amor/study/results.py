@@ -16,7 +16,7 @@ from amor import typed
 from amor.errors import AmorError
 from amor.records.run import Evaluated, Step
 from amor.run import Run
-from amor.study.definition import JUDGED, LEDGER, Ledger, Measurement, Planned, Study, find_measure
+from amor.study.definition import JUDGED, LEDGER, Measurement, PlannedRun, Study, StudyLedger, find_measure
 from amor.study.paired import Grid
 
 
@@ -24,7 +24,7 @@ from amor.study.paired import Grid
 class StudyRun:
     """A run of a study, and what was measured of it."""
 
-    planned: Planned
+    planned: PlannedRun
     run: Run
     kinds: tuple[str, ...] = ()  # that the study asks for
 
@@ -57,7 +57,7 @@ def _read(kind: str, path: Path) -> Any:
 class Results:
     """A study as far as it is measured."""
 
-    ledger: Ledger
+    ledger: StudyLedger
     folder: Path
 
     @property
@@ -112,7 +112,7 @@ class Results:
 
 def read(folder: str | Path) -> Results:
     folder = Path(folder)
-    return Results(typed.read(Ledger, folder / LEDGER), folder)
+    return Results(typed.read(StudyLedger, folder / LEDGER), folder)
 
 
 def best_learning_rates(runs: Iterable[StudyRun]) -> dict[str, float | None]:

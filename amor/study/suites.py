@@ -10,7 +10,7 @@ LENGTHS = "length-extrapolation"  # the suite of curves: it has no columns
 
 
 @dataclass(frozen=True)
-class Column:
+class ScoreColumn:
     """One number of a model: a metric of a task."""
 
     title: str
@@ -31,7 +31,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Suite:
-    columns: tuple[Column, ...]
+    columns: tuple[ScoreColumn, ...]
     table: str = ""  # the paper's
     ablations: tuple[str, ...] = ()
     scale: str = "1.5B"  # of the paper's rows that are shown unless another is asked for
@@ -52,8 +52,8 @@ def _common_sense() -> Suite:
         "truthfulqa_mc2": "TQA",
     }
     key = "lambada_openai/perplexity"
-    perplexity = Column("LAMB ppl", "lambada_openai", "perplexity", key, percent=False, lower=True, over="exp")
-    accuracies = tuple(Column(title, task, "acc", f"{task}/acc") for task, title in titles.items())
+    perplexity = ScoreColumn("LAMB ppl", "lambada_openai", "perplexity", key, percent=False, lower=True, over="exp")
+    accuracies = tuple(ScoreColumn(title, task, "acc", f"{task}/acc") for task, title in titles.items())
     ablations = ("ablation_440m", "ablation_common_sense_1p5b", "depth_k")
     return Suite((perplexity, *accuracies), "common_sense", ablations, "180M", average=True)
 
@@ -61,8 +61,8 @@ def _common_sense() -> Suite:
 def _retrieval() -> Suite:
     stock = {"swde": ("SWDE", "swde"), "squad_completion": ("SQuAD", "squad"), "fda": ("FDA", "fda")}
     cloze = {"swde": "SWDE", "squad": "SQuAD", "fda": "FDA", "triviaqa": "TQA", "nq": "NQ", "drop": "DROP"}
-    columns = [Column(title, task, "contains", paper) for task, (title, paper) in stock.items()]
-    columns += [Column(f"{title} cloze", f"cloze_{name}", "contains", name) for name, title in cloze.items()]
+    columns = [ScoreColumn(title, task, "contains", paper) for task, (title, paper) in stock.items()]
+    columns += [ScoreColumn(f"{title} cloze", f"cloze_{name}", "contains", name) for name, title in cloze.items()]
     remark = "it does not say which prompts it used, so its SWDE, SQuAD and FDA stand under whichever of ours are here"
     return Suite(tuple(columns), "retrieval_niah", ("ablation_retrieval_1p5b",), remark=remark)
 
@@ -73,12 +73,12 @@ def _niah() -> Suite:
     return Suite(tuple(columns), "retrieval_niah", ("ablation_retrieval_1p5b",), figure="niah", remark=remark)
 
 
-def niah_column(task: str, length: int) -> Column:
+def niah_column(task: str, length: int) -> ScoreColumn:
     """One needle at one length. The harness's own generator is named apart; the paper's numbers stand beside either."""
     kind = task[-1]
     name = f"{length // 1024}K" if length % 1024 == 0 else f"{length}"
     stock = " stock" if task.startswith("niah_stock_") else ""
-    return Column(f"S{kind} {name}{stock}", task, str(length), f"niah_single_{kind}/{length}")
+    return ScoreColumn(f"S{kind} {name}{stock}", task, str(length), f"niah_single_{kind}/{length}")
 
 
 def _longbench() -> Suite:
@@ -98,14 +98,14 @@ def _longbench() -> Suite:
         "lcc": "LCC",
         "repobench-p": "RBP",
     }
-    columns = tuple(Column(title, f"longbench_{name}", "score", name) for name, title in titles.items())
+    columns = tuple(ScoreColumn(title, f"longbench_{name}", "score", name) for name, title in titles.items())
     return Suite(columns, "longbench", average=True)
 
 
 def _perplexity() -> Suite:
     columns = (
-        Column("perplexity", "perplexity", "perplexity", "fineweb_edu_ppl", percent=False, lower=True, digits=2, over=None),
-        Column("bits/byte", "perplexity", "bits_per_byte", percent=False, lower=True, digits=3, over=None),
+        ScoreColumn("perplexity", "perplexity", "perplexity", "fineweb_edu_ppl", percent=False, lower=True, digits=2, over=None),
+        ScoreColumn("bits/byte", "perplexity", "bits_per_byte", percent=False, lower=True, digits=3, over=None),
     )
     remark = "of held-out FineWeb-Edu with the Llama 3.1 tokenizer; perplexities compare on the same text and tokens only"
     return Suite(columns, "common_sense", ("ablation_common_sense_1p5b",), "180M", figure="", remark=remark)
@@ -127,7 +127,7 @@ def suite(name: str) -> Suite:
     return SUITES[name]()
 
 
-def shown(columns: Iterable[Column], measured: Callable[[Column], bool]) -> tuple[Column, ...]:
+def shown(columns: Iterable[ScoreColumn], measured: Callable[[ScoreColumn], bool]) -> tuple[ScoreColumn, ...]:
     """Those that were measured; of the paper's columns that none of ours stands beside, the first of ours that would."""
     columns = tuple(columns)
     taken = {column.paper for column in columns if measured(column)}

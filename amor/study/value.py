@@ -17,8 +17,8 @@ def value_page(found: Value) -> str:
     from amor.study import figures
 
     figure = page.Drawing(svg=figures.inline(figures.draw("value", found)))
-    verdict = page.Section("Verdict", points=tuple(sentences(found)), figures=(figure,), size="one")
-    numbers = page.Section("In numbers", notes=found.notes, tables=tuple(tables(found)))
+    verdict = page.PageSection("Verdict", points=tuple(sentences(found)), figures=(figure,), size="one")
+    numbers = page.PageSection("In numbers", notes=found.notes, tables=tuple(tables(found)))
     return page.render_page(f"What the gate of {found.model} is worth", about(found), (verdict, numbers))
 
 

@@ -10,7 +10,7 @@ from amor.study.eval_tables import SuiteRows
 from amor.study.evals import SuiteResult
 from amor.study.figures.base import FigureKind
 from amor.study.figures.canvas import ENTROPY, FAINT, figure
-from amor.study.suites import Column
+from amor.study.suites import ScoreColumn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,9 @@ class NiahFigure(FigureKind):
         return drawing
 
 
-def grid(panel: Axes, row: SuiteResult, tasks: list[str], lengths: list[int], columns: dict[tuple[str, int], Column]) -> None:
+def grid(
+    panel: Axes, row: SuiteResult, tasks: list[str], lengths: list[int], columns: dict[tuple[str, int], ScoreColumn]
+) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     shades = LinearSegmentedColormap.from_list("found", ENTROPY)  # white: none; the darkest: all

@@ -24,7 +24,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Curve:
+class PanelCurve:
     name: str
     x: Sequence[float]
     y: Sequence[float]
@@ -38,8 +38,8 @@ class Panel:
 
     title: str
     caption: str = ""  # what the y axis shows
-    curves: Sequence[Curve] = ()
-    band: tuple[Curve, Curve] | None = None  # the region between two curves
+    curves: Sequence[PanelCurve] = ()
+    band: tuple[PanelCurve, PanelCurve] | None = None  # the region between two curves
     zero: bool = False  # the y axis begins at 0
     log: bool = False
     limits: tuple[float, float] | None = None  # of the y axis

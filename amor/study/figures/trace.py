@@ -28,7 +28,7 @@ VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
 @dataclass(frozen=True)
-class Cell:
+class TokenBox:
     """One token on the sheet."""
 
     token: Token
@@ -79,7 +79,7 @@ def height(found: Trace) -> float:
     return STRIP + 4 + ROW * found.blocks + 5 + CURVE
 
 
-def lines(tokens: Sequence[Token]) -> list[list[Cell]]:
+def lines(tokens: Sequence[Token]) -> list[list[TokenBox]]:
     """Tokens on as few lines as the sheet allows, and those as even as they can be."""
     fewest = broken(tokens, WIDTH - RIGHT)
     limit = LEFT + (WIDTH - RIGHT - LEFT) / 2
@@ -91,9 +91,9 @@ def lines(tokens: Sequence[Token]) -> list[list[Cell]]:
     return fewest
 
 
-def broken(tokens: Sequence[Token], limit: float) -> list[list[Cell]]:
+def broken(tokens: Sequence[Token], limit: float) -> list[list[TokenBox]]:
     """Tokens on lines that end before `limit`; a word begins with a little space before it."""
-    rows: list[list[Cell]] = [[]]
+    rows: list[list[TokenBox]] = [[]]
     x = LEFT
     for token in tokens:
         gap = 2.5 if token.text[:1].isspace() and rows[-1] else 0.0
@@ -101,7 +101,7 @@ def broken(tokens: Sequence[Token], limit: float) -> list[list[Cell]]:
         if x + gap + wide > limit and rows[-1]:
             rows.append([])
             x, gap = LEFT, 0.0
-        rows[-1].append(Cell(token, x + gap, wide))
+        rows[-1].append(TokenBox(token, x + gap, wide))
         x += gap + wide
     return rows
 
@@ -136,7 +136,7 @@ def thresholds(found: Trace) -> list[float]:
     return [t for t in found.thresholds if t is not None] if found.gate == "entropy" else []
 
 
-def system(sheet: Axes, found: Trace, cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
+def system(sheet: Axes, found: Trace, cells: Sequence[TokenBox], y: float, scale: tuple[float, float]) -> None:
     """One line of text: the strip, a row of marks a block, and the curve below."""
     strip(sheet, cells, y, scale)
     y += STRIP + 4
@@ -153,7 +153,7 @@ def shades() -> Callable[[float], Any]:
     return LinearSegmentedColormap.from_list("entropy", ENTROPY)
 
 
-def strip(sheet: Axes, cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
+def strip(sheet: Axes, cells: Sequence[TokenBox], y: float, scale: tuple[float, float]) -> None:
     from matplotlib.patches import Rectangle
 
     colours = shades()
@@ -166,13 +166,13 @@ def strip(sheet: Axes, cells: Sequence[Cell], y: float, scale: tuple[float, floa
         sheet.text(cell.middle, y + STRIP / 2 + 0.3, word, fontsize=FONT, ha="center", va="center_baseline", color=INK)
 
 
-def marks(sheet: Axes, cells: Sequence[Cell], block: int, y: float) -> None:
+def marks(sheet: Axes, cells: Sequence[TokenBox], block: int, y: float) -> None:
     for fired, size, colour in ((True, 22, BLOCKS[block % len(BLOCKS)]), (False, 2.5, "#bdbdbd")):
         here = [cell.middle for cell in cells if cell.token.fire[block] is fired]
         sheet.scatter(here, [y] * len(here), s=size, color=colour, linewidths=0, zorder=3)
 
 
-def curves(sheet: Axes, found: Trace, cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
+def curves(sheet: Axes, found: Trace, cells: Sequence[TokenBox], y: float, scale: tuple[float, float]) -> None:
     from matplotlib.patches import Rectangle
 
     low, high = scale

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from amor import registry
 from amor.errors import AmorError, nearest
-from amor.measures.base import Measure
+from amor.measures.base import MeasureKind
 from amor.study.definition import Study, find_measure
 from amor.study.tables.base import StudyTable
 
@@ -39,7 +39,7 @@ def find_table(name: str) -> TableMaker:
     if "." in name:
         return _own_table(find_measure(name))
     measures = {kind: find_measure(kind) for kind in registry.kinds("measures")}
-    known = {m.table_name or kind: _own_table(m) for kind, m in measures.items() if m.table is not Measure.table}
+    known = {m.table_name or kind: _own_table(m) for kind, m in measures.items() if m.table is not MeasureKind.table}
     for kind in registry.kinds("study.tables"):
         made = cast(type[StudyTable], registry.find("study.tables", kind))
         known[kind] = TableMaker(made.needs, made.table, made.check)
@@ -48,5 +48,5 @@ def find_table(name: str) -> TableMaker:
     return known[name]
 
 
-def _own_table(measure: type[Measure]) -> TableMaker:
+def _own_table(measure: type[MeasureKind]) -> TableMaker:
     return TableMaker(frozenset({measure.kind}), measure.table, lambda study: None)
