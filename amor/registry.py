@@ -18,8 +18,9 @@ def kinds(room: str) -> tuple[str, ...]:
 
 
 @cache
-def find(room: str, kind: str) -> type[Any]:
-    """The class of a kind; `package.module.Class` reaches one that lives elsewhere.
+def find(room: str, kind: str, has: str = "Options") -> type[Any]:
+    """The class of a kind; `package.module.Class` reaches one that lives elsewhere,
+    if it has the attribute `has`.
 
     Callers that may import the room use its typed finder instead: `find_mixer`, `find_gate`,
     `layout_of`.
@@ -32,8 +33,8 @@ def find(room: str, kind: str) -> type[Any]:
             outside = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise AmorError(f"{room}: cannot import {kind!r} ({error}); give package.module.Class") from error
-        if not isinstance(outside, type) or not isinstance(getattr(outside, "Options", None), type):
-            raise AmorError(f"{room}: {kind!r} is not a class with Options, as those of amor/{room} are")
+        if not isinstance(outside, type) or not hasattr(outside, has):
+            raise AmorError(f"{room}: {kind!r} is not a class with {has}, as those of amor/{room} are")
         return outside
     if kind not in kinds(room):
         raise AmorError(f"{room}: no kind {kind!r}; {nearest(kind, kinds(room))}")

@@ -10,14 +10,14 @@ from pathlib import Path
 from kills import BIRTH
 
 from amor.cli import _seeing, main
-from amor.experiment import jobs, judging
+from amor.experiment import jobs, judging, locked
 from amor.experiment.jobs import Job
 
 
 class Forked:
     """As much of a Popen as a study uses."""
 
-    def __init__(self, job: Job, threads: int, lock: int | None):
+    def __init__(self, job: Job, threads: int):
         self.returncode: int | None = None
         job.log.parent.mkdir(parents=True, exist_ok=True)
         self.pid = os.fork()
@@ -25,7 +25,7 @@ class Forked:
             said_into(job.log)
             _, flag, module, *words = job.command
             assert flag == "-m" and threads == 1, job.command
-            ended({"amor": main, "amor.experiment.judging": judging.main}[module], words)
+            ended({"amor.experiment.locked": locked.main, "amor.experiment.judging": judging.main}[module], words)
 
     def poll(self) -> int | None:
         if self.returncode is None and (status := os.waitpid(self.pid, os.WNOHANG))[0]:

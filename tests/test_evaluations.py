@@ -10,7 +10,8 @@ from evaluations import LONG, drawn, evaluated, extrapolated, folders, needles
 
 from amor.cli import main
 from amor.errors import AmorError
-from amor.study import evals, figures, paper, tables, typeset
+from amor.study import eval_tables, evals, figures, paper
+from amor.study import table as printing
 from amor.study.compare import compare
 from amor.study.paired import Scores, gap, resampled
 from amor.study.suites import SUITES, suite
@@ -23,11 +24,11 @@ def root(tmp_path):
 
 
 def asked(*folders, **more):
-    return tables.Asked(tuple(folders), **more)
+    return eval_tables.TableRequest(tuple(folders), **more)
 
 
 def one(name, *folders, **more):
-    return next(tables.tables(name, asked(*folders, **more)))
+    return next(eval_tables.tables(name, asked(*folders, **more)))
 
 
 def cell(table, row, column):
@@ -177,7 +178,7 @@ def test_an_average_is_there_only_where_every_column_is(tmp_path):
     assert cell(table, "a", "Avg").value == pytest.approx(20)
     assert cell(table, "b", "Avg") is None
     assert cell(table, "b", "NQA") is None
-    assert re.search(r"^b +- ", typeset.text(table), re.M)
+    assert re.search(r"^b +- ", printing.as_text(table), re.M)
 
 
 def test_a_missing_metric_is_a_dash(tmp_path):
@@ -257,7 +258,7 @@ def test_two_models_of_one_name_are_told_apart(tmp_path):
 
 
 def test_lengths_are_rows_and_models_columns_of_curves(root):
-    found = list(tables.tables("length-extrapolation", asked(root / "a", root / "b")))
+    found = list(eval_tables.tables("length-extrapolation", asked(root / "a", root / "b")))
     assert len(found) == 2
     assert found[0].columns == ("amor-a", "amor-b")
     assert found[0].lines[-1].name == "20,480"
@@ -275,7 +276,7 @@ def test_perplexities_are_shown_as_they_are_and_never_bold(tmp_path):
     assert [c.value for c in table.lines[0].cells] == [20.5, 1.25]
     assert not table.lines[0].cells[0].best
     assert cell(table, "Transformer", "perplexity").value == 31.96
-    assert re.search(r"^a +20\.50 +1\.250$", typeset.text(table), re.M)
+    assert re.search(r"^a +20\.50 +1\.250$", printing.as_text(table), re.M)
 
 
 # what may not stand side by side
@@ -316,7 +317,7 @@ def awkward(tmp_path):
 
 
 def test_latex_escapes_what_latex_reads(tmp_path):
-    text = typeset.latex(awkward(tmp_path))
+    text = printing.as_latex(awkward(tmp_path))
     assert r"a\_b \& 50\% \$x \{y\} \#1 \textasciitilde{}\textasciicircum{}\textbackslash{} |*" in text
     assert r"\textbf{90.0}$\pm$10.0" in text
     assert "\033" not in text
@@ -325,7 +326,7 @@ def test_latex_escapes_what_latex_reads(tmp_path):
 
 
 def test_markdown_has_as_many_cells_in_every_row(tmp_path):
-    text = typeset.markdown(awkward(tmp_path))
+    text = printing.as_markdown(awkward(tmp_path))
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {12}
     assert "**90.0**±10.0" in text
@@ -333,18 +334,18 @@ def test_markdown_has_as_many_cells_in_every_row(tmp_path):
 
 def test_text_is_aligned_and_bold_only_on_a_terminal(tmp_path):
     table = awkward(tmp_path)
-    assert "*90.0*±10.0" in typeset.text(table)
-    assert "\033" not in typeset.text(table)
-    assert "\033[1m90.0\033[0m±10.0" in typeset.text(table, terminal=True)
-    shown = re.sub(r"\033\[\dm", "", typeset.text(table, terminal=True)).splitlines()
+    assert "*90.0*±10.0" in printing.as_text(table)
+    assert "\033" not in printing.as_text(table)
+    assert "\033[1m90.0\033[0m±10.0" in printing.as_text(table, terminal=True)
+    shown = re.sub(r"\033\[\dm", "", printing.as_text(table, terminal=True)).splitlines()
     assert len({len(line) for line in shown[1:5]}) == 1
 
 
 def test_marks_are_explained_where_they_stand(root):
-    plain = typeset.text(one("common-sense", root / "a"))
+    plain = printing.as_text(one("common-sense", root / "a"))
     assert "±: one" in plain and "two paired" not in plain
-    marked = typeset.text(one("common-sense", root / "a", root / "b", floor=root / "untrained"))
-    assert f"*: {typeset.BEST}" in marked and f"=: {typeset.FLOOR}" in marked
+    marked = printing.as_text(one("common-sense", root / "a", root / "b", floor=root / "untrained"))
+    assert f"*: {printing.BEST}" in marked and f"=: {printing.FLOOR}" in marked
 
 
 def test_a_table_ends_with_its_json(root, capsys):
@@ -511,13 +512,13 @@ def test_what_was_decoded_is_in_files_of_its_own(tmp_path, capsys):
     ],
 )
 def test_every_figure_is_drawn(root, tmp_path, kind, name, panels):
-    drawing = figures.draw(kind, tables.read(name, asked(root / "a", root / "b", gates=kind == "accuracy")))
+    drawing = figures.draw(kind, eval_tables.read(name, asked(root / "a", root / "b", gates=kind == "accuracy")))
     assert len(drawing.axes) == panels
     assert figures.save(drawing, tmp_path / "figure.svg").stat().st_size > 1000
 
 
 def test_accuracy_is_drawn_at_each_firing_rate(root):
-    (axes,) = figures.draw("accuracy", tables.read("common-sense", asked(root / "a", root / "b", gates=True))).axes
+    (axes,) = figures.draw("accuracy", eval_tables.read("common-sense", asked(root / "a", root / "b", gates=True))).axes
     line = next(line for line in axes.lines if line.get_label() == "amor-a")
     assert list(line.get_xdata()) == [0.0, 0.35, 1.0]
     table = one("common-sense", root / "a", gates=True)
@@ -528,7 +529,7 @@ def test_accuracy_is_drawn_at_each_firing_rate(root):
 def test_a_figure_of_nothing_is_refused(tmp_path):
     extrapolated(tmp_path / "a", "a", 1, blocks=0)
     with pytest.raises(AmorError, match="no firing rates"):
-        figures.draw("firing", tables.read("length-extrapolation", asked(tmp_path / "a")))
+        figures.draw("firing", eval_tables.read("length-extrapolation", asked(tmp_path / "a")))
     evaluated(tmp_path / "b", "niah", {}, name="b")
     with pytest.raises(AmorError, match="no niah task"):
-        figures.draw("niah", tables.read("niah", asked(tmp_path / "b")))
+        figures.draw("niah", eval_tables.read("niah", asked(tmp_path / "b")))

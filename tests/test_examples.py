@@ -113,7 +113,6 @@ NOT_RUN = {
     "pip install 'amor[eval]'": NETWORK,
     "pip install 'amor[llama]'": NETWORK,
     "pip install 'amor[demo]'": NETWORK,
-    'pip install "amor[demo]"': NETWORK,
     'pip install "amor[peers]"': NETWORK,
     'pip install "amor[hf]"': NETWORK,
     "lm_eval --model hf": "names a way; tests/test_hf.py goes it",

@@ -15,7 +15,7 @@ from amor.judge.findings import attention
 from amor.judge.gates import ForcedGate, force_all, own_gates
 from amor.judge.policies import PolicyEvaluator, largest, shuffled
 from amor.judge.resample import mean, ratio
-from amor.judge.value import agreement, calibration, passes, value
+from amor.judge.value import agreement, calibration, passes, rank_correlation, value
 from amor.judge.windows import Windows, of_ids, of_shards, spaced
 from amor.records.value import Value
 from amor.study.verdict import sentences
@@ -192,12 +192,39 @@ def test_a_poor_gate_is_called_poor():
     assert any(sentence.startswith("Poor") for sentence in said)
 
 
+def test_rank_correlation_averages_the_ranks_of_ties_and_is_none_where_nothing_varies():
+    entropy = torch.tensor([[1.0, 2.0, 2.0], [3.0, 4.0, 4.0]])
+    assert rank_correlation(entropy, entropy**3) == pytest.approx(1.0)
+    assert rank_correlation(entropy, -entropy) == pytest.approx(-1.0)
+    # ranks 1, 2.5, 2.5, 4, 5.5, 5.5 against 1, 2, 3, 4, 5, 6: Pearson's correlation of these
+    expected = np.corrcoef([1, 2.5, 2.5, 4, 5.5, 5.5], [1, 2, 3, 4, 5, 6])[0, 1]
+    assert rank_correlation(entropy, torch.arange(6.0).view(2, 3)) == pytest.approx(expected)
+    for same in (torch.zeros(2, 3), torch.full((2, 3), 0.1)):
+        assert rank_correlation(entropy, same) is None and rank_correlation(same, entropy) is None
+
+
+def test_of_blocks_that_have_learned_nothing_the_verdict_says_that_all_gains_are_equal():
+    model = small("amor-mamba2")
+    for block in model.blocks:
+        torch.nn.init.zeros_(block.attention.o_proj.weight)
+    found = value(model, cut(), rates=())
+    assert all(each.rank_correlation is None for each in found.gains)
+    assert "block 0: entropy or gain is the same for all tokens." in sentences(found)
+
+
 def test_bootstrapped_errors_are_those_of_the_mean():
     values = torch.randn(400, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     level, error = mean(values)
     assert level == pytest.approx(values.mean().item())
     assert error == pytest.approx(values.mean(1).std().item() / math.sqrt(400), rel=0.15)
     assert all(math.isnan(x) for x in ratio(torch.zeros(3), torch.zeros(3)))
+    assert ratio(torch.ones(1), torch.full((1,), 4)) == (0.25, 0.0)
+    top, bottom = torch.rand(2, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    level, error = ratio(top, bottom)
+    by_hand = (top - level * bottom).std().item() / (bottom.mean().item() * math.sqrt(300))  # of a ratio of sums
+    assert level == pytest.approx((top.sum() / bottom.sum()).item()) and error == pytest.approx(by_hand, rel=0.1)
+    few = torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0])  # some draws divide by nothing
+    assert ratio(*few) == (0.5, 0.0)
 
 
 def test_windows_lie_apart_and_over_the_whole_text():

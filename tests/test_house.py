@@ -43,6 +43,7 @@ FLOOR = {
         "hf": 8,
         "vllm": 8,
         "study": 9,
+        "measures": 9,
         "experiment": 9,
         "convert": 9,
         "attach": 9,

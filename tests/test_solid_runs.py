@@ -26,6 +26,7 @@ from amor.records.run import Event, GateLine, Machine, Step, StepTiming
 from amor.records.trace import Traces
 from amor.run import Run
 from amor.study import decode, figures, page, report, runs
+from amor.study.table import as_text
 from amor.train import checkpoint, retention
 from amor.train.look import summarise_run
 from amor.train.loop import train
@@ -109,10 +110,10 @@ def test_a_diverged_run_is_written_and_read(whole, tmp_path):
     run.measured(Step(step=3, loss=None, lr=1e-3, grad_norm=None, tokens=1, timing=timing, blocks=blocks))
     assert '"loss":null' in run.metrics.read_text()
     assert [line.loss is None for line in run.lines() if isinstance(line, Step)] == [False, False, True]
-    assert report.write(run).is_file() and runs.lines(runs.compare([run]))
+    assert report.write(run).is_file() and runs.table(runs.compare([run])).lines
     run.metrics.write_text("".join(typed.line(msgspec.structs.replace(x, loss=None)) for x in run.lines() if isinstance(x, Step)))
     assert "not finite" in report.write(run).read_text()
-    assert " - " in runs.lines(runs.compare([run]))[1]
+    assert runs.table(runs.compare([run])).lines[0].cells[3] is None
 
 
 def test_files_without_a_version_are_read_and_those_of_another_are_refused(whole, tmp_path):
@@ -218,9 +219,9 @@ def test_a_broken_benchmark_is_shown_or_refused_in_one_line(tmp_path):
     [("amor-gated-deltanet-tiny", "0.301"), ("amor-mamba2-1.5b", "0.208"), ("amor-mamba2-classic-tiny", None), (None, None)],
 )
 def test_firing_rates_stand_beside_those_of_the_model_that_was_measured(model, column):
-    text = decode.table(typed.convert(Decode, decoded() | {"model": model}, "F"))
-    row = next(line for line in text.splitlines() if "T = 0" in line)
-    assert row == "| 3,072, T = 0 | 0.300 |" + (f" {column} |" if column else "")
+    table = decode.tables(typed.convert(Decode, decoded() | {"model": model}, "F"))[-1]
+    row = next(line for line in table.lines if line.name == "3,072, T = 0")
+    assert row.cells[0].value == 0.3 and row.cells[1:] == ((column,) if column else ())
 
 
 def test_a_broken_trace_is_refused_in_one_line(whole, tmp_path):
@@ -272,8 +273,7 @@ def test_the_numbers_of_a_gate_are_means_over_the_end_of_a_run(whole, tmp_path):
     for step in range(1, 401):
         gate = GateLine(fire=step / 1000, tau=step / 400 if step % 2 else None)
         run.measured(Step(step=step, loss=1.0, lr=1.0, grad_norm=1.0, tokens=step, timing=timing, blocks=(gate,)))
-    story = report.Story(run)
-    text = report.gate_table(story)
+    text = as_text(report.gate_table(report.RunData(run)))
     assert "means of the last 40 steps, 361 to 400" in text
     assert f"{sum(range(361, 401)) / 40 / 1000:.1%}" in text  # fires
     assert f"{sum(range(361, 401, 2)) / 20 / 400:.3f}" in text  # tau, where it has one

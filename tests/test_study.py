@@ -1,9 +1,12 @@
 """Laws of studies: what stands is kept, a kill changes no number, a table says what the files say, a wrong study is one line."""
 
+import ast
 import json
 import re
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from msgspec.structs import replace
 from studying import finished, killed
 from training import trained
 
-from amor import typed
+from amor import registry, typed
 from amor.cli import main
 from amor.data.loader import cut
 from amor.data.tasks.base import read_task
@@ -23,23 +26,26 @@ from amor.errors import AmorError
 from amor.experiment import jobs, judging
 from amor.experiment import plan as plans
 from amor.experiment.judging import missing
-from amor.experiment.kinds import loss, size
-from amor.experiment.kinds.speed import met
-from amor.experiment.standing import Clock, Standing
-from amor.experiment.subject import Subject, step_of
+from amor.experiment.status import Estimator, RunStatus
+from amor.experiment.subject import FinishedRun, step_of
 from amor.gates.override import aimed
 from amor.judge.gates import own_gates
 from amor.judge.loop import join_chunks, run_windows
 from amor.judge.policies import PolicyEvaluator
 from amor.judge.recall import recall
+from amor.measures.loss import LossMeasure, LossResult
+from amor.measures.rates import RatePolicy, RatesResult
+from amor.measures.size import ModelSize, SizeMeasure
+from amor.measures.speed import meet_rate
 from amor.records.run import EvalTiming, Evaluated, Valid
-from amor.records.study import AllRates, Judgement, Losses, Planned, Policy, Size, Study
-from amor.records.value import Text
+from amor.records.value import TextSource
 from amor.run import Run
-from amor.study import figures, results
+from amor.study import figures, result_page, results
+from amor.study.definition import Measurement, PlannedRun, Study
 from amor.study.paired import Grid
-from amor.study.result_tables import points, tables
-from amor.study.results import One, chosen
+from amor.study.results import StudyRun, best_learning_rates
+from amor.study.tables import make_tables
+from amor.study.tables.frontier import frontier_points
 
 SMOKE = plans.HOME / "smoke.toml"
 
@@ -73,9 +79,10 @@ def judged(folder, row, seed, kind):
 def untimed(folder):
     """The tables of a study without anything that a clock has measured."""
     held = results.read(folder)
-    judge = replace(held.study.judge, speed=None)
-    study = replace(held.study, judge=judge, tables=("models", "gates", "value", "rates"), figures=())
-    return tables(results.Results(replace(held.ledger, study=study), folder))
+    study = replace(
+        held.study, judge={**held.study.judge, "speed": None}, tables=("models", "gates", "value", "rates"), figures=()
+    )
+    return make_tables(results.Results(replace(held.ledger, study=study), folder))
 
 
 # what a study ends in
@@ -86,13 +93,13 @@ def test_a_study_ends_in_tables_figures_and_a_page_that_needs_nothing_else(smoke
         assert (smoke / name).stat().st_size > 100
     page = (smoke / "index.html").read_text()
     assert not re.search(r'(src|href)="(http|//)|@import|<link', page)
-    for table in tables(results.read(smoke)):
+    for table in make_tables(results.read(smoke)):
         assert table.title in page and table.title in (smoke / "tables.txt").read_text()
     assert page.count("<svg") == 3
 
 
 def test_a_table_says_what_the_files_say(smoke):
-    table = tables(results.read(smoke))[0]
+    table = make_tables(results.read(smoke))[0]
     cells = {line.name: dict(zip(table.columns, line.cells)) for line in table.lines if line.kind == "ours"}
     windows = {row: np.array([judged(smoke, row, seed, "loss")["windows"] for seed in (1, 2)]) for row in cells}
     for row, each in windows.items():
@@ -116,8 +123,8 @@ def test_the_paper_s_rows_stand_below_ours(smoke):
 
 
 def test_a_loss_is_that_of_the_run_s_model_on_held_out_text(smoke, prepared):
-    subject = Subject(Run(smoke / "runs/amor-mamba2/seed-1"))
-    asked = results.read(smoke).study.judge.loss
+    subject = FinishedRun(Run(smoke / "runs/amor-mamba2/seed-1"))
+    asked = results.read(smoke).options("loss")
     found = join_chunks(run_windows(subject.model, subject.windows(asked)))
     assert judged(smoke, "amor-mamba2", 1, "loss")["windows"] == found.nll.double().mean(1).tolist()
     assert Path(judged(smoke, "amor-mamba2", 1, "loss")["data"]["source"]) == prepared / "valid"
@@ -137,10 +144,10 @@ def test_a_study_of_a_task_tells_what_is_remembered_at_its_size_and_at_others(tm
         """
     )
     assert main(["study", str(tmp_path / "task.toml"), "--out", str(tmp_path / "study"), "--jobs", "1"]) == 0
-    subject = Subject(Run(tmp_path / "study/runs/mamba2/seed-1"))
+    subject = FinishedRun(Run(tmp_path / "study/runs/mamba2/seed-1"))
     task = read_task(subject.recipe.task)
     told = [recall(subject.model, each, rows=9) for each in (task, task.change(pairs=2), task.change(pairs=3, length=30))]
-    own, others = tables(results.read(tmp_path / "study"))
+    own, others = make_tables(results.read(tmp_path / "study"))
     assert [own.lines[0].cells[0].value, *(cell.value for cell in others.lines[0].cells)] == [
         100 * one.token.mean for one in told
     ]
@@ -187,15 +194,17 @@ def test_what_stands_is_not_done_again(smoke, prepared, monkeypatch, capsys):
 
 
 def test_another_question_is_asked_anew_and_no_other(smoke):
-    subject, judge = Subject(Run(smoke / "runs/amor-mamba2/seed-1")), results.read(smoke).study.judge
-    assert not missing(subject, judge)
-    assert set(missing(subject, replace(judge, loss=replace(judge.loss, windows=3)))) == {"loss"}
-    assert set(missing(replace_weights(subject), judge)) == {"size", "loss", "gate", "value", "rates", "choices", "speed"}
-    assert "value" not in missing(Subject(Run(smoke / "runs/mamba2/seed-1"), threads=2), judge), "it has no gates"
+    subject, study = FinishedRun(Run(smoke / "runs/amor-mamba2/seed-1")), results.read(smoke).study
+    assert not missing(subject, study)
+    assert set(
+        missing(subject, replace(study, judge={**study.judge, "loss": {"windows": 3}}, tables=("models",), figures=()))
+    ) == {"loss"}
+    assert set(missing(replace_weights(subject), study)) == {"size", "loss", "gate", "value", "rates", "choices", "speed"}
+    assert "value" not in missing(FinishedRun(Run(smoke / "runs/mamba2/seed-1"), threads=2), study), "it has no gates"
 
 
 def replace_weights(subject):
-    class Other(Subject):
+    class Other(FinishedRun):
         weights = "of another training"
 
     return Other(subject.run, subject.threads)
@@ -207,7 +216,7 @@ def test_a_study_may_be_shown_in_part(smoke, tmp_path):
     shutil.rmtree(tmp_path / "part/runs/amor-mamba2/seed-1/judged")
     (tmp_path / "part/runs/amor-mamba2/seed-2/judged/rates.json").unlink()
     held = results.read(tmp_path / "part")
-    first = tables(held)[0]
+    first = make_tables(held)[0]
     assert {"missing: mamba2: seed 2", "missing: amor-mamba2: seed 1, seed 2 (rates)"} <= set(first.notes)
     cells = dict(zip(first.columns, first.lines[1].cells))
     alone = judged(smoke, "amor-mamba2", 2, "loss")
@@ -240,7 +249,7 @@ def test_runs_of_another_text_are_refused_and_a_text_that_was_moved_is_not(begun
     assert said.count("\n") == 1 and f"was trained on other data than {tmp_path / 'other'}" in said
     moved = shutil.copytree(prepared, tmp_path / "moved")
     assert main([*words, str(moved)]) == 0
-    subject = Subject(Run(begun / "runs/a/seed-1"), data=str(moved))
+    subject = FinishedRun(Run(begun / "runs/a/seed-1"), data=str(moved))
     assert subject.held_out.folder == moved / "valid" and subject.recipe.data == str(prepared)
 
 
@@ -248,7 +257,7 @@ def test_a_judgement_that_fails_stops_no_other(begun, monkeypatch, capsys):
     def fails(subject, asked):
         raise AmorError("not today")
 
-    monkeypatch.setattr(size, "judge", fails)
+    monkeypatch.setattr(SizeMeasure, "measure", fails)
     words = [str(begun), "size,loss", "runs/a/seed-1"]
     assert judging.main(words) == 2
     said = capsys.readouterr()
@@ -256,9 +265,93 @@ def test_a_judgement_that_fails_stops_no_other(begun, monkeypatch, capsys):
     assert {path.name for path in begun.glob("runs/a/seed-1/judged/*")} == {"loss.json"}
     monkeypatch.undo()
     assert judging.main(words) == 0 and capsys.readouterr().out.startswith("runs/a/seed-1: size in")
-    monkeypatch.setattr(loss, "VERSION", 2)
+    monkeypatch.setattr(LossMeasure, "version", 2)
     ledger = results.read(begun).ledger
-    assert set(missing(Subject(Run(begun / "runs/a/seed-1"), data=ledger.data), ledger.study.judge)) == {"loss"}
+    assert set(missing(FinishedRun(Run(begun / "runs/a/seed-1"), data=ledger.data), ledger.study)) == {"loss"}
+
+
+OWN = """
+from amor.measures.base import MeasureKind
+from amor.records import Record
+from amor.study.figures.base import FigureKind
+from amor.study.figures.canvas import figure
+from amor.study.table import Cell, Table, TableRow
+
+class StepsOptions(Record, frozen=True):
+    factor: int = 1
+
+class StepsResult(Record, frozen=True):
+    steps: int
+
+class Steps(MeasureKind):
+    kind = "my_own_measure.Steps"
+    Options, Result = StepsOptions, StepsResult
+
+    @staticmethod
+    def measure(subject, options):
+        return StepsResult(steps=options.factor * len(subject.steps))
+
+    @staticmethod
+    def table(results):
+        rows = ((row, [one.steps for one in results.of(row, Steps.kind).values()]) for row in results.ledger.rows)
+        return Table("My own", "run", ("steps",), tuple(TableRow(row, (Cell(sum(each), digits=0),)) for row, each in rows))
+
+class StepsFigure(FigureKind):
+    kind = "my_own_measure.StepsFigure"
+    needs = frozenset({Steps.kind})
+
+    @staticmethod
+    def draw(results):
+        drawing = figure(2, 2)
+        drawing.subplots().plot([one.steps for row in results.ledger.rows for one in results.of(row, Steps.kind).values()])
+        return drawing
+"""
+
+
+def test_a_measurement_and_a_figure_are_one_file_and_touch_no_other(begun, prepared, tmp_path, monkeypatch):
+    """A study measures, prints and draws what one file outside the package defines."""
+    (tmp_path / "my_own_measure.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    study = shutil.copytree(begun, tmp_path / "study", symlinks=True)
+    own = 'judge."my_own_measure.Steps" = {factor = 7}\ntables = ["models", "my_own_measure.Steps"]\n'
+    head = f'extends = "{begun.parent / "one.toml"}"\nfigures = ["my_own_measure.StepsFigure"]\n'
+    (tmp_path / "own.toml").write_text(head + own + "judge.loss = {windows = 2}\n")
+    plans.begin(plans.plan(plans.read(tmp_path / "own.toml"), "own", str(prepared), study))
+    assert judging.main([str(study), "my_own_measure.Steps,loss", "runs/a/seed-1"]) == 0
+    written = result_page.write(results.read(study))
+    assert [cell.value for cell in make_tables(results.read(study))[1].lines[0].cells] == [7]
+    assert "My own" in (study / "index.html").read_text() and study / "my_own_measure.StepsFigure.svg" in written
+    monkeypatch.setattr(sys.modules["my_own_measure"].Steps, "kind", "steps")
+    with pytest.raises(AmorError, match="outside the package it is the dotted path"):
+        plans.read(tmp_path / "own.toml")
+
+
+def test_no_other_file_of_the_package_lists_the_measurements_or_the_figures():
+    """What combines measurements may name some of them; a list of all would have to grow with every new file."""
+    kinds, drawn = set(registry.kinds("measures")), set(registry.kinds("study.figures"))
+    package = plans.HOME.parents[1]
+    for path in package.rglob("*.py"):
+        strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        assert len(kinds & strings) < len(kinds) / 2 and len(drawn & strings) < len(drawn) / 2, path
+
+
+def test_results_and_tables_of_a_study_need_no_torch():
+    code = "import sys; sys.modules['torch'] = None; from amor import registry; "
+    code += "rooms = ('measures', 'study.tables', 'study.figures'); "
+    code += "assert all(len(registry.kinds(room)) >= 3 for room in rooms); import amor.study.result_page"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_study_of_an_earlier_version_can_be_opened(prepared, tmp_path):
+    """study.json once listed every kind, with null for those that were not asked for."""
+    invented(tmp_path, prepared, {("a", 1, "loss"): losses(1.0, 2.0)}, judge={"size": {}, "loss": {"windows": 2}})
+    tree = json.loads((tmp_path / "study.json").read_text())
+    kinds = ("size", "loss", "gate", "value", "rates", "choices", "recall", "reach", "speed")
+    whole = {"loss": {"windows": 2, "context": None}, "size": {}}
+    tree["study"]["judge"] = {kind: whole.get(kind) for kind in kinds}
+    (tmp_path / "study.json").write_text(json.dumps(tree))
+    assert list(results.read(tmp_path).study.measurements()) == ["size", "loss"]
+    assert cells_of(tmp_path)[0]["a"]["loss"].value == 1.5
 
 
 # wrong studies
@@ -283,7 +376,8 @@ WRONG = [
     ("lr = [-1.0]", "lr[0]"),
     ("baselin = 'a'", "no key 'baselin'; did you mean 'baseline'?"),
     ("baseline = 'b'", "no run 'b'; there are a"),
-    ("tables = ['modles']", "tables[0]"),
+    ("tables = ['modles']", "tables: no table 'modles'; did you mean 'models'?"),
+    ("figures = ['accuracy']", "figures: no figure 'accuracy'; choices: frontier, losses, rates"),
     ("tables = ['sweep']", "sweep shows learning rates"),
     ("tables = ['rates']", "rates is made of judge.rates"),
     ("recipe = 'tiny/nothing'", "no recipe 'tiny/nothing'"),
@@ -293,7 +387,7 @@ WRONG = [
     ("axes = {steps = []}", "axes"),
     ("axes = {steps = [{a = 1}]}", "steps: {'a': 1} is no number"),
     ("judge = {los = {}}", "no key 'los'; did you mean 'loss'?"),
-    ("judge = {loss = {windows = 1}}", "judge.loss.windows: expected int >= 2, not 1"),
+    ("judge = {loss = {windows = 1}}", "judge.loss: windows: expected int >= 2, not 1"),
     ("judge = {loss = {windows = 4}, rates = {windows = 2}}\ntables = ['frontier']", "side by side"),
     ("judge = {rates = {rates = [1.5]}}\ntables = ['rates']", "rates[0]"),
     ("lr = [1e-3]\nset = {eval.every = 0}", "lr is chosen by the validation loss, and eval.every is 0"),
@@ -353,31 +447,62 @@ def test_every_study_of_the_package_is_sound(name, prepared, tmp_path):
 def test_programs_run_several_at_a_time_and_a_failure_stops_no_other(tmp_path):
     code = "import os, sys; print(os.environ['OMP_NUM_THREADS']); sys.exit(int(sys.argv[1]))"
     work = [jobs.Job(str(n), (sys.executable, "-SEc", code, str(n)), tmp_path / f"{n}.log") for n in (0, 3, 0)]
-    done = jobs.run(work, 2, 7, jobs.Waited(), lambda job: True)
-    assert sorted(one.code for one in done) == [0, 0, 3] and {one.said for one in done} == {"7"}
+    done = jobs.run(work, 2, 7, jobs.JobObserver(), lambda job: True)
+    assert sorted(one.code for one in done) == [0, 0, 3] and {one.last_line for one in done} == {"7"}
 
 
 def test_a_run_that_another_program_works_on_is_waited_for(tmp_path):
     job = jobs.Job("mine", (sys.executable, "-SEc", "pass"), tmp_path / "log", tmp_path / "run" / "lock")
-    other = jobs.Job("theirs", (sys.executable, "-SEc", "import time; time.sleep(60)"), tmp_path / "other", job.lock)
-    lock = jobs.taken(job.lock)
-    left_behind = jobs.start(other, 1, lock)
-    jobs.os.close(lock)
+    assert not jobs.is_locked(job.lock)
+    code = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(); time.sleep(60)"
+    command = [sys.executable, "-SEuc", code, str(job.lock)]
+    left_behind = subprocess.Popen(command, stdout=subprocess.PIPE)  # as a study of an earlier version locks it
+    left_behind.stdout.readline()
+    assert jobs.is_locked(job.lock)
 
-    class Ends(jobs.Waited):
-        turns = 0
+    class Ends(jobs.JobObserver):
+        ticks = 0
 
-        def turn(self, running, waiting):
+        def on_tick(self, running, waiting):
             assert waiting == [job] or left_behind.poll() is not None
-            self.turns += 1
-            if self.turns == 3:
+            self.ticks += 1
+            if self.ticks == 3:
                 left_behind.kill()
                 left_behind.wait()
 
     ends = Ends()
     done = jobs.run([job], 2, 1, ends, lambda job: True)
-    assert [one.code for one in done] == [0] and ends.turns >= 3
-    assert jobs.run([job], 2, 1, jobs.Waited(), lambda job: False) == [], "somebody else has done it"
+    assert [one.code for one in done] == [0] and ends.ticks >= 3
+    assert jobs.run([job], 2, 1, jobs.JobObserver(), lambda job: False) == [], "another study has done it"
+
+
+def test_a_command_holds_its_lock_as_long_as_it_lives_and_no_longer(tmp_path):
+    """Also when it is killed, and not where the program that started it is."""
+    lock, words = tmp_path / "lock", ["-m", "amor.experiment.locked"]
+    ran = subprocess.run([sys.executable, *words, str(lock), "train", "no/recipe"], capture_output=True, text=True)
+    assert ran.returncode == 2 and "no recipe 'no/recipe'" in ran.stderr and not jobs.is_locked(lock)
+    code = "import sys, time, runpy; runpy.run_module = lambda *a, **k: (print(sys.argv, flush=True), time.sleep(60)); "
+    code += f"from amor.experiment import locked; locked.main([{str(lock)!r}, 'train', 'x'])"
+    held = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert held.stdout.readline() == "['amor', 'train', 'x']\n" and jobs.is_locked(lock)
+    held.kill()
+    held.wait()
+    assert not jobs.is_locked(lock)
+
+
+def test_programs_are_stopped_and_waited_for_with_the_study(tmp_path):
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(3))); "
+    code += "print('begun', flush=True); time.sleep(60)"
+    job = jobs.Job("one", (sys.executable, "-SEc", code), tmp_path / "log")
+
+    class Stops(jobs.JobObserver):
+        def on_tick(self, running, waiting):
+            if job.log.read_text() == "begun\n":
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run([job, job], 1, 1, Stops(), lambda job: True)
+    assert job.log.read_text() == "begun\nsaved\n" and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 # numbers
@@ -405,10 +530,14 @@ def test_the_learning_rate_that_is_shown_is_the_best_that_most_seeds_have(tmp_pa
         for step, value in ((5, 0.0), (9, nll)):
             valid = Valid(nll=value, perplexity=1.0, tokens=1)
             run.measured(Evaluated(step=step, valid=valid, timing=EvalTiming(seconds=0.0)))
-        planned = Planned(row="a", folder="f", seed=seed, lr=lr, recipe="r", changes=(), steps=9)
-        runs.append(One(planned, run))
-    assert chosen(runs) == {"a": 0.2}
-    assert chosen(runs[:2]) == {"a": 0.1} and chosen(runs[-1:]) == {"a": 0.4} and chosen([]) == {}
+        planned = PlannedRun(row="a", folder="f", seed=seed, lr=lr, recipe="r", changes=(), steps=9)
+        runs.append(StudyRun(planned, run))
+    assert best_learning_rates(runs) == {"a": 0.2}
+    assert (
+        best_learning_rates(runs[:2]) == {"a": 0.1}
+        and best_learning_rates(runs[-1:]) == {"a": 0.4}
+        and best_learning_rates([]) == {}
+    )
 
 
 # tables of what was found
@@ -420,31 +549,33 @@ def invented(folder, data, found, **keys):
     plan = plans.plan(typed.convert(Study, tree | keys, "here"), "invented", str(data), folder)
     plans.begin(plan)
     for planned in plan.runs:
-        for kind in plan.study.judge.asked():
+        for kind in plan.study.measurements():
             if (one := found.get((planned.row, planned.seed, kind))) is not None:
                 path = judging.file_of(plan.run(planned), kind)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(typed.text(Judgement(kind=kind, fingerprint="f", seconds=3.0, found=typed.tree(one))))
+                path.write_text(typed.text(Measurement(kind=kind, fingerprint="f", seconds=3.0, result=typed.tree(one))))
     return plan
 
 
 def losses(*windows, context=8):
-    data = Text(source="somewhere", windows=len(windows), context=context, tokens=len(windows) * context, documents="joined")
-    return Losses(nll=statistics.mean(windows), se=0.0, windows=windows, fire=(), data=data)
+    data = TextSource(
+        source="somewhere", windows=len(windows), context=context, tokens=len(windows) * context, documents="joined"
+    )
+    return LossResult(nll=statistics.mean(windows), se=0.0, windows=windows, fire=(), data=data)
 
 
 def cells_of(folder):
-    table = tables(results.read(folder))[0]
+    table = make_tables(results.read(folder))[0]
     return {line.name: dict(zip(table.columns, line.cells)) for line in table.lines}, table.notes
 
 
 def test_a_table_names_what_it_lacks_and_no_seed_that_it_has_not(prepared, tmp_path):
     whole = {("a", 1, "loss"): losses(1.0, 2.0), ("b", 1, "loss"): losses(1.0, 2.0)}
-    sizes = {(row, seed, "size"): Size(parameters=1, flops=1.0, state_bytes=1.0) for row in "ab" for seed in (1, 2)}
+    sizes = {(row, seed, "size"): ModelSize(parameters=1, flops=1.0, state_bytes=1.0) for row in "ab" for seed in (1, 2)}
     invented(tmp_path, prepared, whole | sizes, lr=[1e-3])
     notes = cells_of(tmp_path)[1]
     assert {"missing: a: seed 2 (loss)", "missing: b: seed 2 (loss)"} <= set(notes)
-    assert "1 steps; seeds 1; 1 thread a run" in notes and "errors: of windows alone, for there is one seed" in notes
+    assert "1 steps; seeds 1; 1 thread per run" in notes and "errors: of windows alone, for there is one seed" in notes
     assert any("chosen on windows of the same held-out split" in note for note in notes)
 
 
@@ -475,14 +606,14 @@ def test_rows_are_compared_with_those_of_the_same_axes_and_the_same_text(prepare
 
 def test_a_gate_that_aims_at_no_rate_is_a_point_of_the_frontier(prepared, tmp_path):
     def rates(*policies):
-        told = tuple(Policy(name=n, rate=r, fire=(1.0,), nll=v, windows=(v, v)) for n, r, v in policies)
-        return AllRates(gate="g", data=losses(1.0, 1.0).data, policies=told, notes=())
+        told = tuple(RatePolicy(name=n, rate=r, fire=(1.0,), nll=v, windows=(v, v)) for n, r, v in policies)
+        return RatesResult(gate="g", data=losses(1.0, 1.0).data, policies=told, notes=())
 
     always = rates(("never", None, 3.0), ("as it is", None, 2.0), ("random", 0.1, 2.5))
     aims = rates(("never", None, 3.0), ("as it is", None, 2.0), ("gate", 0.1, 2.25))
     judge = {"rates": {"rates": [0.1]}}
     invented(tmp_path, prepared, {("a", 1, "rates"): always, ("b", 1, "rates"): aims}, judge=judge, tables=["frontier"])
-    assert [(name, rate, grid.mean) for name, _, rate, grid in points(results.read(tmp_path))] == [
+    assert [(name, rate, grid.mean) for name, _, rate, grid in frontier_points(results.read(tmp_path))] == [
         ("a", None, 2.0),
         ("b at 10 %", 0.1, 2.25),
     ]
@@ -490,12 +621,12 @@ def test_a_gate_that_aims_at_no_rate_is_a_point_of_the_frontier(prepared, tmp_pa
 
 def test_the_time_to_go_counts_judgements_of_one_learning_rate(prepared, tmp_path):
     plan = invented(tmp_path, prepared, {}, lr=[1e-3, 2e-3, 4e-3], judge={"loss": {}})
-    runs = [Standing(planned, planned.steps, ("loss",)) for planned in plan.runs]
+    runs = [RunStatus(planned, planned.steps, ("loss",)) for planned in plan.runs]
     done = runs.pop(0)
     path = judging.file_of(plan.run(done.planned), "loss")
     path.parent.mkdir(parents=True)
-    path.write_text(typed.text(Judgement(kind="loss", fingerprint="f", seconds=3.0, found={})))
-    left = Clock(plan, lambda: 1.0).left([Standing(done.planned, done.step, ()), *runs], at_once=1)
+    path.write_text(typed.text(Measurement(kind="loss", fingerprint="f", seconds=3.0, result={})))
+    left = Estimator(plan, lambda: 1.0).left([RunStatus(done.planned, done.step, ()), *runs], at_once=1)
     assert left.judge == 3 * 3.0, "two rows of two seeds, of which one is judged"
 
 
@@ -518,6 +649,6 @@ def told(marks):
 def test_gates_of_decode_meet_a_rate_on_the_text_they_read():
     model, ids = small("amor-mamba2"), tokens(1, 50)[0].tolist()
     for rate, fired in ((0.0, 0), (0.3, 6), (1.0, 20)):
-        gates = met(model, [aimed(gate, 0.5) for gate in own_gates(model)], rate, ids, 30)
+        gates = meet_rate(model, [aimed(gate, 0.5) for gate in own_gates(model)], rate, ids, 30)
         found = join_chunks(run_windows(model, cut(torch.tensor([[*ids, 0]])), gates=gates)).fire
         assert found[:, 0, 30:].sum(1).tolist() == [fired] * 3

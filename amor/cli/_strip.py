@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from amor.records.trace import Token, Trace
 from amor.study.figures.canvas import BLOCKS, ENTROPY
+from amor.study.table import Cell, Table, TableRow, as_text
 
 LABEL = 8  # columns before every row
 FIRED, SKIPPED = "●", "·"
@@ -23,7 +23,7 @@ def show(console: Console, found: Trace) -> None:
         console.print(Text(found.title, style="bold"))
     strip(console, found)
     console.print(losses(found), highlight=False)
-    console.print(classes(found))
+    print(as_text(classes(found), console.is_terminal))
 
 
 def strip(console: Console, found: Trace) -> None:
@@ -99,14 +99,12 @@ def losses(found: Trace) -> str:
 
 
 def classes(found: Trace) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    table.add_column("class of token")
-    heads = ["tokens", "entropy", *(f"fires {k}" for k in range(found.blocks)), "surprise"]
-    for head in heads:
-        table.add_column(head, justify="right")
+    """Entropy, firing rates and surprise by class of token."""
+    rows = []
     for row in found.summary:
-        mean = f"{row.entropy[0]:.2f}" if row.entropy else "-"
-        fires = [f"{100 * rate:.0f} %" for rate in row.fire_rate]
-        surprise = "-" if row.surprise is None else f"{row.surprise:.2f}"
-        table.add_row(row.name, f"{row.count:,}", mean, *fires, surprise)
-    return table
+        mean = Cell(row.entropy[0], digits=2) if row.entropy else None
+        fires = (f"{100 * rate:.0f} %" for rate in row.fire_rate)
+        surprise = None if row.surprise is None else Cell(row.surprise, digits=2)
+        rows.append(TableRow(row.name, (f"{row.count:,}", mean, *fires, surprise)))
+    columns = ("tokens", "entropy", *(f"fires {k}" for k in range(found.blocks)), "surprise")
+    return Table("By class of token", "class of token", columns, tuple(rows))

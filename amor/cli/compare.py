@@ -10,6 +10,7 @@ give, and in what share of them A is better. The same seed gives the same number
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.study.compare import compare, lines
+    from amor.study.compare import compare, table
+    from amor.study.table import as_text
 
     found = []
     for a, b in pairs(args):
         found.append(compare(a, b, args.samples, args.seed))
-        print("\n".join([*lines(found[-1]), ""]))
+        print(as_text(table(found[-1]), sys.stdout.isatty()), end="\n\n")
     return {"comparisons": typed.tree(found)}
 
 

@@ -25,7 +25,7 @@ from amor.errors import AmorError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from amor.records.findings import Attention, Findings
+    from amor.records.findings import AttentionWorth, Findings
     from amor.records.trace import Trace
 
 RECIPE = "tiny/demo"
@@ -222,7 +222,7 @@ def learned(found: "Findings") -> list[str]:
     return lines + ([worth(found.attention)] if found.attention else [])
 
 
-def worth(attention: "Attention") -> str:
+def worth(attention: "AttentionWorth") -> str:
     """What attention saved, in one line."""
     gate, chance, everywhere = attention.gate, attention.chance, attention.everywhere
     saved = f"that saved [bold]{gate.saved:.3f}[/] ± {gate.se:.3f} nats a token, over all tokens"

@@ -141,16 +141,18 @@ def fitted(args: argparse.Namespace, model: "Amor", text: "Windows", held_out: "
 def show(report: "FitReport") -> None:
     from rich.console import Console
 
-    from amor.cli._judged import show_choices, table
+    from amor.cli._judged import show_choices
+    from amor.study.table import Table, TableRow, as_text
 
     console = Console(highlight=False)
     text = report.held_out
     head = f"{report.target} predicted for {report.model}; {text.windows} windows of {text.context} tokens of {text.source}"
-    rows = [["block", "variance explained", "by a linear map", "decides alike", "own gate fires", "router fires"]]
+    columns = ("variance explained", "by a linear map", "decides alike", "own gate fires", "router fires")
+    rows = []
     for index, (network, decided) in enumerate(zip(report.networks, report.decisions, strict=True)):
         shares = (network.explained, network.explained_linear, decided.agreement, decided.native_rate, decided.router_rate)
-        rows.append([str(index), *(f"{100 * share:.1f} %" for share in shares)])
-    console.print(table(head, rows))
+        rows.append(TableRow(str(index), tuple(f"{100 * share:.1f} %" for share in shares)))
+    print(as_text(Table(head, "block", columns, tuple(rows)), console.is_terminal))
     cost = report.cost
     console.print(f"FLOPs per token to decide: {cost.router_flops:,.0f}, by passes over the head {cost.native_flops:,.0f}")
     if report.choices is not None:

@@ -12,6 +12,7 @@ paper's figures beside ours, as Markdown, and with --figure tokens/s against con
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +59,22 @@ def report(folder: Run, data: str | None, quick: bool) -> dict[str, Any]:
 
 def side_by_side(folders: list[Run], figure: str | None) -> dict[str, Any]:
     from amor.study import runs
+    from amor.study.table import as_text
 
     rows = runs.compare(folders)
     written = picture("runs", rows, figure)
-    print("\n".join([*runs.lines(rows), *written]))
+    print("\n".join([as_text(runs.table(rows), sys.stdout.isatty()), *written]))
     return {"runs": typed.tree(rows)}
 
 
 def decoded(file: Path, figure: str | None) -> dict[str, Any]:
     """The table of a decode benchmark, and its figure."""
     from amor.records.bench import Decode
-    from amor.study.decode import table
+    from amor.study.decode import tables
+    from amor.study.table import as_markdown
 
     found = typed.read(Decode, file)
-    text = table(found)
+    text = "\n\n".join(as_markdown(table) for table in tables(found))
     if not text or (figure and not found.curves):
         raise AmorError(f"{file} has no tokens/s against context; measure them with amor bench decode --parts contexts")
     written = picture("decode", found, figure)

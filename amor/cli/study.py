@@ -5,8 +5,9 @@
   amor study smoke --data DATA --out STUDY --only mamba2 --jobs 1
   amor study my-study.toml --data DATA --steps 200 --format markdown
 
-A study is a TOML file, or one of the package by name: smoke; paper-mini and gates, each also -short; recall, recall-transformer,
-recall-gates and recall-size. STUDY gets a run directory a run, what was judged of each, tables as text, Markdown and LaTeX,
+A study is a TOML file, or one of the package by name: smoke, paper-mini, gates, choices, frontier, frontier-long, recall,
+recall-transformer, recall-gates, recall-size.
+STUDY gets one run directory per run, what was judged of each, tables as text, Markdown and LaTeX,
 figures, and index.html with all of them.
 docs/study.md tells how to write one.
 Exit codes: 0 everything is there; 1 a run failed, and is named; 2 something to mend, said in one line; 130 stopped by Ctrl-C.
@@ -20,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from amor import typed
 from amor.errors import AmorError
+from amor.study.table import FORMATS
 
 if TYPE_CHECKING:
     from amor.experiment.runner import Runner
-
-FORMATS = ("text", "markdown", "latex")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,8 +60,8 @@ def prepared(args: argparse.Namespace) -> "Runner":
     """The study that is asked for, with everything about it known to be sound."""
     from amor.bench.machine import gemm_rate
     from amor.experiment import plan as plans
-    from amor.experiment.runner import Asked, Runner, cores
-    from amor.experiment.standing import Clock
+    from amor.experiment.runner import Runner, RunnerOptions, cores
+    from amor.experiment.status import Estimator
 
     path = plans.find(args.study)
     study = plans.read(path, args.set, args.steps, seeds(args.seeds))
@@ -70,7 +70,7 @@ def prepared(args: argparse.Namespace) -> "Runner":
         raise AmorError(f"--jobs {args.jobs}: at least one run at a time")
     plan = plans.plan(study, path.stem, args.data, args.out or f"studies/{path.stem}")
     only = tuple(name.strip() for names in args.only for name in names.split(";"))
-    return Runner(plan, Asked(at_once, only), Clock(plan, lambda: gemm_rate() * 1e9))
+    return Runner(plan, RunnerOptions(at_once, only), Estimator(plan, lambda: gemm_rate() * 1e9))
 
 
 def seeds(words: str | None) -> tuple[int, ...] | None:
@@ -85,28 +85,27 @@ def planned(runner: "Runner") -> dict[str, Any]:
     """What is done, what is left, and how long it will take."""
     from amor.train.predict import spoken
 
-    runs = runner.standing()
+    runs = runner.status()
     width = max(len(one.planned.folder) for one in runs)
     for one in runs:
         todo = f"to judge: {', '.join(one.unjudged)}" if one.unjudged else "done"
         print(f"{one.planned.folder:<{width}}  step {one.step:,}/{one.planned.steps:,}  {todo if one.trained else ''}".rstrip())
-    left = runner.clock.left(runs, runner.asked.at_once)
+    left = runner.clock.left(runs, runner.options.at_once)
     trained, judged = sum(one.trained for one in runs), sum(one.trained and not one.unjudged for one in runs)
     judging = "judging not known yet" if left.judge is None else f"judging {spoken(left.judge)}"
-    print(f"{trained} of {len(runs)} runs are trained, {judged} are judged; {runner.asked.at_once} at a time")
+    print(f"{trained} of {len(runs)} runs are trained, {judged} are judged; {runner.options.at_once} at a time")
     print(f"to go: training {spoken(left.train)} ({runner.clock.source}), {judging}")
-    counts = {"runs": len(runs), "trained": trained, "judged": judged, "jobs": runner.asked.at_once}
+    counts = {"runs": len(runs), "trained": trained, "judged": judged, "jobs": runner.options.at_once}
     return counts | {"train_seconds": left.train, "judge_seconds": left.judge, "out": str(runner.plan.folder)}
 
 
 def shown(held: Any, form: str, files: list[Path], failed: dict[str, str]) -> dict[str, Any]:
-    from amor.study import typeset
-    from amor.study.result_tables import tables
+    from amor.study.table import printed
+    from amor.study.tables import make_tables
 
-    found = tables(held)
+    found = make_tables(held)
     for table in found:
-        print(typeset.text(table, terminal=sys.stdout.isatty()) if form == "text" else typeset.FORMATS[form](table))
-        print()
+        print(printed(table, form, sys.stdout.isatty()), end="\n\n")
     for name, said in failed.items():
         print(f"failed: {name}: {said}")
     print(f"{files[-1]} written; open it in a browser")

@@ -21,16 +21,10 @@ from typing import Any
 
 from amor import typed
 from amor.errors import AmorError, nearest
+from amor.study.figures import suite_figures
+from amor.study.table import FORMATS
 
 SCALES = ("180M", "440M", "1.5B")
-FORMATS = ("text", "markdown", "latex")
-# which figure is drawn of which suites
-FIGURES = {
-    "accuracy": ("common-sense", "retrieval", "niah", "longbench"),
-    "extrapolation": ("length-extrapolation",),
-    "firing": ("length-extrapolation",),
-    "niah": ("niah",),
-}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,53 +44,51 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[KIND:]FILE",
-        help=f"draw into a .svg, .png or .pdf; KIND is one of {', '.join(FIGURES)} (default: the suite's own)",
+        help=f"draw into a .svg, .png or .pdf; KIND is one of {', '.join(suite_figures())} (default: the suite's own)",
     )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.study import evals, tables, typeset
+    from amor.study import eval_tables, evals
+    from amor.study.table import printed
 
     folders, floor = [Path(folder) for folder in args.folders], Path(args.floor) if args.floor else None
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise AmorError("the same folder twice; give each once")
     names = [args.suite] if args.suite else evals.shared_suites([*folders, *([floor] if floor else [])], args.decode)
-    asked = tables.Asked(tuple(folders), floor, args.scale, args.ablations, args.gates, args.decode, args.bucket)
+    request = eval_tables.TableRequest(tuple(folders), floor, args.scale, args.ablations, args.gates, args.decode, args.bucket)
     wanted = [figure(given, names) for given in args.figure]
-    found = [table for name in names for table in tables.tables(name, asked)]
+    found = [table for name in names for table in eval_tables.tables(name, request)]
     for table in found:
-        if args.format == "text":
-            print(typeset.text(table, terminal=sys.stdout.isatty()))
-        else:
-            print(typeset.FORMATS[args.format](table))
-        print()
+        print(printed(table, args.format, sys.stdout.isatty()), end="\n\n")
     for kind, file in wanted:
-        print(f"{drawn(kind, file, names[0], asked)} written")
+        print(f"{drawn(kind, file, names[0], request)} written")
     return {"tables": typed.tree(found), "figures": [str(file) for _, file in wanted]}
 
 
 def figure(given: str, names: list[str]) -> tuple[str, Path]:
     """Which figure goes into which file; known before the work."""
-    from amor.study.figures.canvas import FORMATS
+    from amor.study.figures.canvas import FORMATS as ENDINGS
     from amor.study.suites import suite
 
+    known = suite_figures()
     if len(names) > 1:
         raise AmorError(f"--figure {given}: of one suite; choose it with --suite out of {', '.join(names)}")
     kind, file = re.fullmatch(r"(?:(\w+):)?(.*)", given, re.S).groups()  # type: ignore[union-attr]
-    if kind is not None and kind not in FIGURES:
-        raise AmorError(f"--figure {given}: no figure {kind!r}; {nearest(kind, FIGURES)}")
-    if Path(file).suffix not in FORMATS:
-        raise AmorError(f"--figure {given}: a figure is one of {', '.join(FORMATS)}")
+    if kind is not None and kind not in known:
+        raise AmorError(f"--figure {given}: no figure {kind!r}; {nearest(kind, known)}")
+    if Path(file).suffix not in ENDINGS:
+        raise AmorError(f"--figure {given}: a figure is one of {', '.join(ENDINGS)}")
     kind = kind or suite(names[0]).figure
     if not kind:
         raise AmorError(f"--figure {given}: no figure is drawn of {names[0]}")
-    if names[0] not in FIGURES[kind]:
-        raise AmorError(f"--figure {given}: {kind} is drawn of {' or '.join(FIGURES[kind])}, not of {names[0]}")
+    if names[0] not in known[kind]:
+        raise AmorError(f"--figure {given}: {kind} is drawn of {' or '.join(known[kind])}, not of {names[0]}")
     return kind, Path(file)
 
 
-def drawn(kind: str, file: Path, name: str, asked: Any) -> Path:
-    from amor.study import figures, tables
+def drawn(kind: str, file: Path, name: str, request: Any) -> Path:
+    from amor.study import eval_tables, figures
 
-    held = tables.read(name, replace(asked, gates=asked.gates or kind == "accuracy"))
-    return figures.save(figures.draw(kind, held), file)
+    suite_rows = eval_tables.read(name, replace(request, gates=request.gates or kind == "accuracy"))
+    return figures.save(figures.draw(kind, suite_rows), file)

@@ -193,8 +193,10 @@ def choose(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None
 
 
 def write(args: argparse.Namespace, name: str, found: "Traces | Value") -> list[str]:
-    """The files that were asked for; --out asks for all of them."""
+    """The files that the command names; --out stands for all of them."""
+    from amor.records.trace import Traces
     from amor.study import page
+    from amor.study.value import value_page
 
     out = Path(args.out) if args.out else None
     files = []
@@ -202,7 +204,7 @@ def write(args: argparse.Namespace, name: str, found: "Traces | Value") -> list[
         files.append(page.write_json(out / f"{name}.json", found))
     for path in [args.html, *([out / f"{name}.html"] if out else [])]:
         if path:
-            files.append(page.write(path, found))
+            files.append(page.put(path, page.trace_page(found) if isinstance(found, Traces) else value_page(found)))
     pictures = [p for p in (args.png, args.svg) if p] + ([out / f"{name}.png", out / f"{name}.svg"] if out else [])
     if pictures:
         from amor.study import figures

@@ -28,7 +28,7 @@ from amor.judge.loop import CHUNK, ignore_tokens, join_chunks, run_windows
 from amor.judge.windows import encoder
 from amor.models.amor import Amor, Output
 from amor.numbers import perplexity
-from amor.records import Number, Part
+from amor.records import Number, Record
 from amor.records.evals import GateCounts, LengthCurve
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Span:
     documents: int
 
 
-class Segment(Part, frozen=True):
+class Segment(Record, frozen=True):
     """What a model said of one segment: all that a curve needs of it, small enough to be kept by whoever may be stopped."""
 
     lengths: tuple[typed.Positive, ...]

@@ -30,7 +30,7 @@ from amor.judge.loop import ignore_tokens, run_windows
 from amor.judge.resample import ratio
 from amor.models.amor import Amor, Output
 from amor.numbers import perplexity
-from amor.records import Number, Part
+from amor.records import Number, Record
 from amor.records.evals import Data, GateCounts
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 WINDOWS = 1000  # at most
 
 
-class Window(Part, frozen=True):
+class Window(Record, frozen=True):
     """What a model said of one window; small enough to be kept by whoever may be stopped."""
 
     nats: Number  # of all its targets

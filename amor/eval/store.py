@@ -19,14 +19,14 @@ import msgspec
 
 from amor import typed
 from amor.errors import AmorError
-from amor.records import Amount, Part
+from amor.records import Amount, Record
 from amor.records.evals import Phases
 
 log = logging.getLogger("amor")
 Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until", "segment"]
 
 
-class Answer(Part, frozen=True):
+class Answer(Record, frozen=True):
     key: typed.Name
     kind: Kind
     said: Any  # a log-likelihood and whether it is greedy; a text; what else the kind says

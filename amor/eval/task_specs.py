@@ -31,7 +31,7 @@ LAST = 100  # place of a task that the paper does not have
 
 
 @dataclass(frozen=True)
-class Column:
+class ScoreColumn:
     """One column of a table of results: a metric of a task."""
 
     title: str
@@ -54,7 +54,7 @@ class Column:
 class Suite:
     """Tasks that are evaluated together and shown in one table."""
 
-    columns: tuple[Column, ...] = ()  # those of its tasks, in the order of the paper's table
+    columns: tuple[ScoreColumn, ...] = ()  # those of its tasks, in the order of the paper's table
     table: str = ""  # of the paper
     ablations: tuple[str, ...] = ()  # tables of the paper with ablations
     scale: str = "1.5B"  # of the paper's rows that are shown by default
@@ -71,10 +71,10 @@ class TaskSpec:
     name: str
     suite: str  # a key of tasks.SUITES
     metric: str = ""  # the main one, as the harness names it
-    columns: tuple[Column, ...] = ()  # of tables
+    columns: tuple[ScoreColumn, ...] = ()  # of tables
     place: int = LAST  # order within the suite: the paper's, then alphabetical
 
-    def column_at(self, length: int) -> Column | None:
+    def column_at(self, length: int) -> ScoreColumn | None:
         """The column of one length in tokens, for a task with one metric per length."""
         return None
 
@@ -237,9 +237,9 @@ class NeedleTask(HarnessSpec):
     paper: str = ""  # of the paper's columns, before the length
     maker: str = "made"
 
-    def column_at(self, length: int) -> Column:
+    def column_at(self, length: int) -> ScoreColumn:
         name = f"{length // 1024}K" if length % 1024 == 0 else f"{length}"
-        return Column(self.title.format(name), self.name, str(length), f"{self.paper}/{length}")
+        return ScoreColumn(self.title.format(name), self.name, str(length), f"{self.paper}/{length}")
 
     def lack(self) -> str | None:
         """What is missing besides essays, or None."""

@@ -1,12 +1,12 @@
-"""Programs, several at a time: each has a log, and the ones that train hold the lock of their run as long as they live.
+"""Runs programs, several at a time, each with a log of its own.
 
-A job that fails does not stop the others; what it said last is kept. Asked to stop (Ctrl-C, SIGTERM), the programs are asked too,
-and waited for: training writes a checkpoint. A program that a killed study left behind still holds its lock: it is waited for.
+A program that fails does not stop the others; the last line of its log is kept. On Ctrl-C or SIGTERM the programs get SIGTERM and
+are waited for: training writes a checkpoint. A program that a killed study left behind still holds the lock of its run, and
+its job waits.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -18,127 +18,108 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from filelock import FileLock, Timeout
+
 POLL = 0.1  # seconds
 
 
 @dataclass(frozen=True)
 class Job:
+    """A program to be run. lock: the file that the program locks while it lives (amor.experiment.locked); None: none."""
+
     name: str
     command: tuple[str, ...]
     log: Path
-    lock: Path | None = None  # None: the program takes the locks it needs by itself
+    lock: Path | None = None
 
 
 @dataclass
-class Running:
+class RunningJob:
     job: Job
     process: subprocess.Popen[bytes]
     began: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedJob:
     job: Job
-    code: int
+    code: int  # exit code of the program
     seconds: float
 
     @property
-    def said(self) -> str:
+    def last_line(self) -> str:
         """The last line of the log."""
         lines = self.job.log.read_text(errors="replace").split("\n") if self.job.log.is_file() else []
         return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 
 
-class Waited:
-    """What is told while programs run."""
+class JobObserver:
+    """Is called while programs run."""
 
-    def began(self, job: Job) -> None:
+    def on_start(self, job: Job) -> None:
         """A program was started."""
 
-    def ended(self, finished: Finished) -> None:
-        """A program is over."""
+    def on_end(self, finished: FinishedJob) -> None:
+        """A program ended."""
 
-    def turn(self, running: list[Running], waiting: list[Job]) -> None:
-        """Now and then."""
+    def on_tick(self, running: list[RunningJob], waiting: list[Job]) -> None:
+        """Every POLL seconds."""
 
 
-def run(jobs: Iterable[Job], at_once: int, threads: int, told: Waited, needed: Callable[[Job], bool]) -> list[Finished]:
-    """All of them, as many at once as allowed; `needed` is asked before one begins: another program may have done it."""
-    waiting, running, done = list(jobs), list[Running](), list[Finished]()
-    with stopping():
+def run(
+    jobs: Iterable[Job], at_once: int, threads: int, observer: JobObserver, needed: Callable[[Job], bool]
+) -> list[FinishedJob]:
+    """Run all of them, at most `at_once` at a time; `needed` is checked before one starts: another study may have done it."""
+    waiting, running, done = list(jobs), list[RunningJob](), list[FinishedJob]()
+    with sigterm_interrupts():
         try:
             while waiting or running:
-                for job in list(waiting) if len(running) < at_once else ():
-                    if len(running) < at_once and _begun(job, threads, running, told, needed):
+                for job in list(waiting):
+                    if len(running) < at_once and not (job.lock and is_locked(job.lock)):
                         waiting.remove(job)
-                told.turn(running, waiting)
+                        if needed(job):
+                            running.append(RunningJob(job, start(job, threads)))
+                            observer.on_start(job)
+                observer.on_tick(running, waiting)
                 time.sleep(POLL)
-                for one in [one for one in running if one.process.poll() is not None]:
-                    running.remove(one)
-                    done.append(Finished(one.job, one.process.returncode, time.monotonic() - one.began))
-                    told.ended(done[-1])
+                for each in [each for each in running if each.process.poll() is not None]:
+                    running.remove(each)
+                    done.append(FinishedJob(each.job, each.process.returncode, time.monotonic() - each.began))
+                    observer.on_end(done[-1])
         finally:
-            _stop(running)
+            for each in running:
+                each.process.terminate()
+            for each in running:
+                each.process.wait()
     return done
 
 
-def _begun(job: Job, threads: int, running: list[Running], told: Waited, needed: Callable[[Job], bool]) -> bool:
-    """True if a job is out of the queue: begun, or done by somebody else. False: somebody else is at it."""
-    lock = None if job.lock is None else taken(job.lock)
-    if job.lock is not None and lock is None:
-        return False
-    try:
-        if needed(job):
-            running.append(Running(job, start(job, threads, lock)))
-            told.began(job)
-    finally:
-        if lock is not None:
-            os.close(lock)  # the program has it now, and holds it until it ends
-    return True
-
-
-def start(job: Job, threads: int, lock: int | None) -> subprocess.Popen[bytes]:
+def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     with job.log.open("ab") as log:
-        return subprocess.Popen(
-            job.command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            pass_fds=() if lock is None else (lock,),
-        )
+        return subprocess.Popen(job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
 
-def taken(path: Path) -> int | None:
-    """The lock of a run, or None where somebody else has it."""
+def is_locked(path: Path) -> bool:
+    """Whether another program holds a lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock
-
-
-def _stop(running: list[Running]) -> None:
-    for one in running:
-        one.process.terminate()
-    for one in running:
-        one.process.wait()
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 @contextmanager
-def stopping() -> Iterator[None]:
-    """SIGTERM is heard as Ctrl-C is; handlers live in the main thread only."""
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does; signal handlers live in the main thread only."""
 
-    def heard(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, heard) if main else None
+    before = signal.signal(signal.SIGTERM, interrupt) if main else None
     try:
         yield
     finally:

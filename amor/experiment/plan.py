@@ -17,11 +17,10 @@ from msgspec.structs import replace
 
 from amor import typed
 from amor.data.shards import splits
-from amor.data.tasks.base import read_task
 from amor.errors import AmorError, nearest
 from amor.files import folder_to_write, replace_file
-from amor.records.study import LEDGER, MOST_RUNS, Compared, Ledger, Planned, Study
 from amor.run import Run
+from amor.study.definition import LEDGER, MOST_RUNS, PlannedRun, Study, StudyLedger, StudyRow, find_measure
 from amor.train import recipe as recipes
 from amor.train.checkpoint import read_training
 from amor.train.data import fingerprint
@@ -34,10 +33,10 @@ MATTERS = frozenset({"precision", "micro_batch", "eval"})
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A study, where it is kept, and its runs."""
 
-    ledger: Ledger
+    ledger: StudyLedger
     folder: Path
 
     @property
@@ -45,13 +44,13 @@ class Plan:
         return self.ledger.study
 
     @property
-    def runs(self) -> tuple[Planned, ...]:
+    def runs(self) -> tuple[PlannedRun, ...]:
         return self.ledger.runs
 
-    def run(self, planned: Planned) -> Run:
+    def run(self, planned: PlannedRun) -> Run:
         return Run(self.folder / planned.folder)
 
-    def recipe(self, planned: Planned) -> Recipe:
+    def recipe(self, planned: PlannedRun) -> Recipe:
         return recipe_for(planned, self.ledger.data)
 
 
@@ -81,30 +80,30 @@ def read(path: Path, changes: Iterable[str] = (), steps: int | None = None, seed
     return typed.convert(Study, tree, str(path))
 
 
-def plan(study: Study, name: str, data: str | None, folder: str | Path) -> Plan:
+def plan(study: Study, name: str, data: str | None, folder: str | Path) -> StudyPlan:
     """Every run, checked: its recipe is sound and its model can be made, and no two are one."""
     where = _opened(data) if data else ""
     runs = tuple(_runs(study))
     if len(runs) > MOST_RUNS:
         raise AmorError(f"{name}: {len(runs):,} runs, more than {MOST_RUNS:,}")
-    seen: dict[str, Planned] = {}
-    checked = []
+    seen: dict[str, PlannedRun] = {}
+    measured, checked = study.measurements(), []
     for run in runs:
         if (other := seen.setdefault(run.folder, run)) is not run:
             raise AmorError(f"{name}: two runs would lie in {run.folder}: {other.row!r} and {run.row!r}; name them apart")
         recipe = recipe_for(run, where)
         recipe.config()
-        if not recipe.data and not getattr(recipe, "task", ""):
+        if not recipe.data and not recipe.task:
             raise AmorError(f"{name}: {run.row} reads text; give --data FOLDER, written by `amor prepare`")
         if study.lr and not recipe.eval.every:
             raise AmorError(f"{name}: {run.row}: lr is chosen by the validation loss, and eval.every is 0; make it 1 or more")
-        for changes in study.judge.reach.at if study.judge.reach and recipe.task else ():
-            read_task({**recipe.task, **changes}, "judge.reach: task")
+        for kind, options in measured.items():
+            find_measure(kind).check(options, recipe)
         checked.append(replace(run, steps=recipe.total_steps))
-    return Plan(Ledger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder))
+    return StudyPlan(StudyLedger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder))
 
 
-def check_folder(plan: Plan) -> None:
+def check_folder(plan: StudyPlan) -> None:
     """A folder that holds runs of other recipes or of another text is refused."""
     for planned in plan.runs:
         run = plan.run(planned)
@@ -118,20 +117,20 @@ def check_folder(plan: Plan) -> None:
             raise AmorError(f"{run.folder} was trained on other data than {recipe.data or 'its task makes now'}; {instead}")
 
 
-def begin(plan: Plan) -> None:
+def begin(plan: StudyPlan) -> None:
     """Write down what is run."""
     folder_to_write(plan.folder)
     replace_file(plan.folder / LEDGER, typed.text(plan.ledger))
 
 
-def recipe_for(planned: Planned, data: str) -> Recipe:
+def recipe_for(planned: PlannedRun, data: str) -> Recipe:
     try:
         return recipes.load(planned.recipe, planned.changes, **({"data": data} if data else {}))
     except AmorError as error:
         raise AmorError(f"{planned.row}: {error}") from None
 
 
-def _runs(study: Study) -> Iterator[Planned]:
+def _runs(study: Study) -> Iterator[PlannedRun]:
     """Rows in the order of the file; of each the learning rates, and of these the seeds."""
     for compared, axis in itertools.product(study.runs, _points(study.axes)):
         row = ", ".join([compared.name, *(f"{key} = {value}" for key, value in axis.items())])
@@ -140,7 +139,7 @@ def _runs(study: Study) -> Iterator[Planned]:
             recipe = keys.pop("recipe", None) or compared.recipe or study.recipe
             parts = ["runs", _slug(row), *([] if lr is None else [f"lr-{lr:g}"]), f"seed-{seed}"]
             changes = tuple(f"{key}={_toml(key, value)}" for key, value in keys.items())
-            yield Planned(row=row, folder="/".join(parts), seed=seed, lr=lr, recipe=recipe, changes=changes, steps=0)
+            yield PlannedRun(row=row, folder="/".join(parts), seed=seed, lr=lr, recipe=recipe, changes=changes, steps=0)
 
 
 def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
@@ -148,7 +147,7 @@ def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def _keys(study: Study, compared: Compared, axis: Mapping[str, Any]) -> dict[str, Any]:
+def _keys(study: Study, compared: StudyRow, axis: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys of one row's recipe, the later ones winning."""
     model = {} if compared.model is None else {"model.name": compared.model}
     return typed.flat(study.set) | model | typed.flat(compared.set) | dict(axis)

@@ -1,11 +1,11 @@
-"""What a study says while it runs: what began, what is done, how long is to go."""
+"""Progress of a study in lines: what started, what is done, how long the rest will take."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from amor.experiment.jobs import Finished, Job, Running, Waited
+from amor.experiment.jobs import FinishedJob, Job, JobObserver, RunningJob
 from amor.train.display import clock
 
 if TYPE_CHECKING:
@@ -14,32 +14,34 @@ if TYPE_CHECKING:
 EVERY = 60.0  # seconds between two lines, where nothing happens
 
 
-class Progress(Waited):
+class StudyProgress(JobObserver):
+    """Prints what starts, what ends and the time to go, and a line per minute in between."""
+
     def __init__(self, verb: str, runner: Runner, jobs: int):
         self.verb, self.runner, self.jobs = verb, runner, jobs
         self.done = 0
-        self.told = time.monotonic()
+        self.printed = time.monotonic()
 
-    def began(self, job: Job) -> None:
+    def on_start(self, job: Job) -> None:
         self.runner.say(f"begun: {job.name}")
 
-    def ended(self, finished: Finished) -> None:
+    def on_end(self, finished: FinishedJob) -> None:
         self.done += 1
         if finished.code:
-            self.runner.say(f"FAILED: {finished.job.name}: {finished.said} (all of it: {finished.job.log})")
+            self.runner.say(f"FAILED: {finished.job.name}: {finished.last_line} (all of it: {finished.job.log})")
         took = f"{self.verb}: {finished.job.name} in {clock(finished.seconds)}" if not finished.code else "going on"
         self.runner.say(f"{took}; {self.done} of {self.jobs}{self._to_go()}")
-        self.told = time.monotonic()
+        self.printed = time.monotonic()
 
-    def turn(self, running: list[Running], waiting: list[Job]) -> None:
-        if time.monotonic() - self.told < EVERY:
+    def on_tick(self, running: list[RunningJob], waiting: list[Job]) -> None:
+        if time.monotonic() - self.printed < EVERY:
             return
-        self.told = time.monotonic()
-        steps = {one.planned.folder: f"step {one.step:,}/{one.planned.steps:,}" for one in self.runner.standing()}
+        self.printed = time.monotonic()
+        steps = {one.planned.folder: f"step {one.step:,}/{one.planned.steps:,}" for one in self.runner.status()}
         names = ", ".join(f"{one.job.name} {steps.get(one.job.name, '')}".strip() for one in running)
         self.runner.say(f"{self.verb} {self.done} of {self.jobs}; at it: {names or 'another program'}{self._to_go()}")
 
     def _to_go(self) -> str:
-        left = self.runner.clock.left(self.runner.standing(), self.runner.asked.at_once)
+        left = self.runner.clock.left(self.runner.status(), self.runner.options.at_once)
         judging = "" if left.judge is not None else ", judging apart"
         return f"; {clock(left.seconds)} to go{judging}"

@@ -15,19 +15,19 @@ from pathlib import Path
 from amor.errors import AmorError, nearest
 from amor.experiment import jobs
 from amor.experiment.jobs import Job
-from amor.experiment.judging import ALONE, LOCK, file_of
-from amor.experiment.plan import Plan
-from amor.experiment.progress import Progress
-from amor.experiment.standing import Clock, Standing, standing
+from amor.experiment.judging import LOCK, file_of
+from amor.experiment.plan import StudyPlan
+from amor.experiment.progress import StudyProgress
+from amor.experiment.status import Estimator, RunStatus, run_status
 from amor.experiment.subject import step_of
-from amor.records.study import Planned
 from amor.study import results
+from amor.study.definition import PlannedRun, find_measure
 
 LOGS = "logs"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunnerOptions:
     """How a study is to be run."""
 
     at_once: int
@@ -38,7 +38,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def picked(plan: Plan, only: Sequence[str]) -> list[Planned]:
+def picked(plan: StudyPlan, only: Sequence[str]) -> list[PlannedRun]:
     """The runs that names mean: of a row, or by folder."""
     known = {run.row for run in plan.runs} | {run.folder.removeprefix("runs/") for run in plan.runs}
     for name in only:
@@ -49,37 +49,38 @@ def picked(plan: Plan, only: Sequence[str]) -> list[Planned]:
 
 
 class Runner:
-    def __init__(self, plan: Plan, asked: Asked, clock: Clock, say: Callable[[str], None] = print):
-        self.plan, self.asked, self.clock, self.say = plan, asked, clock, say
-        self.wanted = picked(plan, asked.only)
+    def __init__(self, plan: StudyPlan, options: RunnerOptions, clock: Estimator, say: Callable[[str], None] = print):
+        self.plan, self.options, self.clock, self.say = plan, options, clock, say
+        self.wanted = picked(plan, options.only)
 
     def go(self) -> dict[str, str]:
-        """Everything that is missing of the runs asked for; what failed, by folder, and what was said last."""
+        """Everything that is missing of the runs asked for; what failed, by folder, with the last line of its log."""
         failed = self.train()
         self.forget_stale()
         shown = self.shown()
-        for kinds, at_once in ((self._kinds(False), self.asked.at_once), (self._kinds(True), 1)):
+        for kinds, at_once in ((self._kinds(False), self.options.at_once), (self._kinds(True), 1)):
             failed |= self.judge(shown, kinds, at_once)
         return failed
 
-    def standing(self) -> list[Standing]:
-        return [standing(self.plan, planned) for planned in self.wanted]
+    def status(self) -> list[RunStatus]:
+        return [run_status(self.plan, planned) for planned in self.wanted]
 
     def train(self) -> dict[str, str]:
-        missing = [one.planned for one in self.standing() if not one.trained]
+        missing = [one.planned for one in self.status() if not one.trained]
         by_folder = {run.folder: run for run in missing}
-        told = Progress("trained", self, len(missing))
+        observer = StudyProgress("trained", self, len(missing))
 
         def needed(job: Job) -> bool:
             planned = by_folder[job.name]
             return step_of(self.plan.run(planned)) != planned.steps
 
-        done = jobs.run([self._training(run) for run in missing], self.asked.at_once, self.plan.study.threads, told, needed)
-        return {one.job.name: one.said for one in done if one.code}
+        done = jobs.run([self._training(run) for run in missing], self.options.at_once, self.plan.study.threads, observer, needed)
+        return {one.job.name: one.last_line for one in done if one.code}
 
-    def _training(self, run: Planned) -> Job:
+    def _training(self, run: PlannedRun) -> Job:
         out = self.plan.folder / run.folder
-        command = [sys.executable, "-m", "amor", "train", run.recipe, "--out", str(out)]
+        locked = [sys.executable, "-m", "amor.experiment.locked", str(out / LOCK)]
+        command = [*locked, "train", run.recipe, "--out", str(out)]
         command += [word for change in run.changes for word in ("--set", change)]
         command += ["--data", self.plan.ledger.data] if self.plan.ledger.data else []
         return Job(run.folder, tuple(command), self._log(run.folder), out / LOCK)
@@ -87,7 +88,7 @@ class Runner:
     def forget_stale(self) -> None:
         """Judgements of other weights, another text or another question are none of this study's."""
         for planned in self.plan.runs:
-            for kind in standing(self.plan, planned).unjudged:
+            for kind in run_status(self.plan, planned).unjudged:
                 file_of(self.plan.run(planned), kind).unlink(missing_ok=True)
 
     def shown(self) -> set[str]:
@@ -97,20 +98,21 @@ class Runner:
 
     def judge(self, shown: set[str], kinds: set[str], at_once: int) -> dict[str, str]:
         """What is missing of some kinds, the runs dealt out to as many programs as may run at once."""
-        lacking = [one.planned for one in self.standing() if one.planned.folder in shown and kinds & set(one.unjudged)]
+        lacking = [one.planned for one in self.status() if one.planned.folder in shown and kinds & set(one.unjudged)]
         hands = [lacking[n::at_once] for n in range(at_once)]
         todo = [self._judging(hand, kinds) for hand in hands if hand]
-        done = jobs.run(todo, at_once, self.plan.study.threads, Progress("judged", self, len(todo)), lambda job: True)
-        return {one.job.name: one.said for one in done if one.code}
+        done = jobs.run(todo, at_once, self.plan.study.threads, StudyProgress("judged", self, len(todo)), lambda job: True)
+        return {one.job.name: one.last_line for one in done if one.code}
 
-    def _judging(self, runs: list[Planned], kinds: set[str]) -> Job:
+    def _judging(self, runs: list[PlannedRun], kinds: set[str]) -> Job:
         name = f"{', '.join(sorted(kinds))} of {len(runs)} runs from {runs[0].folder.removeprefix('runs/')} on"
         words = [str(self.plan.folder), ",".join(sorted(kinds)), *(run.folder for run in runs)]
         command = (sys.executable, "-m", "amor.experiment.judging", *words)
         return Job(name, command, self._log(f"judged/{runs[0].folder}"))
 
-    def _kinds(self, alone: bool) -> set[str]:
-        return {kind for kind in self.plan.study.judge.asked() if (kind in ALONE) == alone}
+    def _kinds(self, timed: bool) -> set[str]:
+        """Those that need a quiet machine, or the others."""
+        return {kind for kind in self.plan.study.measurements() if find_measure(kind).quiet_machine == timed}
 
     def _log(self, name: str) -> Path:
         return self.plan.folder / LOGS / f"{name.replace('/', '-')}.log"

@@ -10,10 +10,10 @@ from amor.data.loader import Windows
 from amor.data.shards import Shards, splits
 from amor.errors import AmorError
 from amor.judge.windows import of_shards
+from amor.measures.base import TextOptions
 from amor.models.amor import Amor
 from amor.models.folder import WEIGHTS, load, resolve
-from amor.records.run import Evaluated, Step
-from amor.records.study import OnText
+from amor.records.run import Step
 from amor.run import Run
 from amor.train.checkpoint import read_manifest, read_training
 from amor.train.recipe import Recipe
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A run directory; nothing of it is opened until it is asked for."""
+class FinishedRun:
+    """A run directory; nothing of it is opened before it is needed."""
 
     run: Run
     threads: int = 1
@@ -63,15 +63,15 @@ class Subject:
             raise AmorError(f"{self.run.folder}: there is no held-out text; give --data FOLDER, prepared with --valid")
         return valid
 
-    def windows(self, asked: OnText) -> Windows:
+    def windows(self, options: TextOptions) -> Windows:
         """The same windows for every run of a context."""
-        folder, context = self.held_out.folder, asked.context or self.recipe.context
+        folder, context = self.held_out.folder, options.context or self.recipe.context
         apart = self.recipe.documents == "apart"
-        return of_shards(folder, context, asked.windows, self.tokenizer, self.model.config.vocab, apart)
+        return of_shards(folder, context, options.windows, self.tokenizer, self.model.config.vocab, apart)
 
     @property
     def weights(self) -> str:
-        """sha256 of the file of weights, as its checkpoint tells it."""
+        """sha256 of the file of weights, from the manifest of its checkpoint."""
         return read_manifest(resolve(self.run.folder)).files[WEIGHTS].sha256
 
 
@@ -79,9 +79,3 @@ def step_of(run: Run) -> int:
     """How many steps the newest checkpoint of a run has seen; 0: there is none."""
     folder = run.folder / "latest"
     return read_training(folder).step if folder.exists() else 0
-
-
-def validation(run: Run, step: int) -> float | None:
-    """The held-out loss of a run at its last step, as it measured it itself."""
-    found = [line.valid.nll for line in run.lines() if isinstance(line, Evaluated) and line.step == step]
-    return found[-1] if found else None

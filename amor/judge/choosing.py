@@ -20,7 +20,7 @@ from amor.judge.resample import mean
 from amor.judge.value import by_count, random, same_count
 from amor.judge.windows import about
 from amor.models.amor import Amor
-from amor.records.value import Choice, Choosing, Saved
+from amor.records.value import Choice, Choosing, Saving
 
 RATES = (0.05, 0.1, 0.22, 0.44)
 EVERY = 2  # one of so many columns of the text that gates are fitted on is measured; neighbours tell little more
@@ -101,10 +101,10 @@ def learning_passes(ways: Mapping[str, Mapping[str, Any]] = WAYS) -> int:
     return sum(keys["gate"] in ("gain", "router") for keys in ways.values())
 
 
-def saving(baseline: Tensor, nll: Tensor) -> Saved:
+def saving(baseline: Tensor, nll: Tensor) -> Saving:
     """Nats per token below a baseline, with the standard error of the paired difference; [n, T] each."""
     less, error = mean(baseline - nll)
-    return Saved(saved=less, se=error)
+    return Saving(saved=less, se=error)
 
 
 def passes(blocks: int, once: bool, rates: int = len(RATES), ways: int = len(WAYS)) -> int:

@@ -26,7 +26,7 @@ from amor.judge.resample import mean
 from amor.judge.trace import trace
 from amor.models.amor import Amor
 from amor.numbers import finite, perplexity
-from amor.records.findings import Attention, Findings, Histogram, Judged, Loss, Worth
+from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss, Worth
 from amor.records.trace import Trace
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
         step=step,
         model=model.config.to_dict(),
         parameters=sum(p.numel() for p in model.parameters()),
-        judged=Judged(split=held.name, tokens=found.nll.numel(), nll=nll, perplexity=perplexity(nll)),
+        judged=HeldOutLoss(split=held.name, tokens=found.nll.numel(), nll=nll, perplexity=perplexity(nll)),
         unigram=unigram(held.train, asked),
         blocks=tuple(
             histogram(score.float(), float(fire.double().mean()), float(gate.threshold))
@@ -81,7 +81,7 @@ def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
     )
 
 
-def attention(model: Amor, windows: Windows, found: CorpusOutput, rows: int) -> Attention:
+def attention(model: Amor, windows: Windows, found: CorpusOutput, rows: int) -> AttentionWorth:
     """What the blocks save where they fired, beside as many firings handed out by chance and beside attention everywhere."""
     reader = PolicyEvaluator(model, windows, own_gates(model), rows)
     chance = reader.nll_with_mask(shuffled(found.fire, seed=0))
@@ -91,7 +91,7 @@ def attention(model: Amor, windows: Windows, found: CorpusOutput, rows: int) -> 
         return Worth(saved=saved, se=finite(error) or 0.0)
 
     rate = float(found.fire.double().mean())
-    return Attention(fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.nll_open))
+    return AttentionWorth(fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.nll_open))
 
 
 def unigram(train: Shards, asked: np.ndarray) -> Loss | None:

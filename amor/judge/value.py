@@ -24,7 +24,7 @@ from amor.judge.resample import mean, ratio
 from amor.judge.windows import about
 from amor.models.amor import Amor
 from amor.numbers import finite
-from amor.records.value import Agreement, Bin, Gains, GatePolicy, Level, Point, Policies, Policy, Quantiles, Value
+from amor.records.value import Agreement, Bin, Gains, GatePolicy, Level, Point, Policies, PolicyLoss, Quantiles, Value
 
 RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 DRAWS = 2  # random choices averaged where a choice must be run again
@@ -107,12 +107,12 @@ def same_count(reader: PolicyEvaluator, first: Tensor, fire: Tensor) -> Tensor:
     return reader.oracle(first, lambda k, gain: largest(gain, int(fire[k].sum())))
 
 
-def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> Policy:
+def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> PolicyLoss:
     """Mean nll of a policy and what it saves over never firing; the error of a saving is that of the paired difference."""
     middle, error = mean(nll)
     saved, saved_error = mean(closed - nll)
     rates = tuple(fire.float().mean((1, 2)).tolist())
-    return Policy(nll=middle, se=error, saved=saved, saved_se=saved_error, fire_rate=rates)
+    return PolicyLoss(nll=middle, se=error, saved=saved, saved_se=saved_error, fire_rate=rates)
 
 
 def gains(name: str, gain: Tensor, entropy: Tensor) -> Gains:
@@ -135,9 +135,16 @@ def gains(name: str, gain: Tensor, entropy: Tensor) -> Gains:
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float | None:
-    """Spearman's: 1 if the larger entropy always has the larger gain, 0 if they have nothing to do with each other."""
-    ranks = torch.stack([t.flatten().argsort().argsort().double() for t in (a, b)])
-    return finite(float(torch.corrcoef(ranks)[0, 1]))
+    """Spearman's, with average ranks for ties: 1 if the larger entropy always has the larger gain, 0 if they are unrelated.
+
+    None where one of them is the same for all tokens, as the gain of blocks that have not learned anything is.
+    """
+    from scipy.stats import spearmanr
+
+    flat = [values.flatten().double().cpu().numpy() for values in (a, b)]
+    if any((values == values[0]).all() for values in flat):
+        return None
+    return finite(float(spearmanr(*flat).statistic))
 
 
 def agreement(block: int, fire: Tensor, gain: Tensor) -> Agreement:

@@ -15,7 +15,7 @@ from amor.data.shards import Shards, dtype_for
 from amor.data.tokenizer import tokenizer_hash
 from amor.errors import AmorError
 from amor.ops.head import IGNORE
-from amor.records.value import Text as AboutText
+from amor.records.value import TextSource
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -68,9 +68,9 @@ class BatchWindows:
         return self.source.text(0, self.first + start, self.first + stop, self.end_of_text)
 
 
-def about(windows: Windows) -> AboutText:
+def about(windows: Windows) -> TextSource:
     """The text of a measurement as results describe it."""
-    return AboutText(
+    return TextSource(
         source=windows.source,
         windows=len(windows),
         context=windows.columns,

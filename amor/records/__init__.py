@@ -13,9 +13,10 @@ Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
 Amount = Annotated[float, Meta(ge=0, le=1e100)]  # of seconds, bytes, tokens a second
 Perplexity = Annotated[float, Meta(ge=0)]  # of a model that knows nothing it is larger than any bound: exp of the loss
 Steps = Annotated[int, Meta(ge=0, le=10**12)]
+Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]  # a name in one line
 Words = Annotated[str, Meta(max_length=1 << 20)]
 MOST_BLOCKS = 1024
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a file: what stands inside a `typed.File`."""
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A frozen structure inside a `typed.File`: keyword arguments only, unknown keys refused."""

@@ -10,7 +10,7 @@ import msgspec
 
 from amor import typed
 from amor.presets import NAMES, SCALES, VARIANT_NAMES
-from amor.records import Amount, Number, Part, Words
+from amor.records import Amount, Number, Record, Words
 from amor.records.run import Machine
 
 
@@ -19,7 +19,7 @@ def _known(what: str, name: str, choices: Collection[str]) -> None:
         raise ValueError(f"no {what} {name!r}")
 
 
-class Spent(Part, frozen=True):
+class Spent(Record, frozen=True):
     """What one token spends on average."""
 
     bytes: Amount
@@ -109,7 +109,7 @@ class Written(Firing, frozen=True, kw_only=True):
     repeated: bool
 
 
-class Together(Part, frozen=True):
+class Together(Record, frozen=True):
     """Shares of tokens at which some block fires and at which all do, and of firings that another block's follows."""
 
     some: typed.Share
@@ -117,25 +117,25 @@ class Together(Part, frozen=True):
     followed: typed.Share
 
 
-class OnText(Part, frozen=True):
+class OnText(Record, frozen=True):
     """How a trained model fires on a text, and for each block the share of tokens an 8-bit head leaves in doubt, twice."""
 
     together: Together
     doubts: tuple[tuple[typed.Share, typed.Share], ...]
 
 
-class Seconds(Part, frozen=True):
+class Seconds(Record, frozen=True):
     seconds: Amount
 
 
-class Memory(Part, frozen=True):
+class Memory(Record, frozen=True):
     """Bytes: weights and state as declared, and what the peak lies above them; None where that cannot be measured."""
 
     declared: int
     extra: int | None
 
 
-class Found(Part, frozen=True, omit_defaults=True):
+class Found(Record, frozen=True, omit_defaults=True):
     """What one of the benchmark's measurements found."""
 
     curves: tuple[Measured, ...] | None = None

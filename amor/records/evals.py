@@ -10,13 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from amor import typed
-from amor.records import Amount, Number, Part, Words
+from amor.records import Amount, Number, Record, Words
 
 Gates = Literal["model", "closed", "open"]  # as the model has them; none fires; all fire
 Path = Literal["likelihood", "decode"]  # windows through the forward; token by token through the engine
 
 
-class GateCounts(Part, frozen=True):
+class GateCounts(Record, frozen=True):
     """What gates did on some tokens; lists have one number per block. Padding is never counted."""
 
     tokens: typed.Count
@@ -45,7 +45,7 @@ class GateCounts(Part, frozen=True):
 Phases = dict[Literal["prefill", "target", "decode"], GateCounts]
 
 
-class Model(Part, frozen=True):
+class Model(Record, frozen=True):
     """Which model was judged."""
 
     name: typed.Name
@@ -56,7 +56,7 @@ class Model(Part, frozen=True):
     tokens: typed.Count | None = None  # trained on; 0: not at all; None: not known
 
 
-class Data(Part, frozen=True):
+class Data(Record, frozen=True):
     """What one task was read from."""
 
     source: Words  # a file, or a data set of the hub
@@ -64,7 +64,7 @@ class Data(Part, frozen=True):
     rows: typed.Count = 0
 
 
-class EvalSettings(Part, frozen=True):
+class EvalSettings(Record, frozen=True):
     """All that a score depends on besides model, tokenizer and data."""
 
     gates: Gates = "model"
@@ -75,14 +75,14 @@ class EvalSettings(Part, frozen=True):
     harness: Words = ""  # version of lm-evaluation-harness
 
 
-class Timing(Part, frozen=True):
+class Timing(Record, frozen=True):
     seconds: Amount
     computed: typed.Count  # requests
     reused: typed.Count  # found in the store
     tokens: typed.Count  # fed to the model
 
 
-class LengthCurve(Part, frozen=True):
+class LengthCurve(Record, frozen=True):
     """Perplexity of one set of long texts against length: of whole prefixes, and of the last 1,024 tokens before each length."""
 
     lengths: tuple[typed.Positive, ...]

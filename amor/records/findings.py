@@ -5,23 +5,23 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from amor import typed
-from amor.records import MOST_BLOCKS, Number, Part, Perplexity, Steps, Words
+from amor.records import MOST_BLOCKS, Number, Perplexity, Record, Steps, Words
 from amor.records.trace import Trace
 
 
-class Loss(Part, frozen=True):
+class Loss(Record, frozen=True):
     """Nats a token; None where the loss is not finite."""
 
     nll: Number | None
     perplexity: Perplexity | None
 
 
-class Judged(Loss, frozen=True):
+class HeldOutLoss(Loss, frozen=True):
     split: Words
     tokens: Steps
 
 
-class Histogram(Part, frozen=True):
+class Histogram(Record, frozen=True):
     """The scores of one block: the share in each of equal bins between low and high."""
 
     fire: typed.Share
@@ -36,14 +36,14 @@ class Histogram(Part, frozen=True):
             raise ValueError(f"low {self.low:g} is not below high {self.high:g}")
 
 
-class Worth(Part, frozen=True):
+class Worth(Record, frozen=True):
     """Nats a token that attention saves over blocks that never fire, with its standard error."""
 
     saved: Number
     se: Number
 
 
-class Attention(Part, frozen=True):
+class AttentionWorth(Record, frozen=True):
     """What attention is worth where the gates run it; on as many tokens chosen by chance; on all of them."""
 
     fire: typed.Share
@@ -56,8 +56,8 @@ class Findings(typed.File, frozen=True):
     step: Steps
     model: dict[str, Any]  # its config
     parameters: Steps
-    judged: Judged
+    judged: HeldOutLoss
     unigram: Loss | None  # of guessing by token frequencies; None where they were too many to count
     blocks: Annotated[tuple[Histogram, ...], Meta(max_length=MOST_BLOCKS)]
     texts: tuple[Trace, ...]
-    attention: Attention | None = None  # of a model with gated blocks
+    attention: AttentionWorth | None = None  # of a model with gated blocks

@@ -1,11 +1,11 @@
 """What `amor fit` finds: how well routers predict, how they decide, and what that saves."""
 
 from amor import typed
-from amor.records import Amount, Number, Part, Steps, Words
-from amor.records.value import Choosing, Text
+from amor.records import Amount, Number, Record, Steps, Words
+from amor.records.value import Choosing, TextSource
 
 
-class NetworkFit(Part, frozen=True):
+class NetworkFit(Record, frozen=True):
     """The network of one block on tokens it was not fitted to."""
 
     tokens: Steps  # collected
@@ -14,14 +14,14 @@ class NetworkFit(Part, frozen=True):
     epochs: Steps  # 0: the hidden layer did not help
 
 
-class CalibrationBin(Part, frozen=True):
+class CalibrationBin(Record, frozen=True):
     """A tenth of the tokens, in the order of predictions."""
 
     predicted: Number
     measured: Number
 
 
-class Decisions(Part, frozen=True):
+class Decisions(Record, frozen=True):
     """A router beside the gate it replaces, on held-out text."""
 
     agreement: typed.Share  # tokens on which both decide alike
@@ -30,7 +30,7 @@ class Decisions(Part, frozen=True):
     calibration: tuple[CalibrationBin, ...]
 
 
-class FitCost(Part, frozen=True):
+class FitCost(Record, frozen=True):
     """Per token, beside the backbone and one pass over the head."""
 
     router_flops: Amount
@@ -44,9 +44,9 @@ class FitReport(typed.File, frozen=True):
     target: Words
     decide: Words
     hidden: Steps
-    fitted_on: Text
+    fitted_on: TextSource
     networks: tuple[NetworkFit, ...]
-    held_out: Text
+    held_out: TextSource
     decisions: tuple[Decisions, ...]
     cost: FitCost
     choices: Choosing | None  # nats saved at equal firing rates, beside other gates; None: not asked for

@@ -5,24 +5,24 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from amor import typed
-from amor.records import MOST_BLOCKS, Amount, Number, Part, Steps, Words
+from amor.records import MOST_BLOCKS, Amount, Number, Record, Steps, Words
 
 
-class Mean(Part, frozen=True):
+class Mean(Record, frozen=True):
     """A mean and its standard error over rows; None where it is not finite, or where there is one row."""
 
     mean: Number | None
     se: Amount | None
 
 
-class Rate(Part, frozen=True):
+class Rate(Record, frozen=True):
     """The share of tokens that one block fired on."""
 
     questions: typed.Share
     elsewhere: typed.Share
 
 
-class StateSize(Part, frozen=True):
+class StateSize(Record, frozen=True):
     """Numbers that a row's state holds."""
 
     fixed: Steps  # recurrent states and windows of convolutions, however much was read

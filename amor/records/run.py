@@ -8,12 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from amor import typed
-from amor.records import MOST_BLOCKS, Amount, Number, Part, Perplexity, Steps, Words
+from amor.records import MOST_BLOCKS, Amount, Number, Perplexity, Record, Steps, Words
 
 Blocks = Annotated[tuple["GateLine", ...], Meta(max_length=MOST_BLOCKS)]
 
 
-class GateLine(Part, frozen=True, omit_defaults=True):
+class GateLine(Record, frozen=True, omit_defaults=True):
     """One block in one step: the share of tokens that fired, what decided, and where 10 % and 90 % of the scores lie."""
 
     fire: typed.Share
@@ -25,7 +25,7 @@ class GateLine(Part, frozen=True, omit_defaults=True):
     score_90: Number | None = None
 
 
-class StepTiming(Part, frozen=True):
+class StepTiming(Record, frozen=True):
     seconds: Amount
     tokens_per_second: Amount
     time: Amount = 0.0  # when, in seconds since 1970
@@ -44,7 +44,7 @@ class Step(typed.File, frozen=True, omit_defaults=True):
     blocks: Blocks = ()
 
 
-class Answered(Part, frozen=True, omit_defaults=True):
+class Answered(Record, frozen=True, omit_defaults=True):
     """The questions of a generated task: the share of right tokens, and of tokens that fired, a block."""
 
     accuracy: typed.Share
@@ -52,7 +52,7 @@ class Answered(Part, frozen=True, omit_defaults=True):
     fire: tuple[typed.Share, ...] = ()
 
 
-class Valid(Part, frozen=True, omit_defaults=True):
+class Valid(Record, frozen=True, omit_defaults=True):
     """What an evaluation found; None where the loss is not finite."""
 
     nll: Number | None
@@ -68,7 +68,7 @@ class Judged(Valid, frozen=True, kw_only=True, omit_defaults=True):
     step: Steps
 
 
-class EvalTiming(Part, frozen=True):
+class EvalTiming(Record, frozen=True):
     seconds: Amount
 
 

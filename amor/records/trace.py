@@ -6,17 +6,17 @@ import msgspec
 from msgspec import Meta
 
 from amor import typed
-from amor.records import MOST_BLOCKS, Number, Part, Steps, Words
+from amor.records import MOST_BLOCKS, Number, Record, Steps, Words
 
 Rates = tuple[typed.Share, ...]
 
 
-class Guess(Part, frozen=True):
+class Guess(Record, frozen=True):
     text: Words
     p: typed.Share
 
 
-class Chances(Part, frozen=True):
+class Chances(Record, frozen=True):
     """The probability of a token with the gates as they are, closed everywhere and open everywhere."""
 
     as_is: typed.Share
@@ -24,7 +24,7 @@ class Chances(Part, frozen=True):
     open: typed.Share
 
 
-class Token(Part, frozen=True):
+class Token(Record, frozen=True):
     """As read: entropies and decisions, one a block. As predicted: surprise and probabilities, which the first token lacks."""
 
     text: Words
@@ -39,7 +39,7 @@ class Token(Part, frozen=True):
     rare: bool = False
 
 
-class Losses(Part, frozen=True):
+class Losses(Record, frozen=True):
     """Nats a token; None for a text of one token."""
 
     as_is: Number | None = None
@@ -47,7 +47,7 @@ class Losses(Part, frozen=True):
     open: Number | None = None
 
 
-class ClassRow(Part, frozen=True):
+class ClassRow(Record, frozen=True):
     """The tokens of a class: how many, and their means."""
 
     name: Words = msgspec.field(name="class")
@@ -57,7 +57,7 @@ class ClassRow(Part, frozen=True):
     surprise: Number | None = None
 
 
-class Trace(Part, frozen=True):
+class Trace(Record, frozen=True):
     tokens: tuple[Token, ...]
     thresholds: tuple[Number | None, ...]
     blocks: Annotated[int, Meta(ge=0, le=MOST_BLOCKS)]

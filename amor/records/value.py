@@ -3,10 +3,10 @@
 import msgspec
 
 from amor import typed
-from amor.records import Amount, Number, Part, Steps, Words
+from amor.records import Amount, Number, Record, Steps, Words
 
 
-class Text(Part, frozen=True):
+class TextSource(Record, frozen=True):
     """What was read."""
 
     source: Words
@@ -16,12 +16,12 @@ class Text(Part, frozen=True):
     documents: Words
 
 
-class Level(Part, frozen=True):
+class Level(Record, frozen=True):
     nll: Number
     se: Amount
 
 
-class Policy(Level, frozen=True):
+class PolicyLoss(Level, frozen=True):
     """Mean nll of a choice of tokens, and what it saves over never firing."""
 
     saved: Number
@@ -29,20 +29,20 @@ class Policy(Level, frozen=True):
     fire_rate: tuple[typed.Share, ...]
 
 
-class GatePolicy(Policy, frozen=True):
+class GatePolicy(PolicyLoss, frozen=True):
     over_random_se: Amount  # the error of what it saves more than chance
 
 
-class Policies(Part, frozen=True):
-    never: Policy
+class Policies(Record, frozen=True):
+    never: PolicyLoss
     gate: GatePolicy
-    always: Policy
-    random: Policy
-    oracle: Policy
-    oracle_free: Policy
+    always: PolicyLoss
+    random: PolicyLoss
+    oracle: PolicyLoss
+    oracle_free: PolicyLoss
 
 
-class Quantiles(Part, frozen=True):
+class Quantiles(Record, frozen=True):
     p1: Number = msgspec.field(name="1%")
     p10: Number = msgspec.field(name="10%")
     p50: Number = msgspec.field(name="50%")
@@ -50,7 +50,7 @@ class Quantiles(Part, frozen=True):
     p99: Number = msgspec.field(name="99%")
 
 
-class Gains(Part, frozen=True):
+class Gains(Record, frozen=True):
     """How the gain of firing is spread over tokens."""
 
     name: Words
@@ -62,7 +62,7 @@ class Gains(Part, frozen=True):
     rank_correlation: Number | None
 
 
-class Agreement(Part, frozen=True):
+class Agreement(Record, frozen=True):
     """The tokens a gate fires on against those it should; None where there are none to count."""
 
     block: Steps
@@ -80,7 +80,7 @@ class Agreement(Part, frozen=True):
     captured_by_chance: Number | None
 
 
-class Bin(Part, frozen=True):
+class Bin(Record, frozen=True):
     """Tokens of like entropy: their mean gain."""
 
     entropy: Number
@@ -89,7 +89,7 @@ class Bin(Part, frozen=True):
     tokens: Steps
 
 
-class Point(Part, frozen=True, omit_defaults=True):
+class Point(Record, frozen=True, omit_defaults=True):
     """Losses at one firing rate; a gate that cannot aim at a rate has none."""
 
     aim: typed.Share
@@ -106,7 +106,7 @@ class Value(typed.File, frozen=True):
     model: Words
     gate: Words
     blocks: Steps
-    data: Text
+    data: TextSource
     exact: bool
     notes: tuple[Words, ...]
     losses: Policies
@@ -116,27 +116,27 @@ class Value(typed.File, frozen=True):
     curve: tuple[Point, ...]
 
 
-class Saved(Part, frozen=True):
+class Saving(Record, frozen=True):
     """Nats a token that one choice saves over another (by itself: over never firing), and the error of the paired difference."""
 
     saved: Number
     se: Amount
 
 
-class Choice(Part, frozen=True):
+class Choice(Record, frozen=True):
     """A way of choosing tokens: at every rate what it saves, and how much more than the paper's gate does."""
 
     name: Words
-    levels: tuple[Saved, ...]
-    over_paper: tuple[Saved, ...]
+    levels: tuple[Saving, ...]
+    over_paper: tuple[Saving, ...]
 
 
 class Choosing(typed.File, frozen=True):
     """What amor/judge/choosing.py finds: other gates in front of the same attention."""
 
     model: Words
-    data: Text
+    data: TextSource
     rates: tuple[typed.Share, ...]
-    own: Saved  # the model as it is
-    always: Saved
+    own: Saving  # the model as it is
+    always: Saving
     choices: tuple[Choice, ...]

@@ -9,10 +9,10 @@ import numpy as np
 
 from amor.errors import AmorError
 from amor.study import evals
-from amor.study.evals import Judged
+from amor.study.evals import SuiteResult
 from amor.study.paired import Numbers, resampled
-from amor.study.suites import Column
-from amor.study.typeset import number, plain
+from amor.study.suites import ScoreColumn
+from amor.study.table import Cell, Table, TableRow, as_number, one_line
 
 MOST = 1_000_000  # resamples
 
@@ -46,7 +46,7 @@ class Comparison:
     left_out: tuple[str, ...]  # tasks that only one has, or without numbers a document
 
 
-def compare(a: Judged, b: Judged, samples: int = 10_000, seed: int = 0) -> Comparison:
+def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0) -> Comparison:
     if not 1 <= samples <= MOST:
         raise AmorError(f"--samples {samples}: from 1 to {MOST:,} resamples")
     if seed < 0:
@@ -77,7 +77,7 @@ def compare(a: Judged, b: Judged, samples: int = 10_000, seed: int = 0) -> Compa
     return Comparison(name, first, second, samples, seed, tuple(tasks), _average(tasks, draws), tuple(left_out))
 
 
-def _told(column: Column, documents: int, a: float, b: float, drawn: Numbers) -> Difference:
+def _told(column: ScoreColumn, documents: int, a: float, b: float, drawn: Numbers) -> Difference:
     low, high = np.quantile(drawn, (0.025, 0.975))
     better = float((np.sign(-drawn if column.lower else drawn) + 1).mean() / 2)
     return Difference(
@@ -85,30 +85,30 @@ def _told(column: Column, documents: int, a: float, b: float, drawn: Numbers) ->
     )
 
 
-def _average(tasks: list[Difference], draws: list[tuple[Column, Numbers]]) -> Difference | None:
+def _average(tasks: list[Difference], draws: list[tuple[ScoreColumn, Numbers]]) -> Difference | None:
     """Each resample has an average of its own: documents of different tasks are drawn apart."""
     kept = [(task, drawn) for task, (column, drawn) in zip(tasks, draws) if column.percent]
     if len(kept) < 2:
         return None
     a, b = (sum(getattr(task, side) for task, _ in kept) / len(kept) for side in "ab")
-    column = Column(f"average of {len(kept)}", "", "")
+    column = ScoreColumn(f"average of {len(kept)}", "", "")
     return _told(column, sum(task.documents for task, _ in kept), a, b, np.mean([drawn for _, drawn in kept], axis=0))
 
 
-def lines(found: Comparison) -> list[str]:
-    """The table for people."""
-    shown = [
-        f"{found.suite}: A = {plain(found.a)}, B = {plain(found.b)}; {found.samples:,} resamples of documents, seed {found.seed}",
-        f"{'':<14} {'documents':>9} {'A':>9} {'B':>9} {'A - B':>8}   {'95 % interval':<20} A better",
-    ]
+def table(found: Comparison) -> Table:
+    """The comparison for people: one row per task, and their average."""
+    rows = []
     for row in [*found.tasks, *([found.average] if found.average else [])]:
-        a, b = number(row.a, row.digits), number(row.b, row.digits)
         gap, low, high = (_signed(value, row.digits) for value in (row.difference, row.low, row.high))
-        shown.append(f"{row.name:<14} {row.documents:>9,} {a:>9} {b:>9} {gap:>8}   {f'[{low}, {high}]':<20} {row.better:>7.1%}")
-    if found.left_out:
-        shown.append(f"left out, for want of numbers a document in both: {', '.join(found.left_out)}")
-    return shown
+        scores = (Cell(row.a, digits=row.digits), Cell(row.b, digits=row.digits))
+        rows.append(TableRow(row.name, (f"{row.documents:,}", *scores, gap, f"[{low}, {high}]", f"{row.better:.1%}")))
+    drawn = f"{found.samples:,} resamples of documents, seed {found.seed}"
+    names = f"A = {one_line(found.a)}, B = {one_line(found.b)}"
+    missing = f"left out, because one of the two has no numbers per document: {', '.join(found.left_out)}"
+    columns = ("documents", "A", "B", "A - B", "95 % interval", "A better")
+    notes = (missing,) if found.left_out else ()
+    return Table(f"{found.suite}: {names}; {drawn}", "task", columns, tuple(rows), notes=notes)
 
 
 def _signed(value: float, digits: int) -> str:
-    return ("+" if value > 0 else "") + number(value, digits + 1)
+    return ("+" if value > 0 else "") + as_number(value, digits + 1)

@@ -10,6 +10,7 @@ import msgspec
 from amor import typed
 from amor.presets import SCALES
 from amor.records.bench import Decode
+from amor.study.table import Cell, Table, TableRow
 
 PAPER = Path(__file__).with_name("paper.json")
 
@@ -21,7 +22,7 @@ class Throughput(msgspec.Struct, frozen=True):
     train: float = msgspec.field(name="train_ktok_s")
 
 
-class Paper(msgspec.Struct, frozen=True):
+class PaperDecode(msgspec.Struct, frozen=True):
     """What the paper says of decoding, as far as it is shown."""
 
     throughput: dict[str, Throughput] = msgspec.field(name="throughput_1.5b")
@@ -30,59 +31,52 @@ class Paper(msgspec.Struct, frozen=True):
 
 
 class PaperFile(msgspec.Struct, frozen=True):
-    decode: Paper
+    decode: PaperDecode
 
 
-def told_by_paper() -> Paper:
+def paper_decode() -> PaperDecode:
     return typed.read(PaperFile, PAPER).decode
 
 
-def table(found: Decode) -> str:
-    """Markdown, from what `amor bench decode --out FILE` wrote. The paper's were measured at 1.5B on an H100: other hardware."""
-    paper = told_by_paper()
-    lines = [speeds(found, paper)] if found.curves else []
-    if found.crossings:
-        lines.append(crossings(found, paper))
-    if found.firing:
-        lines.append(firing(found, paper))
-    return "\n\n".join(lines)
+def tables(found: Decode) -> list[Table]:
+    """Of what `amor bench decode --out FILE` wrote. The paper's were measured at 1.5B on an H100: other hardware."""
+    paper = paper_decode()
+    parts = {speeds: found.curves, crossings: found.crossings, firing: found.firing}
+    return [make(found, paper) for make, measured in parts.items() if measured]
 
 
-def speeds(found: Decode, paper: Paper) -> str:
+def speeds(found: Decode, paper: PaperDecode) -> Table:
     contexts = sorted({c.context for c in found.curves})
-    rows = [f"| tokens/s at {found.scale} | " + " | ".join(f"{c:,}" for c in contexts) + " | paper, 1.5b on an H100, 3K |"]
-    rows.append("|---" * (len(contexts) + 2) + "|")
+    rows = []
     for label, name in {c.label: c.name for c in found.curves}.items():
         ours = {c.context: c.tokens_per_second for c in found.curves if c.label == label}
-        theirs = paper.throughput[name].decode if name in paper.throughput else "-"
-        cells = [f"{ours[c]:.1f}" if c in ours else "-" for c in contexts]
-        rows.append(f"| {label} | " + " | ".join(cells) + f" | {theirs} |")
-    return "\n".join(rows)
+        theirs = str(paper.throughput[name].decode) if name in paper.throughput else None
+        rows.append(TableRow(label, (*(Cell(ours[c]) if c in ours else None for c in contexts), theirs)))
+    columns = (*(f"{c:,}" for c in contexts), "paper, 1.5b on an H100, 3K")
+    return Table(f"Decode at {found.scale}: tokens/s by context", "model", columns, tuple(rows))
 
 
-def crossings(found: Decode, paper: Paper) -> str:
-    rows = [
-        "| faster than | from, measured | equal bytes | our formula | V / (2 (1 - f)) | paper, measured at f = 0.4 |",
-        "|---" * 6 + "|",
-    ]
+def crossings(found: Decode, paper: PaperDecode) -> Table:
+    rows = []
     for one in found.crossings:
         same = found.scale == "440m" and one.gated == "amor-mamba2 f=0.4"
         theirs = paper.crossings.get(one.other) if same else None
-        cells = [one.measured, one.equal_bytes, one.our_formula, one.paper_formula, theirs]
-        rows.append(f"| {one.gated} over {one.other} | " + " | ".join(map(_tokens, cells)) + " |")
-    return "\n".join(rows)
+        numbers = (one.measured, one.equal_bytes, one.our_formula, one.paper_formula, theirs)
+        rows.append(TableRow(f"{one.gated} over {one.other}", tuple(map(_tokens, numbers))))
+    columns = ("measured", "equal bytes", "our formula", "V / (2 (1 - f))", "paper, measured at f = 0.4")
+    return Table("The context from which a gated model is faster", "faster than", columns, tuple(rows))
 
 
-def firing(found: Decode, paper: Paper) -> str:
+def firing(found: Decode, paper: PaperDecode) -> Table:
     """Rates of the model that was measured, and beside them those the paper has of its architecture, if any."""
     name = _architecture(found.model, paper.fire_rate)
-    rows = [f"| prompt, temperature | fires, {found.model or 'ours'} |" + (f" paper, {name} 1.5b |" if name else "")]
-    rows.append("|---|---|" + ("---|" if name else ""))
+    rows = []
     for one in found.firing:
-        key = f"T{one.temperature:g}/{one.prompt // 1024}K"
-        theirs = f" {paper.fire_rate[name].get(key, '-')} |" if name else ""
-        rows.append(f"| {one.prompt:,}, T = {one.temperature:g} | {one.rate:.3f} |{theirs}")
-    return "\n".join(rows)
+        theirs = paper.fire_rate[name].get(f"T{one.temperature:g}/{one.prompt // 1024}K") if name else None
+        cells = (Cell(one.rate, digits=3), *([None if theirs is None else str(theirs)] if name else []))
+        rows.append(TableRow(f"{one.prompt:,}, T = {one.temperature:g}", cells))
+    columns = (f"fires, {found.model or 'ours'}", *([f"paper, {name} 1.5b"] if name else []))
+    return Table("Firing rates while text is generated", "prompt, temperature", columns, tuple(rows))
 
 
 def _architecture(model: str | None, known: Collection[str]) -> str | None:
@@ -90,5 +84,5 @@ def _architecture(model: str | None, known: Collection[str]) -> str | None:
     return next((name for name in known if model in (name, *(f"{name}-{scale}" for scale in SCALES))), None)
 
 
-def _tokens(value: float | None) -> str:
-    return "-" if value is None else "from the first" if value == 0 else f"{value / 1024:.0f}K"
+def _tokens(value: float | None) -> str | None:
+    return None if value is None else "from the first" if value == 0 else f"{value / 1024:.0f}K"

@@ -14,7 +14,7 @@ from amor import typed
 from amor.errors import AmorError
 from amor.records.evals import About, Data, Evaluation, GateCounts, Gates
 from amor.study.paired import Scores
-from amor.study.suites import SUITES, Column, in_suite, suite
+from amor.study.suites import SUITES, ScoreColumn, in_suite, suite
 
 VARIANTS: tuple[Gates, ...] = get_args(Gates)
 BULKY = {"doc", "target", "arguments", "resps", "filtered_resps"}  # texts of a document, which no table needs
@@ -22,19 +22,19 @@ PHASES = ("prefill", "target", "decode")
 
 
 @dataclass(frozen=True)
-class Judged:
+class SuiteResult:
     """One file: a suite of one model, its gates run in one way."""
 
     file: Path
     found: Evaluation
     samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict, repr=False)  # by task, read when asked for
-    scores: dict[Column, Scores | None] = field(default_factory=dict, repr=False)  # made of these
+    scores: dict[ScoreColumn, Scores | None] = field(default_factory=dict, repr=False)  # made of these
 
     @property
     def gates(self) -> Gates:
         return self.found.amor.settings.gates
 
-    def score(self, column: Column) -> tuple[float, float | None] | None:
+    def score(self, column: ScoreColumn) -> tuple[float, float | None] | None:
         """A number and its standard error, which is that of the documents where the file tells none."""
         told = self.found.score(column.task, column.metric)
         if told is None:
@@ -42,14 +42,14 @@ class Judged:
         scores = None if told[1] else self.documents(column)
         return told[0], told[1] or (scores.error if scores else None)
 
-    def documents(self, column: Column) -> Scores | None:
+    def documents(self, column: ScoreColumn) -> Scores | None:
         """The number of every document, or None where no file tells them."""
         if column not in self.scores:
             told = column.over is not None and self.samples_file(column.task).exists()
             self.scores[column] = self._documents(column) if told else None
         return self.scores[column]
 
-    def _documents(self, column: Column) -> Scores | None:
+    def _documents(self, column: ScoreColumn) -> Scores | None:
         values: dict[int, float] = {}
         for number, line in enumerate(self.lines(column.task), 1):
             where = f"{self.samples_file(column.task)}:{number}"
@@ -66,7 +66,7 @@ class Judged:
             values[name] = float(value)
         return self._agreeing(column, values) if values else None
 
-    def _agreeing(self, column: Column, values: dict[int, float]) -> Scores:
+    def _agreeing(self, column: ScoreColumn, values: dict[int, float]) -> Scores:
         ids = np.array(sorted(values), dtype=np.int64)
         scores = Scores(ids, np.array([values[name] for name in ids.tolist()]), column.over or "mean")
         told, mean = self.found.score(column.task, column.metric), float(scores.score(scores.values.mean()))
@@ -129,7 +129,7 @@ def shared_suites(folders: list[Path], decode: bool = False) -> list[str]:
     return shared
 
 
-def opened(folder: Path, name: str, gates: Gates = "model", decode: bool = False) -> Judged:
+def opened(folder: Path, name: str, gates: Gates = "model", decode: bool = False) -> SuiteResult:
     """One file of an evaluation folder."""
     suite(name)
     file = folder / file_name(name, gates, decode)
@@ -140,9 +140,9 @@ def opened(folder: Path, name: str, gates: Gates = "model", decode: bool = False
     return from_file(file)
 
 
-def from_file(file: Path) -> Judged:
+def from_file(file: Path) -> SuiteResult:
     """What a file holds, which its name must say rightly: <suite>[.decode][.closed|.open].json."""
-    judged = Judged(file, typed.read(Evaluation, file))
+    judged = SuiteResult(file, typed.read(Evaluation, file))
     about = judged.found.amor
     right = file_name(about.suite, about.settings.gates, about.settings.path == "decode")
     if file.name != right:
@@ -176,13 +176,13 @@ def _sound(file: Path, about: About) -> None:
             raise AmorError(f"{file}: amor.curves.{name}.rates: not as many blocks at every length")
 
 
-def variants(folder: Path, name: str, decode: bool = False) -> list[Judged]:
+def variants(folder: Path, name: str, decode: bool = False) -> list[SuiteResult]:
     """The model as it is, and with gates closed and open where that was evaluated."""
     others = [gates for gates in VARIANTS[1:] if (folder / file_name(name, gates, decode)).is_file()]
     return [opened(folder, name, gates, decode) for gates in (VARIANTS[0], *others)]
 
 
-def side_by_side(rows: list[Judged]) -> list[Judged]:
+def side_by_side(rows: list[SuiteResult]) -> list[SuiteResult]:
     """The same rows, if what was asked of them is the same: else one line that names what differs."""
     for a, b in combinations(rows, 2):
         one, other = a.found.amor, b.found.amor
@@ -207,13 +207,13 @@ def _print(a: Data, b: Data) -> tuple[str, str]:
     return f"{a.rows:,} rows of {a.source}", f"{b.rows:,} rows of {b.source}"
 
 
-def _differ(a: Judged, b: Judged, key: str, mine: object, theirs: object) -> str:
+def _differ(a: SuiteResult, b: SuiteResult, key: str, mine: object, theirs: object) -> str:
     return (
         f"{a.file} and {b.file} cannot stand side by side: {key} is {mine} in one and {theirs} in the other; evaluate both alike"
     )
 
 
-def paired(a: Judged, b: Judged, column: Column) -> tuple[Scores, Scores] | None:
+def paired(a: SuiteResult, b: SuiteResult, column: ScoreColumn) -> tuple[Scores, Scores] | None:
     """The documents of both, which must be the same; None where one of them tells none."""
     mine, theirs = a.documents(column), b.documents(column)
     if mine is None or theirs is None:
@@ -225,7 +225,7 @@ def paired(a: Judged, b: Judged, column: Column) -> tuple[Scores, Scores] | None
     return mine, theirs
 
 
-def labels(rows: list[Judged]) -> list[str]:
+def labels(rows: list[SuiteResult]) -> list[str]:
     """A name a row: that of its model, with its folder where two have the same, and how its gates were run."""
     names = [" ".join(row.found.amor.model.name.split()) for row in rows]
     folders = [{row.file.parent for row, other in zip(rows, names) if other == name} for name in names]
@@ -236,7 +236,7 @@ def labels(rows: list[Judged]) -> list[str]:
     ]
 
 
-def columns(name: str, rows: Iterable[Judged]) -> tuple[Column, ...]:
+def columns(name: str, rows: Iterable[SuiteResult]) -> tuple[ScoreColumn, ...]:
     """Those of the suite; needles also have those of every task and length that was measured."""
     known = suite(name).columns
     if name != "niah":

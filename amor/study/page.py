@@ -1,28 +1,130 @@
-"""Pages and JSON of what was found: one file each, with nothing to fetch."""
+"""HTML pages, each one file with nothing to fetch, by the templates of amor/study/templates; and JSON beside them.
+
+All pages share templates/base.html: one style and one palette, legible on light and dark screens, wide and narrow.
+"""
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from amor import typed
 from amor.files import disk_errors, replace_file
 from amor.records.trace import Traces
-from amor.records.value import Agreement, Choosing, Value
-from amor.study.verdict import sentences
+from amor.records.value import Choosing, Value
+from amor.study.figures.canvas import BLOCKS
+from amor.study.table import Cell, Table, as_cell, one_line, remarks
 
-HERE = Path(__file__).parent
-SHARES = ("fire_rate", "best", "fire_rate", "precision", "precision_by_chance", "recall", "captured", "captured_by_chance")
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """An <svg> element with what stands above it."""
+
+    svg: str
+    title: str = ""
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class MarkedToken:
+    """A token of a text: its CSS classes, and what is shown beside it under the pointer."""
+
+    text: str
+    classes: str
+    tip: str
+
+
+@dataclass(frozen=True)
+class MarkedText:
+    title: str
+    tokens: tuple[MarkedToken, ...]
+
+
+@dataclass(frozen=True)
+class Details:
+    """A table or a preformatted text below a heading that opens."""
+
+    title: str
+    table: Table | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A part of a page; what is empty takes no space."""
+
+    title: str
+    points: tuple[str, ...] = ()  # a list
+    notes: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Drawing, ...] = ()
+    size: str = "many"  # of figures: "many" small ones in a row, "few" larger ones, or "one"
+    key: tuple[tuple[str, int], ...] = ()  # name and shade of the colours in texts
+    texts: tuple[MarkedText, ...] = ()
+    details: tuple[Details, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not any((self.points, self.notes, self.tables, self.figures, self.texts, self.details))
+
+
+def render_page(
+    title: str, subtitle: str, sections: Sequence[PageSection], facts: Mapping[str, str] | None = None, footer: str = ""
+) -> str:
+    """A page of sections; facts: name -> value, shown as tiles at the top."""
+    kept = [section for section in sections if not section.empty]
+    return render("page.html", title=title, subtitle=subtitle, facts=facts or {}, sections=kept, footer=footer)
+
+
+def render(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(blocks=BLOCKS, **values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    made.filters["cell"] = _html_cell
+    made.filters["remarks"] = _html_remarks
+    return made
+
+
+def _html_cell(cell: Cell | str | None) -> str:
+    from markupsafe import Markup, escape
+
+    return Markup(as_cell(cell, "<b>{}</b>".format, lambda text: str(escape(one_line(text)))))
+
+
+def _html_remarks(table: Table) -> list[str]:
+    return remarks(table, "bold")
+
+
+def json_details(title: str, tree: Any) -> Details:
+    """Nested data below a heading that opens."""
+    return Details(title, text=msgspec.json.format(msgspec.json.encode(tree), indent=2).decode())
+
+
+def trace_page(found: Traces) -> str:
+    """Traces with details under the pointer: the data in the page, drawn there."""
+    data = typed.line(found).strip().replace("<", "\\u003c")  # no text can end the script
+    return render("trace.html", title="Where attention ran", data=data)
 
 
 def write_json(path: str | Path, found: Traces | Value | Choosing) -> Path:
     return put(path, typed.line(found))
-
-
-def write(path: str | Path, found: Traces | Value) -> Path:
-    return put(path, trace_page(found) if isinstance(found, Traces) else value_page(found))
 
 
 def put(path: str | Path, text: str) -> Path:
@@ -31,77 +133,3 @@ def put(path: str | Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
     return path
-
-
-def trace_page(found: Traces) -> str:
-    """Traces with details under the pointer: the data in the page, drawn there."""
-    held = typed.line(found).strip().replace("<", "\\u003c")  # no text can end the script
-    return (HERE / "trace.html").read_text(encoding="utf-8").replace("{{data}}", held)
-
-
-def value_page(found: Value) -> str:
-    """Gate value accounting: the figure, the sentences and the tables."""
-    from amor.study import figures
-
-    parts = {
-        "{{title}}": escape(f"What the gate of {found.model} is worth"),
-        "{{data}}": escape(about(found)),
-        "{{verdict}}": "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences(found)),
-        "{{notes}}": "".join(f"<p>{escape(note)}</p>" for note in found.notes),
-        "{{figure}}": figures.inline(figures.draw("value", found)),
-        "{{tables}}": "".join(html_table(title, rows) for title, rows in tables(found).items()),
-    }
-    text = (HERE / "value.html").read_text(encoding="utf-8")
-    for place, put_in in parts.items():
-        text = text.replace(place, put_in)
-    return text
-
-
-def about(found: Value) -> str:
-    data = found.data
-    cut = f"{data.windows} windows of {data.context:,}"
-    return f"{data.tokens:,} tokens of {data.source}: {cut}; gate: {found.gate}"
-
-
-def tables(found: Value) -> dict[str, list[list[str]]]:
-    """Title -> rows of text, the first one the heads: for pages and terminals."""
-    return {"Loss by policy": losses(found), "The gate against the best tokens": agreement(found), "Gain of firing": gains(found)}
-
-
-def losses(found: Value) -> list[list[str]]:
-    rows = [["policy", "nll", "± se", "saved over never", "± se", "fires on"]]
-    for name, row in msgspec.structs.asdict(found.losses).items():
-        rates = " / ".join(f"{100 * rate:.0f} %" for rate in row.fire_rate)
-        saved = [f"{row.saved:+.4f}", f"{row.saved_se:.4f}"]
-        rows.append([name.replace("_", ", "), f"{row.nll:.4f}", f"{row.se:.4f}", *saved, rates])
-    return rows
-
-
-def agreement(found: Value) -> list[list[str]]:
-    rows = [["block", "fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance"]]
-    for row in found.agreement:
-        rows.append([str(row.block), *(percent(row, name) for name in SHARES)])
-    return rows
-
-
-def percent(row: Agreement, name: str) -> str:
-    value, error = getattr(row, name), getattr(row, f"{name}_se", None)
-    if value is None:
-        return "-"
-    return f"{100 * value:.0f}" + (f"±{100 * error:.0f} %" if error is not None else " %")
-
-
-def gains(found: Value) -> list[list[str]]:
-    rows = [["of", "mean (nats)", "± se", "1 %", "median", "99 %", "helps", "rank corr."]]
-    for row in found.gains:
-        spread = [f"{q:+.3f}" for q in (row.quantiles.p1, row.quantiles.p50, row.quantiles.p99)]
-        rho = "-" if row.rank_correlation is None else f"{row.rank_correlation:+.2f}"
-        rows.append([row.name, f"{row.mean:+.4f}", f"{row.se:.4f}", *spread, f"{100 * row.positive:.0f} %", rho])
-    return rows
-
-
-def html_table(title: str, rows: list[list[str]]) -> str:
-    def line(cells: list[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    return f"<h2>{escape(title)}</h2><table>{line(rows[0], 'th')}{''.join(line(row, 'td') for row in rows[1:])}</table>"

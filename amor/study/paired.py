@@ -6,9 +6,10 @@ which is mostly far smaller than the two errors of the two scores would suggest,
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ AT_ONCE = 1 << 22  # numbers drawn at a time: 32 MB
 
 @dataclass(frozen=True)
 class Scores:
-    """One number a document, in the order of document ids."""
+    """One number per document, in the order of document ids."""
 
     ids: NDArray[np.int64]
     values: Numbers
@@ -40,7 +41,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Gap:
-    """By how much one is better than the other, a document on average (of log-likelihoods: in nats), and the error of that."""
+    """By how much one is better than the other, per document on average (of log-likelihoods: in nats), and the error of that."""
 
     size: float
     error: float
@@ -69,17 +70,25 @@ def mean_gap(gaps: list[Gap]) -> Gap:
 
 def resampled(a: Scores, b: Scores, samples: int, random: np.random.Generator) -> Numbers:
     """The difference of the two scores in each of many draws of the documents, with replacement; both get the same draws."""
-    count, found = len(a.values), []
-    each = max(AT_ONCE // count, 1)
-    for start in range(0, samples, each):
-        drawn = random.integers(0, count, size=(min(each, samples - start), count), dtype=np.int32)
-        found.append(a.score(a.values[drawn].mean(axis=1)) - b.score(b.values[drawn].mean(axis=1)))
-    return np.concatenate(found)
+    from scipy.stats import DegenerateDataWarning, bootstrap
+
+    def difference(mine: Numbers, theirs: Numbers, axis: int) -> Numbers:
+        return a.score(mine.mean(axis)) - b.score(theirs.mean(axis))
+
+    count = len(a.values)
+    if count == 1:  # every draw is the one document
+        return np.full(samples, difference(a.values, b.values, 0))
+    options: dict[str, Any] = {"n_resamples": samples, "batch": max(AT_ONCE // count, 1), "method": "percentile"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # of the interval, which is not used; all draws may be equal
+        draws = bootstrap((a.values, b.values), difference, paired=True, vectorized=True, rng=random, **options)
+    distribution: Numbers = draws.bootstrap_distribution
+    return distribution
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One number a seed and window of text, of one row of a study.
+    """One number per seed and window of text, of one row of a study.
 
     Two things could have been drawn otherwise: the windows, and the seed (of weights and of the order of data). The error is the
     root of both squares: that of the windows' means over seeds, and that of the seeds' means over windows. What both share is

@@ -11,7 +11,7 @@ from amor.records import Number
 FILE = Path(__file__).with_name("paper_tables.json")
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PaperRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model: a number a column."""
 
     scale: typed.Name
@@ -23,7 +23,7 @@ class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One table, as it is printed: accuracies in percent."""
 
     columns: tuple[typed.Name, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
 
     def at(self, scale: str) -> dict[str, dict[str, float]]:
         """Model -> column -> number, of one scale."""

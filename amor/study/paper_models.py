@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from amor.study import paper
-from amor.study.decode import told_by_paper
+from amor.study.decode import paper_decode
 
 SCALE = "1.5B"
 TABLES = ("common_sense", "ablation_common_sense_1p5b")
@@ -25,8 +25,8 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Told:
-    """None where the paper does not say."""
+class PaperModel:
+    """One of the paper's models; None where the paper has no number."""
 
     perplexity: float
     fires: float | None  # greedy, after 3K tokens
@@ -34,13 +34,13 @@ class Told:
     decode: float | None
 
 
-def told() -> dict[str, Told]:
-    """Our name -> what the paper says."""
-    decode, found = told_by_paper(), {}
+def reported() -> dict[str, PaperModel]:
+    """Our name -> what the paper reports."""
+    decode, found = paper_decode(), {}
     for printed, values in paper.rows(TABLES, SCALE).items():
         name = NAMES[printed]
         speed = decode.throughput.get(name)
-        found[name] = Told(
+        found[name] = PaperModel(
             perplexity=values["fineweb_edu_ppl"],
             fires=decode.fire_rate.get(name, {}).get("T0/3K"),
             train=None if speed is None else 1000 * speed.train,

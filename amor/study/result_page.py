@@ -2,72 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from amor.errors import AmorError
 from amor.files import replace_file
-from amor.study import figures, html, typeset
-from amor.study.result_tables import tables
+from amor.study import figures
+from amor.study.page import Drawing, PageSection, json_details, render_page
 from amor.study.results import Results
-from amor.study.tables import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from amor.study.table import Table, printed
+from amor.study.tables import make_tables
 
 PAGE, TABLES = "index.html", {"text": "tables.txt", "markdown": "tables.md", "latex": "tables.tex"}
 FORMATS = (".svg", ".png")
 
 
-def write(held: Results) -> list[Path]:
-    """Every file, each written whole; figures where matplotlib is there, else the page says what they need."""
-    made = tables(held)
-    files = []
-    for name, file in TABLES.items():
-        replace_file(held.folder / file, "\n\n".join(typeset.FORMATS[name](table) for table in made) + "\n")
-        files.append(held.folder / file)
-    drawn: dict[str, Figure] = {}
-    trouble = ""
-    try:
-        drawn |= {name: figures.draw(name, held) for name in held.study.figures}
-    except AmorError as error:
-        trouble = str(error)
+def write(results: Results) -> list[Path]:
+    """Every file, each written whole; the page is the last of them."""
+    folder, tables, files = results.folder, make_tables(results), []
+    for form, name in TABLES.items():
+        replace_file(folder / name, "\n\n".join(printed(table, form) for table in tables) + "\n")
+        files.append(folder / name)
+    drawn = {name: figures.draw(name, results) for name in results.study.figures}
     for name, drawing in drawn.items():
-        files += [figures.save(drawing, held.folder / f"{name}{ending}") for ending in FORMATS]
-    inline = {name: figures.inline(drawing) for name, drawing in drawn.items()}
-    replace_file(held.folder / PAGE, page(held, made, inline, trouble))
-    return [*files, held.folder / PAGE]
+        files += [figures.save(drawing, folder / f"{name}{ending}") for ending in FORMATS]
+    inline = tuple(Drawing(figures.inline(drawing), name) for name, drawing in drawn.items())
+    replace_file(folder / PAGE, page(results, tables, inline))
+    return [*files, folder / PAGE]
 
 
-def page(held: Results, made: list[Table], drawn: dict[str, str], trouble: str) -> str:
-    name, there = held.ledger.name, sum(bool(one.found) for ones in held.shown.values() for one in ones)
-    facts = {"rows": str(len(held.ledger.rows)), "runs": str(len(held.runs)), "seeds": str(len(held.study.seeds))}
-    facts["runs that are judged"] = str(there)
-    parts = [
-        f'<h1>{escape(name)}</h1><p class="soft">{escape(held.study.title)}</p>',
-        html.tiles(facts),
-        *(
-            html.section(table.title, _table(table), *(f'<p class="note">{escape(note)}</p>' for note in _notes(table)))
-            for table in made
-        ),
-        html.section("Figures", *(f"<figure>{svg}</figure>" for svg in drawn.values()), escape(trouble)),
-        html.section("The study as it was run", html.folded("study.json", held.ledger)),
-    ]
-    return html.page(f"{name} - amor", "\n".join(parts))
-
-
-def _notes(table: Table) -> Iterator[str]:
-    yield from typeset.legend(table, "*")
-    yield from table.notes
-
-
-def _table(table: Table) -> str:
-    bold = "*{}*".format
-    rows = []
-    for kind in ("ours", "floor", "paper"):
-        lines = [line for line in table.lines if line.kind == kind]
-        rows += [[table.paper, *([""] * len(table.columns))]] if kind == "paper" and lines else []
-        rows += [[line.name, *(typeset.text_cell(cell, bold) for cell in line.cells)] for line in lines]
-    return html.table([table.first, *table.columns], rows)
+def page(results: Results, tables: list[Table], drawings: tuple[Drawing, ...]) -> str:
+    name, study = results.ledger.name, results.study
+    measured = sum(bool(run.results) for runs in results.shown.values() for run in runs)
+    facts = {"rows": len(results.ledger.rows), "runs": len(results.runs), "seeds": len(study.seeds)}
+    sections = [PageSection(table.title, tables=(table,)) for table in tables]
+    sections.append(PageSection("Figures", figures=drawings, size="one"))
+    sections.append(PageSection("The study as it was run", details=(json_details("study.json", results.ledger),)))
+    shown = {fact: str(count) for fact, count in {**facts, "runs that are judged": measured}.items()}
+    return render_page(name, study.title, sections, shown)

@@ -1,9 +1,9 @@
-"""The folder of a study, read: what each run measured, which learning rate a row is shown with, and every judgement of it."""
+"""The folder of a study, read: every measurement of its runs, and which learning rate each row is shown with."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -15,127 +15,112 @@ import numpy as np
 from amor import typed
 from amor.errors import AmorError
 from amor.records.run import Evaluated, Step
-from amor.records.study import FOUND, JUDGED, LEDGER, AllRates, Decoded, Judgement, Ledger, Planned, Policy, Study
 from amor.run import Run
+from amor.study.definition import JUDGED, LEDGER, Measurement, PlannedRun, Study, StudyLedger, find_measure
 from amor.study.paired import Grid
 
 
 @dataclass(frozen=True)
-class One:
-    """A run and what was found of it."""
+class StudyRun:
+    """A run of a study, and what was measured of it."""
 
-    planned: Planned
+    planned: PlannedRun
     run: Run
+    kinds: tuple[str, ...] = ()  # that the study asks for
 
     @cached_property
     def valid(self) -> float | None:
-        """The held-out loss at the end, as training measured it; None: it is not at its end, or not finite."""
+        """The held-out loss at the last step, as training measured it; None: it is not at its end, or not finite."""
         ends = [line for line in self.run.lines() if isinstance(line, Evaluated) and line.step == self.planned.steps]
         return ends[-1].valid.nll if ends else None
 
     @cached_property
     def gated(self) -> bool:
-        """Whether its model has gates, as its first step tells."""
+        """Whether its model has gates, by its first step."""
         return any(line.blocks for line in islice((line for line in self.run.lines() if isinstance(line, Step)), 1))
 
     @cached_property
-    def found(self) -> dict[str, Any]:
-        """Kind -> what was found, of those that are there."""
-        held = {kind: self.run.folder / JUDGED / f"{kind}.json" for kind in FOUND}
-        return {kind: _read(kind, path) for kind, path in held.items() if path.is_file()}
+    def results(self) -> dict[str, Any]:
+        """Kind -> result, of the measurements that are there."""
+        files = {kind: self.run.folder / JUDGED / f"{kind}.json" for kind in self.kinds}
+        return {kind: _read(kind, path) for kind, path in files.items() if path.is_file()}
 
 
 def _read(kind: str, path: Path) -> Any:
-    held = typed.read(Judgement, path)
-    if held.kind != kind:
-        raise AmorError(f"{path}: kind: {held.kind!r}, where {kind!r} belongs")
-    return typed.convert(FOUND[kind], held.found, str(path))
+    file = typed.read(Measurement, path)
+    if file.kind != kind:
+        raise AmorError(f"{path}: kind: {file.kind!r}, where {kind!r} belongs")
+    return typed.convert(find_measure(kind).Result, file.result, str(path))
 
 
 @dataclass(frozen=True)
 class Results:
-    """A study as far as it stands."""
+    """A study as far as it is measured."""
 
-    ledger: Ledger
+    ledger: StudyLedger
     folder: Path
 
     @property
     def study(self) -> Study:
         return self.ledger.study
 
-    @cached_property
-    def runs(self) -> tuple[One, ...]:
-        return tuple(One(planned, Run(self.folder / planned.folder)) for planned in self.ledger.runs)
+    def options(self, kind: str) -> Any:
+        """The options that a kind is measured with, which the study must ask for."""
+        return self.study.measurements()[kind]
 
     @cached_property
-    def shown(self) -> dict[str, list[One]]:
-        """Row -> its runs, one a seed, at the learning rate that is best for it."""
-        best = chosen(self.runs)
+    def runs(self) -> tuple[StudyRun, ...]:
+        kinds = tuple(self.study.measurements())
+        return tuple(StudyRun(planned, Run(self.folder / planned.folder), kinds) for planned in self.ledger.runs)
+
+    @cached_property
+    def shown(self) -> dict[str, list[StudyRun]]:
+        """Row -> its runs, one per seed, at the learning rate that is best for it."""
+        best = best_learning_rates(self.runs)
         return {
-            row: [one for one in self.runs if one.planned.row == row and one.planned.lr == best.get(row, one.planned.lr)]
+            row: [run for run in self.runs if run.planned.row == row and run.planned.lr == best.get(row, run.planned.lr)]
             for row in self.ledger.rows
         }
 
     def of(self, row: str, kind: str) -> dict[int, Any]:
-        """Seed -> what was found."""
-        return {one.planned.seed: one.found[kind] for one in self.shown[row] if kind in one.found}
+        """Seed -> result."""
+        return {run.planned.seed: run.results[kind] for run in self.shown[row] if kind in run.results}
 
-    def losses(self, row: str) -> Grid | None:
-        return grid({seed: found.windows for seed, found in self.of(row, "loss").items()}, self.text(row, "loss"))
-
-    def policy(self, row: str, name: str, rate: float | None = None) -> Grid | None:
-        """The losses of a choice of tokens."""
-        found = {seed: _policy(all_rates, name, rate) for seed, all_rates in self.of(row, "rates").items()}
-        return grid({seed: one.windows for seed, one in found.items() if one is not None}, self.text(row, "rates"))
-
-    def text(self, row: str, kind: str) -> frozenset[tuple[str, int, int, str]]:
-        """What a row was judged on. The data of a study is one text, wherever it lay when it was read."""
-        read = [found.data for found in self.of(row, kind).values()]
-        return frozenset((self.ledger.data or one.source, one.context, one.windows, one.documents) for one in read)
-
-    def saved(self, row: str, name: str, rate: float | None = None) -> Grid | None:
-        """What a choice of tokens saves over never firing."""
-        never, mine = self.policy(row, "never"), self.policy(row, name, rate)
-        return None if never is None or mine is None else never.less(mine)
-
-    def decode(self, row: str, rate: float | None) -> list[Decoded]:
-        """How fast its runs write at a firing rate, one a seed; None: as they are."""
-        return [one for found in self.of(row, "speed").values() for one in found.decode if one.rate == rate]
-
-    @cached_property
-    def rates(self) -> tuple[float, ...]:
-        """Firing rates that policies were judged at."""
-        asked = self.study.judge.rates
-        return () if asked is None else asked.rates
+    def grid(self, row: str, kind: str, windows: dict[int, tuple[float, ...]]) -> Grid | None:
+        """Numbers by seed and window, with the text they are of: windows of different texts are not compared."""
+        if not windows:
+            return None
+        if len({len(each) for each in windows.values()}) > 1:
+            raise AmorError("runs of one row were judged on different numbers of windows; run the study again, it judges anew")
+        texts = [each.data for each in self.of(row, kind).values()]
+        # the data of a study is one text, wherever it lay when it was read
+        text = frozenset((self.ledger.data or t.source, t.context, t.windows, t.documents) for t in texts)
+        return Grid(tuple(windows), np.array(list(windows.values()), dtype=np.float64), text)
 
     def missing(self) -> list[str]:
-        """In words, what a table has no numbers of."""
-        lacking = {row: dict.fromkeys(self._lacking(one) for one in ones) for row, ones in self.shown.items()}
+        """One line per row: which seeds lack which measurements."""
+        lacking = {row: dict.fromkeys(self._lacking(run) for run in runs) for row, runs in self.shown.items()}
         return [f"{row}: {', '.join(filter(None, each))}" for row, each in lacking.items() if any(each)]
 
-    def _lacking(self, one: One) -> str:
+    def _lacking(self, run: StudyRun) -> str:
         """A seed, and the kinds it lacks where it has others."""
-        asked = self.study.judge.asked(one.gated)
-        kinds = [kind for kind in asked if kind not in one.found]
+        asked = self.study.measurements(run.gated)
+        kinds = [kind for kind in asked if kind not in run.results]
         which = f" ({', '.join(kinds)})" if len(kinds) < len(asked) else ""
-        return f"seed {one.planned.seed}{which}" if kinds else ""
-
-
-def _policy(found: AllRates, name: str, rate: float | None) -> Policy | None:
-    return next((one for one in found.policies if one.name == name and one.rate == rate), None)
+        return f"seed {run.planned.seed}{which}" if kinds else ""
 
 
 def read(folder: str | Path) -> Results:
     folder = Path(folder)
-    return Results(typed.read(Ledger, folder / LEDGER), folder)
+    return Results(typed.read(StudyLedger, folder / LEDGER), folder)
 
 
-def chosen(runs: Iterable[One]) -> dict[str, float | None]:
+def best_learning_rates(runs: Iterable[StudyRun]) -> dict[str, float | None]:
     """Of each row the learning rate whose mean held-out loss over seeds is the lowest, among those that most seeds have."""
     rows: dict[str, dict[float | None, list[float]]] = {}
-    for one in runs:
-        if one.valid is not None:
-            rows.setdefault(one.planned.row, {}).setdefault(one.planned.lr, []).append(one.valid)
+    for run in runs:
+        if run.valid is not None:
+            rows.setdefault(run.planned.row, {}).setdefault(run.planned.lr, []).append(run.valid)
     return {row: _best(rates) for row, rates in rows.items()}
 
 
@@ -143,12 +128,3 @@ def _best(rates: dict[float | None, list[float]]) -> float | None:
     most = max(map(len, rates.values()))
     full = {lr: statistics.mean(losses) for lr, losses in rates.items() if len(losses) == most}
     return min(full, key=lambda lr: full[lr])
-
-
-def grid(windows: dict[int, tuple[float, ...]], text: Hashable = None) -> Grid | None:
-    """One number a seed and window; windows of different texts do not fit together."""
-    if not windows:
-        return None
-    if len({len(each) for each in windows.values()}) > 1:
-        raise AmorError("runs of one row were judged on different numbers of windows; run the study again, it judges anew")
-    return Grid(tuple(windows), np.array(list(windows.values()), dtype=np.float64), text)

@@ -11,10 +11,11 @@ from amor.errors import AmorError
 from amor.presets import scaled
 from amor.records.run import Architecture, Evaluated, Step, Valid
 from amor.run import Run
+from amor.study.table import Cell, Table, TableRow
 
 
 @dataclass(frozen=True)
-class Reached:
+class ValidPoint:
     """The held-out loss after so many tokens and minutes."""
 
     tokens: int
@@ -23,14 +24,16 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Fired:
-    tokens: int
-    fire: tuple[float, ...]  # a block
+class FiringPoint:
+    """The firing rate of every block at a step of training."""
+
+    tokens: int  # seen so far
+    fire: tuple[float, ...]  # share of tokens, one per block
 
 
 @dataclass(frozen=True)
-class Told:
-    """A run as a row of a table and as lines of a figure."""
+class RunSummary:
+    """A run as a row of a table and as curves of a figure."""
 
     run: str
     model: str
@@ -40,13 +43,13 @@ class Told:
     tokens_per_second: float
     loss: float | None
     valid: Valid | None
-    curve: tuple[Reached, ...]
-    firing: tuple[Fired, ...]
+    curve: tuple[ValidPoint, ...]
+    firing: tuple[FiringPoint, ...]
 
 
-def compare(folders: list[Run]) -> list[Told]:
-    """A row a run, and the curves a figure draws."""
-    rows = [told(folder) for folder in folders]
+def compare(folders: list[Run]) -> list[RunSummary]:
+    """One summary per run; runs of different vocabularies are refused."""
+    rows = [summarise(folder) for folder in folders]
     vocabularies = {row.vocab for row in rows}
     if len(vocabularies) > 1:
         raise AmorError(f"runs with vocabularies of {sorted(vocabularies)}: their losses a token cannot be compared")
@@ -72,7 +75,7 @@ def measured(run: Run) -> tuple[list[Step], list[Evaluated]]:
     return steps, evals
 
 
-def told(run: Run) -> Told:
+def summarise(run: Run) -> RunSummary:
     steps, evals = measured(run)
     minutes, passed = {}, 0.0
     for line in steps:
@@ -82,7 +85,7 @@ def told(run: Run) -> Told:
     sound = [e for e in evals if e.valid.nll is not None]
     losses = [line.loss for line in steps if line.loss is not None]
     model = run.recipe().model
-    return Told(
+    return RunSummary(
         run=run.folder.name,
         model=model.name,
         vocab=vocabulary(run, model),
@@ -92,9 +95,11 @@ def told(run: Run) -> Told:
         loss=statistics.mean(losses[-20:]) if losses else None,
         valid=sound[-1].valid if sound else None,
         curve=tuple(
-            Reached(tokens[e.step], minutes[e.step], e.valid.nll) for e in sound if e.step in tokens and e.valid.nll is not None
+            ValidPoint(tokens[e.step], minutes[e.step], e.valid.nll)
+            for e in sound
+            if e.step in tokens and e.valid.nll is not None
         ),
-        firing=tuple(Fired(line.tokens, tuple(b.fire for b in line.blocks)) for line in steps if line.blocks),
+        firing=tuple(FiringPoint(line.tokens, tuple(b.fire for b in line.blocks)) for line in steps if line.blocks),
     )
 
 
@@ -112,19 +117,13 @@ def vocabulary(run: Run, model: Architecture) -> int:
     return typed.read(Vocabulary, run.folder / "latest/config.json").vocab
 
 
-def lines(rows: list[Told]) -> list[str]:
-    """The table for people."""
-    shown = [
-        f"{'run':<24} {'tokens':>12} {'minutes':>8} {'tokens/s':>9} {'train loss':>11} {'valid loss':>11} {'perplexity':>11}"
-    ]
+def table(rows: list[RunSummary]) -> Table:
+    """The runs for people, one row each."""
+    lines = []
     for row in rows:
         nll, perplexity = (row.valid.nll, row.valid.perplexity) if row.valid else (None, None)
-        shown.append(
-            f"{row.run:<24} {row.tokens:>12,} {row.minutes:>8.1f} {row.tokens_per_second:>9,.0f} "
-            f"{_or_dash(row.loss, '.3f'):>11} {_or_dash(nll, '.3f'):>11} {_or_dash(perplexity, ',.1f'):>11}"
-        )
-    return shown
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+        numbers = ((row.minutes, 1), (row.tokens_per_second, 0), (row.loss, 3), (nll, 3), (perplexity, 1))
+        cells = (None if value is None else Cell(value, digits=digits) for value, digits in numbers)
+        lines.append(TableRow(row.run, (f"{row.tokens:,}", *cells)))
+    columns = ("tokens", "minutes", "tokens/s", "train loss", "valid loss", "perplexity")
+    return Table("Runs side by side", "run", columns, tuple(lines))

@@ -1,26 +1,23 @@
-"""A traced text as HTML: one <span> a token, coloured where gates fired, with a readout for the pointer.
+"""A traced text for a page: one span per token, coloured where gates fired, with a readout for the pointer.
 
-The trace is amor/judge/trace.py's. A token is coloured by what the gates did after reading it, about the token after it.
+The trace is that of amor/judge/trace.py. A token is coloured by what the gates did after reading it, about the token after it.
 """
 
 from collections.abc import Sequence
-from html import escape
 
 from amor.records.trace import Token, Trace
+from amor.study.page import MarkedText, MarkedToken
 
 SHADES = 4  # colour steps from one block fired to all of them
 
 
-def as_html(trace: Trace) -> str:
+def marked_text(trace: Trace) -> MarkedText:
     """The text of a trace; the first `given` tokens are marked as not the model's own."""
-    spans = (span(token, trace.thresholds, i < trace.given) for i, token in enumerate(trace.tokens))
-    return f'<p class="strip">{"".join(spans)}</p>'
-
-
-def span(token: Token, thresholds: Sequence[float | None], given: bool) -> str:
-    text = escape(token.text).replace("\n", "⏎\n")
-    classes = f"t h{shade(token.fire)}" + (" given" if given else "")
-    return f'<span class="{classes}" data-tip="{escape(tip(token, thresholds), quote=True)}">{text}</span>'
+    tokens = []
+    for place, token in enumerate(trace.tokens):
+        classes = f"t h{shade(token.fire)}" + (" given" if place < trace.given else "")
+        tokens.append(MarkedToken(token.text.replace("\n", "⏎\n"), classes, tip(token, trace.thresholds)))
+    return MarkedText(trace.title, tuple(tokens))
 
 
 def shade(fired: Sequence[bool]) -> int:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
-from amor.eval.tasks import LENGTHS, SUITES, Column, Suite, in_suite, suite
+from amor.eval.tasks import LENGTHS, SUITES, ScoreColumn, Suite, in_suite, suite
 
-__all__ = ["LENGTHS", "SUITES", "Column", "Suite", "in_suite", "shown", "suite"]
+__all__ = ["LENGTHS", "SUITES", "ScoreColumn", "Suite", "in_suite", "shown", "suite"]
 
 
-def shown(columns: Iterable[Column], measured: Callable[[Column], bool]) -> tuple[Column, ...]:
+def shown(columns: Iterable[ScoreColumn], measured: Callable[[ScoreColumn], bool]) -> tuple[ScoreColumn, ...]:
     """Those that were measured; of the paper's columns that none of ours stands beside, the first of ours that would."""
     columns = tuple(columns)
     taken = {column.paper for column in columns if measured(column)}

@@ -27,7 +27,7 @@ from amor.files import fsync, replace_file
 from amor.models import folder as model_folder
 from amor.models.amor import Amor
 from amor.models.build import build
-from amor.records import Amount, Part, Steps
+from amor.records import Amount, Record, Steps
 from amor.records.run import Judged
 from amor.run import Run
 from amor.train.distributed import World
@@ -50,7 +50,7 @@ class TrainerState(typed.File, frozen=True):
     valid: Judged | None = None  # validation scores, if this very step was evaluated
 
 
-class FileDigest(Part, frozen=True):
+class FileDigest(Record, frozen=True):
     """Size in bytes and sha256 of one file."""
 
     bytes: typed.Count

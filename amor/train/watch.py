@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from amor.records import Part
+from amor.records import Record
 from amor.records.run import Evaluated, Event, Judged, Line, Step, Valid
 from amor.run import Run
 from amor.train.recipe import Recipe
@@ -38,7 +38,7 @@ class CheckpointSaved:
     seconds: float  # gathering, writing and deleting old ones
 
 
-class RunEnded(Part, frozen=True, omit_defaults=True):
+class RunEnded(Record, frozen=True, omit_defaults=True):
     """A run that is finished, or was stopped by a signal."""
 
     done: bool  # all of its steps were taken

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from amor.errors import AmorError, nearest
 from amor.eval import harness
-from amor.eval.task_specs import Column, HarnessSpec, LoadContext, Suite, TaskSpec
+from amor.eval.task_specs import HarnessSpec, LoadContext, ScoreColumn, Suite, TaskSpec
 from amor.records.evals import Data
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = [
     "HELD_OUT",
     "LENGTHS",
     "SUITES",
-    "Column",
+    "ScoreColumn",
     "Suite",
     "all_tasks",
     "in_suite",

@@ -3,7 +3,7 @@
 import msgspec
 
 from amor.eval.rows import Choices, Text
-from amor.eval.task_specs import Column, HarnessTask
+from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
 class ArcRow(msgspec.Struct):
@@ -22,7 +22,7 @@ TASKS = tuple(
         name=f"arc_{level}",
         suite="common-sense",
         metric="acc",
-        columns=(Column(title, f"arc_{level}", "acc", f"arc_{level}/acc"),),
+        columns=(ScoreColumn(title, f"arc_{level}", "acc", f"arc_{level}/acc"),),
         place=place,
         row=ArcRow,
         file=f"arc_{level}_test",

@@ -2,14 +2,14 @@
 
 from amor.eval.cloze import ClozeForm, ClozeRow, with_question
 from amor.eval.rows import HubSource
-from amor.eval.task_specs import ClozeTask, Column
+from amor.eval.task_specs import ClozeTask, ScoreColumn
 
 TASKS = (
     ClozeTask(
         name="cloze_drop",
         suite="retrieval",
         metric="contains",
-        columns=(Column("DROP cloze", "cloze_drop", "contains", "drop"),),
+        columns=(ScoreColumn("DROP cloze", "cloze_drop", "contains", "drop"),),
         place=9,
         row=ClozeRow,
         file="based_drop",

@@ -2,7 +2,7 @@
 
 from amor.eval.cloze import ClozeForm, CompletionRow, KeyedRow, ask, without
 from amor.eval.rows import HubSource, Substitute
-from amor.eval.task_specs import ClozeTask, Column, CompletionTask
+from amor.eval.task_specs import ClozeTask, CompletionTask, ScoreColumn
 
 SUMMARIES = Substitute(
     "fda_completion", KeyedRow, "FDA summaries, not the rows of hazyresearch/based-fda"
@@ -20,7 +20,7 @@ TASKS = (
         name="fda",
         suite="retrieval",
         metric="contains",
-        columns=(Column("FDA", "fda", "contains", "fda"),),
+        columns=(ScoreColumn("FDA", "fda", "contains", "fda"),),
         place=3,
         row=CompletionRow,
         file="based_fda",
@@ -31,7 +31,7 @@ TASKS = (
         name="cloze_fda",
         suite="retrieval",
         metric="contains",
-        columns=(Column("FDA cloze", "cloze_fda", "contains", "fda"),),
+        columns=(ScoreColumn("FDA cloze", "cloze_fda", "contains", "fda"),),
         place=6,
         row=KeyedRow,
         file="based_fda",

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from amor.eval.rows import Texts
-from amor.eval.task_specs import Column, HarnessTask
+from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
 class HellaSwagRow(msgspec.Struct):
@@ -28,7 +28,7 @@ TASKS = (
         name="hellaswag",
         suite="common-sense",
         metric="acc",
-        columns=(Column("HSwag", "hellaswag", "acc", "hellaswag/acc"),),
+        columns=(ScoreColumn("HSwag", "hellaswag", "acc", "hellaswag/acc"),),
         place=2,
         row=HellaSwagRow,
         file="hellaswag_validation",

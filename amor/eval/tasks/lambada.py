@@ -3,7 +3,7 @@
 import msgspec
 
 from amor.eval.rows import Text
-from amor.eval.task_specs import Column, HarnessTask
+from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
 class LambadaRow(msgspec.Struct):
@@ -23,7 +23,7 @@ TASKS = (
         suite="common-sense",
         metric="acc",
         columns=(
-            Column(
+            ScoreColumn(
                 "LAMB ppl",
                 NAME,
                 "perplexity",
@@ -32,7 +32,7 @@ TASKS = (
                 lower=True,
                 over="exp",
             ),
-            Column("LAMB", NAME, "acc", f"{NAME}/acc"),
+            ScoreColumn("LAMB", NAME, "acc", f"{NAME}/acc"),
         ),
         place=1,
         row=LambadaRow,

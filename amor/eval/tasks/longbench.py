@@ -8,7 +8,7 @@ import msgspec
 from amor.eval import harness
 from amor.eval.harness import Row
 from amor.eval.rows import Text, Texts
-from amor.eval.task_specs import Column, HarnessTask
+from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
 class LongBenchRow(msgspec.Struct):
@@ -65,7 +65,7 @@ TASKS = tuple(
         name=f"longbench_{name}",
         suite="longbench",
         metric="score",
-        columns=(Column(title, f"longbench_{name}", "score", name),),
+        columns=(ScoreColumn(title, f"longbench_{name}", "score", name),),
         place=place,
         row=LongBenchRow,
         file=f"longbench_{name}",

@@ -2,7 +2,7 @@
 
 from amor.eval.cloze import ClozeForm, ClozeRow
 from amor.eval.rows import HubSource
-from amor.eval.task_specs import ClozeTask, Column
+from amor.eval.task_specs import ClozeTask, ScoreColumn
 
 
 def prompt(text: str, row: ClozeRow) -> str:
@@ -16,7 +16,7 @@ TASKS = (
         name="cloze_nq",
         suite="retrieval",
         metric="contains",
-        columns=(Column("NQ cloze", "cloze_nq", "contains", "nq"),),
+        columns=(ScoreColumn("NQ cloze", "cloze_nq", "contains", "nq"),),
         place=8,
         row=ClozeRow,
         file="based_nq_2048",

@@ -3,7 +3,7 @@
 import msgspec
 
 from amor.eval.rows import Choices, Text
-from amor.eval.task_specs import Column, HarnessTask
+from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
 class OpenBookRow(msgspec.Struct):
@@ -22,7 +22,7 @@ TASKS = (
         name="openbookqa",
         suite="common-sense",
         metric="acc",
-        columns=(Column("OBQA", "openbookqa", "acc", "openbookqa/acc"),),
+        columns=(ScoreColumn("OBQA", "openbookqa", "acc", "openbookqa/acc"),),
         place=7,
         row=OpenBookRow,
         file="openbookqa_test",

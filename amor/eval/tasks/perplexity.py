@@ -1,6 +1,6 @@
 """Perplexity of held-out text (`amor eval --suite perplexity --text TEXT`): per token, and bits per byte."""
 
-from amor.eval.task_specs import Column, TaskSpec
+from amor.eval.task_specs import ScoreColumn, TaskSpec
 
 NAME = "perplexity"
 TASKS = (
@@ -9,7 +9,7 @@ TASKS = (
         suite="perplexity",
         metric=NAME,
         columns=(
-            Column(
+            ScoreColumn(
                 "perplexity",
                 NAME,
                 "perplexity",
@@ -19,7 +19,7 @@ TASKS = (
                 digits=2,
                 over=None,
             ),
-            Column(
+            ScoreColumn(
                 "bits/byte", NAME, "bits_per_byte", percent=False, lower=True, digits=3, over=None
             ),
         ),

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from amor.eval.rows import Text
-from amor.eval.task_specs import Column, HarnessTask
+from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
 class PiqaRow(msgspec.Struct):
@@ -22,7 +22,7 @@ TASKS = (
         name="piqa",
         suite="common-sense",
         metric="acc",
-        columns=(Column("PIQA", "piqa", "acc", "piqa/acc"),),
+        columns=(ScoreColumn("PIQA", "piqa", "acc", "piqa/acc"),),
         place=3,
         row=PiqaRow,
         file="piqa_validation",

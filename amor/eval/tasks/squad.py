@@ -4,7 +4,7 @@ import msgspec
 
 from amor.eval.cloze import ClozeForm, CompletionRow
 from amor.eval.rows import HubSource, Substitute, Text, Texts
-from amor.eval.task_specs import ClozeTask, Column, CompletionTask
+from amor.eval.task_specs import ClozeTask, CompletionTask, ScoreColumn
 
 
 class SquadAnswers(msgspec.Struct):
@@ -38,7 +38,7 @@ TASKS = (
         name="squad_completion",
         suite="retrieval",
         metric="contains",
-        columns=(Column("SQuAD", "squad_completion", "contains", "squad"),),
+        columns=(ScoreColumn("SQuAD", "squad_completion", "contains", "squad"),),
         place=2,
         row=CompletionRow,
         file="based_squad",
@@ -49,7 +49,7 @@ TASKS = (
         name="cloze_squad",
         suite="retrieval",
         metric="contains",
-        columns=(Column("SQuAD cloze", "cloze_squad", "contains", "squad"),),
+        columns=(ScoreColumn("SQuAD cloze", "cloze_squad", "contains", "squad"),),
         place=5,
         row=CompletionRow,
         file="based_squad",

@@ -2,7 +2,7 @@
 
 from amor.eval.cloze import ClozeForm, CompletionRow, KeyedRow, ask, without
 from amor.eval.rows import HubSource, Substitute
-from amor.eval.task_specs import ClozeTask, Column, CompletionTask
+from amor.eval.task_specs import ClozeTask, CompletionTask, ScoreColumn
 
 SUMMARY = (
     "Summary of information above..."  # where SWDE's own prompt begins, which the cloze form drops
@@ -22,7 +22,7 @@ TASKS = (
         name="swde",
         suite="retrieval",
         metric="contains",
-        columns=(Column("SWDE", "swde", "contains", "swde"),),
+        columns=(ScoreColumn("SWDE", "swde", "contains", "swde"),),
         place=1,
         row=CompletionRow,
         file="based_swde",
@@ -33,7 +33,7 @@ TASKS = (
         name="cloze_swde",
         suite="retrieval",
         metric="contains",
-        columns=(Column("SWDE cloze", "cloze_swde", "contains", "swde"),),
+        columns=(ScoreColumn("SWDE cloze", "cloze_swde", "contains", "swde"),),
         place=4,
         row=KeyedRow,
         file="based_swde",

@@ -4,7 +4,7 @@ import re
 
 from amor.eval.cloze import ClozeForm, ClozeRow, with_question
 from amor.eval.rows import HubSource
-from amor.eval.task_specs import ClozeTask, Column
+from amor.eval.task_specs import ClozeTask, ScoreColumn
 
 MARKS = re.compile(r"\[(?:PAR|DOC|TLE)\]")  # between the paragraphs of the set
 
@@ -13,7 +13,7 @@ TASKS = (
         name="cloze_triviaqa",
         suite="retrieval",
         metric="contains",
-        columns=(Column("TQA cloze", "cloze_triviaqa", "contains", "triviaqa"),),
+        columns=(ScoreColumn("TQA cloze", "cloze_triviaqa", "contains", "triviaqa"),),
         place=7,
         row=ClozeRow,
         file="based_triviaqa",

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from amor.eval.rows import Text, Texts
-from amor.eval.task_specs import Column, HarnessTask
+from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
 class TruthTargets(msgspec.Struct):
@@ -31,7 +31,7 @@ TASKS = (
         name="truthfulqa_mc2",
         suite="common-sense",
         metric="acc",
-        columns=(Column("TQA", "truthfulqa_mc2", "acc", "truthfulqa_mc2/acc"),),
+        columns=(ScoreColumn("TQA", "truthfulqa_mc2", "acc", "truthfulqa_mc2/acc"),),
         place=8,
         row=TruthfulRow,
         file="truthfulqa_mc_validation",

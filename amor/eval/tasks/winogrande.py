@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from amor.eval.rows import Text
-from amor.eval.task_specs import Column, HarnessTask
+from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
 class WinoGrandeRow(msgspec.Struct):
@@ -26,7 +26,7 @@ TASKS = (
         name="winogrande",
         suite="common-sense",
         metric="acc",
-        columns=(Column("WinoG", "winogrande", "acc", "winogrande/acc"),),
+        columns=(ScoreColumn("WinoG", "winogrande", "acc", "winogrande/acc"),),
         place=6,
         row=WinoGrandeRow,
         file="winogrande_xl_validation",

@@ -1,21 +1,27 @@
-"""Figures. Matplotlib is imported here and nowhere else; one file a figure, with a `draw`."""
+"""Figures. Matplotlib is imported here and nowhere else; one file per figure, found by the registry.
+
+A file amor/study/figures/<name>.py defines one class with that name as its `kind` (base.py is the contract).
+"""
 
 from __future__ import annotations
 
-import importlib
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from amor import registry
+from amor.errors import AmorError, nearest
 from amor.study.figures import canvas
+from amor.study.figures.base import FigureKind
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(name: str, found: Any) -> Figure:
-    """The figure of a name, from the data it draws."""
-    return importlib.import_module(f"amor.study.figures.{name}").draw(found)
+def draw(name: str, data: Any) -> Figure:
+    """The figure of a name, from the data it draws; "package.module.Class" is one outside the package."""
+    with canvas.style():
+        return _find(name).draw(data)
 
 
 def save(drawing: Figure, path: str | Path) -> Path:
@@ -23,8 +29,32 @@ def save(drawing: Figure, path: str | Path) -> Path:
 
 
 def inline(drawing: Figure) -> str:
-    """An <svg> element to stand in a page."""
-    held = io.StringIO()
-    drawing.savefig(held, format="svg", metadata={"Date": None})
-    text = held.getvalue()
-    return text[text.index("<svg") :]
+    """An <svg> element to stand in a page, whose text colour and background it takes."""
+    file = io.StringIO()
+    with canvas.style():
+        drawing.savefig(file, format="svg", transparent=True, metadata=canvas.NO_METADATA)
+    text = file.getvalue()
+    return text[text.index("<svg") :].replace(canvas.INK, "currentColor")
+
+
+def study_figure(name: str) -> type[FigureKind]:
+    """A figure of studies by its name in a study's `figures`."""
+    if "." in name:
+        return _find(name)
+    known = {kind: figure for kind, figure in _all().items() if figure.needs}
+    if name not in known:
+        raise AmorError(f"figures: no figure {name!r}; {nearest(name, known)}")
+    return known[name]
+
+
+def suite_figures() -> dict[str, tuple[str, ...]]:
+    """Name -> evaluation suites, of the figures that are drawn from evaluations."""
+    return {kind: figure.suites for kind, figure in _all().items() if figure.suites}
+
+
+def _all() -> dict[str, type[FigureKind]]:
+    return {kind: _find(kind) for kind in registry.kinds("study.figures")}
+
+
+def _find(name: str) -> type[FigureKind]:
+    return cast(type[FigureKind], registry.find("study.figures", name, "draw"))

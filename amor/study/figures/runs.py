@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
-from amor.study.runs import Told
+from amor.study.figures.base import FigureKind
+from amor.study.figures.canvas import BLOCKS, figure
+from amor.study.runs import RunSummary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,33 +14,34 @@ if TYPE_CHECKING:
 SMOOTH = 20  # steps a firing rate is averaged over
 
 
-def draw(rows: list[Told]) -> Figure:
-    gated = [row for row in rows if row.firing]
-    drawing = figure(7.2 if gated else 5.0, 2.5)
-    axes = drawing.subplots(1, 3 if gated else 2)
-    for number, row in enumerate(rows):
-        style: dict[str, Any] = {"color": BLOCKS[number % len(BLOCKS)], "linewidth": 1.2, "marker": "o", "markersize": 2}
-        loss = [point.nll for point in row.curve]
-        axes[0].plot([point.tokens / 1e6 for point in row.curve], loss, label=row.run, **style)
-        axes[1].plot([point.minutes for point in row.curve], loss, **style)
-    for row in gated:
-        for block in range(len(row.firing[0].fire)):
-            rates = [point.fire[block] for point in row.firing]
-            smooth = [sum(rates[max(0, i - SMOOTH + 1) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(rates))]
-            label = f"block {block}" if len(gated) == 1 else f"{row.run}, block {block}"
-            tokens = [point.tokens / 1e6 for point in row.firing]
-            axes[2].plot(tokens, smooth, color=BLOCKS[(block + 3) % len(BLOCKS)], linewidth=1.0, label=label)
-    for panel, (x, y) in zip(
-        axes, (("million tokens", "held-out loss (nats a token)"), ("minutes in steps", ""), ("million tokens", "firing rate"))
-    ):
-        panel.set_xlabel(x, color=INK)
-        panel.set_ylabel(y, color=INK)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(labelsize=7)
-        panel.grid(color=FAINT, linewidth=0.3, alpha=0.4)
-    axes[0].legend(frameon=False, fontsize=6.5)
-    if gated:
-        axes[2].set_ylim(0, 1)
-        axes[2].legend(frameon=False, fontsize=6.5)
-    drawing.tight_layout(w_pad=1.4)
-    return drawing
+class RunsFigure(FigureKind):
+    kind = "runs"
+
+    @staticmethod
+    def draw(rows: list[RunSummary]) -> Figure:
+        gated = [row for row in rows if row.firing]
+        drawing = figure(7.2 if gated else 5.0, 2.5)
+        axes = drawing.subplots(1, 3 if gated else 2)
+        for number, row in enumerate(rows):
+            style: dict[str, Any] = {"color": BLOCKS[number % len(BLOCKS)], "linewidth": 1.2, "marker": "o", "markersize": 2}
+            nll = [point.nll for point in row.curve]
+            axes[0].plot([point.tokens / 1e6 for point in row.curve], nll, label=row.run, **style)
+            axes[1].plot([point.minutes for point in row.curve], nll, **style)
+        for row in gated:
+            for block in range(len(row.firing[0].fire)):
+                rates = [point.fire[block] for point in row.firing]
+                smooth = [sum(rates[max(0, i - SMOOTH + 1) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(rates))]
+                label = f"block {block}" if len(gated) == 1 else f"{row.run}, block {block}"
+                seen = [point.tokens / 1e6 for point in row.firing]
+                axes[2].plot(seen, smooth, color=BLOCKS[(block + 3) % len(BLOCKS)], linewidth=1.0, label=label)
+        tokens, loss = "million tokens", "held-out loss (nats per token)"
+        names = ((tokens, loss), ("minutes in steps", ""), (tokens, "firing rate"))
+        for panel, (x, y) in zip(axes, names):
+            panel.set_xlabel(x)
+            panel.set_ylabel(y)
+        axes[0].legend()
+        if gated:
+            axes[2].set_ylim(0, 1)
+            axes[2].legend()
+        drawing.tight_layout(w_pad=1.4)
+        return drawing

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from amor.records.trace import Token, Trace, Traces
+from amor.study.figures.base import FigureKind
 from amor.study.figures.canvas import BLOCKS, ENTROPY, FAINT, INK, figure
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
 @dataclass(frozen=True)
-class Cell:
+class TokenBox:
     """One token on the sheet."""
 
     token: Token
@@ -43,26 +44,30 @@ class Cell:
         return self.left + self.width
 
 
-def draw(found: Traces) -> Figure:
-    """A figure of one or more traces, each under its title."""
-    traces = found.traces
-    systems = [(one, lines(one.tokens[:MOST])) for one in traces]
-    tall = TOP + sum(TITLE + len(rows) * (height(one) + GAP) for one, rows in systems) + BOTTOM
-    wide = RIGHT + max(LEFT + LEGEND, *(row[-1].right for _, rows in systems for row in rows))
-    drawing = figure(wide / 72, tall / 72)
-    sheet = drawing.add_axes((0, 0, 1, 1))
-    sheet.set(xlim=(0, wide), ylim=(tall, 0))
-    sheet.axis("off")
-    scale = span(traces)
-    y = TOP
-    for one, rows in systems:
-        sheet.text(LEFT, y + 8, heading(one), fontsize=8.5, color=INK, va="center", weight="bold")
-        y += TITLE
-        for cells in rows:
-            system(sheet, one, cells, y, scale)
-            y += height(one) + GAP
-    legend(sheet, traces[0], y)
-    return drawing
+class TraceFigure(FigureKind):
+    kind = "trace"
+
+    @staticmethod
+    def draw(found: Traces) -> Figure:
+        """A figure of one or more traces, each under its title."""
+        traces = found.traces
+        systems = [(one, lines(one.tokens[:MOST])) for one in traces]
+        tall = TOP + sum(TITLE + len(rows) * (height(one) + GAP) for one, rows in systems) + BOTTOM
+        wide = RIGHT + max(LEFT + LEGEND, *(row[-1].right for _, rows in systems for row in rows))
+        drawing = figure(wide / 72, tall / 72)
+        sheet = drawing.add_axes((0, 0, 1, 1))
+        sheet.set(xlim=(0, wide), ylim=(tall, 0))
+        sheet.axis("off")
+        scale = span(traces)
+        y = TOP
+        for one, rows in systems:
+            sheet.text(LEFT, y + 8, heading(one), fontsize=8.5, color=INK, va="center", weight="bold")
+            y += TITLE
+            for cells in rows:
+                system(sheet, one, cells, y, scale)
+                y += height(one) + GAP
+        legend(sheet, traces[0], y)
+        return drawing
 
 
 def heading(found: Trace) -> str:
@@ -74,7 +79,7 @@ def height(found: Trace) -> float:
     return STRIP + 4 + ROW * found.blocks + 5 + CURVE
 
 
-def lines(tokens: Sequence[Token]) -> list[list[Cell]]:
+def lines(tokens: Sequence[Token]) -> list[list[TokenBox]]:
     """Tokens on as few lines as the sheet allows, and those as even as they can be."""
     fewest = broken(tokens, WIDTH - RIGHT)
     limit = LEFT + (WIDTH - RIGHT - LEFT) / 2
@@ -86,9 +91,9 @@ def lines(tokens: Sequence[Token]) -> list[list[Cell]]:
     return fewest
 
 
-def broken(tokens: Sequence[Token], limit: float) -> list[list[Cell]]:
+def broken(tokens: Sequence[Token], limit: float) -> list[list[TokenBox]]:
     """Tokens on lines that end before `limit`; a word begins with a little space before it."""
-    rows: list[list[Cell]] = [[]]
+    rows: list[list[TokenBox]] = [[]]
     x = LEFT
     for token in tokens:
         gap = 2.5 if token.text[:1].isspace() and rows[-1] else 0.0
@@ -96,7 +101,7 @@ def broken(tokens: Sequence[Token], limit: float) -> list[list[Cell]]:
         if x + gap + wide > limit and rows[-1]:
             rows.append([])
             x, gap = LEFT, 0.0
-        rows[-1].append(Cell(token, x + gap, wide))
+        rows[-1].append(TokenBox(token, x + gap, wide))
         x += gap + wide
     return rows
 
@@ -131,7 +136,7 @@ def thresholds(found: Trace) -> list[float]:
     return [t for t in found.thresholds if t is not None] if found.gate == "entropy" else []
 
 
-def system(sheet: Axes, found: Trace, cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
+def system(sheet: Axes, found: Trace, cells: Sequence[TokenBox], y: float, scale: tuple[float, float]) -> None:
     """One line of text: the strip, a row of marks a block, and the curve below."""
     strip(sheet, cells, y, scale)
     y += STRIP + 4
@@ -148,7 +153,7 @@ def shades() -> Callable[[float], Any]:
     return LinearSegmentedColormap.from_list("entropy", ENTROPY)
 
 
-def strip(sheet: Axes, cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
+def strip(sheet: Axes, cells: Sequence[TokenBox], y: float, scale: tuple[float, float]) -> None:
     from matplotlib.patches import Rectangle
 
     colours = shades()
@@ -161,13 +166,13 @@ def strip(sheet: Axes, cells: Sequence[Cell], y: float, scale: tuple[float, floa
         sheet.text(cell.middle, y + STRIP / 2 + 0.3, word, fontsize=FONT, ha="center", va="center_baseline", color=INK)
 
 
-def marks(sheet: Axes, cells: Sequence[Cell], block: int, y: float) -> None:
+def marks(sheet: Axes, cells: Sequence[TokenBox], block: int, y: float) -> None:
     for fired, size, colour in ((True, 22, BLOCKS[block % len(BLOCKS)]), (False, 2.5, "#bdbdbd")):
         here = [cell.middle for cell in cells if cell.token.fire[block] is fired]
         sheet.scatter(here, [y] * len(here), s=size, color=colour, linewidths=0, zorder=3)
 
 
-def curves(sheet: Axes, found: Trace, cells: Sequence[Cell], y: float, scale: tuple[float, float]) -> None:
+def curves(sheet: Axes, found: Trace, cells: Sequence[TokenBox], y: float, scale: tuple[float, float]) -> None:
     from matplotlib.patches import Rectangle
 
     low, high = scale

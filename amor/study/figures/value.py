@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amor.records.value import Value
+from amor.study.figures.base import FigureKind
 from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
 
 if TYPE_CHECKING:
@@ -14,18 +15,20 @@ if TYPE_CHECKING:
 LINES = {"random": (FAINT, "s", "random"), "gate": (BLOCKS[0], "o", "gate"), "oracle": (BLOCKS[2], "^", "oracle")}
 
 
-def draw(found: Value) -> Figure:
-    drawing = figure(7.2, 2.5)
-    axes = drawing.subplots(1, 3, width_ratios=(1.15, 1, 0.85))
-    curve(axes[0], found)
-    calibration(axes[1], found)
-    captured(axes[2], found)
-    for letter, panel in zip("abc", axes, strict=True):
-        panel.set_title(letter, loc="left", weight="bold", fontsize=9)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(labelsize=7)
-    drawing.tight_layout(w_pad=1.6)
-    return drawing
+class ValueFigure(FigureKind):
+    kind = "value"
+
+    @staticmethod
+    def draw(found: Value) -> Figure:
+        drawing = figure(7.2, 2.5)
+        axes = drawing.subplots(1, 3, width_ratios=(1.15, 1, 0.85))
+        curve(axes[0], found)
+        calibration(axes[1], found)
+        captured(axes[2], found)
+        for letter, panel in zip("abc", axes, strict=True):
+            panel.set_title(letter, loc="left", weight="bold", fontsize=9)
+        drawing.tight_layout(w_pad=1.6)
+        return drawing
 
 
 def curve(axes: Axes, found: Value) -> None:
@@ -39,8 +42,8 @@ def curve(axes: Axes, found: Value) -> None:
     star: dict[str, Any] = {"color": BLOCKS[1], "marker": "*", "markersize": 8, "linestyle": "", "label": "as it is"}
     axes.errorbar([rate], [here.nll], yerr=[here.saved_se], zorder=5, **star)
     axes.set_xlabel("firing rate, mean of blocks")
-    axes.set_ylabel("loss (nats a token)")
-    axes.legend(fontsize=6.5, frameon=False)
+    axes.set_ylabel("loss (nats per token)")
+    axes.legend()
 
 
 def calibration(axes: Axes, found: Value) -> None:
@@ -53,7 +56,7 @@ def calibration(axes: Axes, found: Value) -> None:
         axes.errorbar(x, y, yerr=error, color=colour, linestyle="", elinewidth=0.7)
     axes.set_xlabel("entropy (ten equal groups)")
     axes.set_ylabel("gain of firing (nats)")
-    axes.legend(fontsize=6.5, frameon=False)
+    axes.legend()
 
 
 def captured(axes: Axes, found: Value) -> None:
@@ -67,4 +70,4 @@ def captured(axes: Axes, found: Value) -> None:
     axes.set_xticks(range(len(rows)), [f"block {row.block}" for row in rows])
     axes.set_ylim(0, 1)
     axes.set_ylabel("overlap with the best tokens")
-    axes.legend(fontsize=6.5, frameon=False, loc="upper right")
+    axes.legend(loc="upper right")

@@ -1,1 +1,0 @@
-"""What can be asked of a finished run: one file a kind, with a `judge`."""

@@ -1,0 +1,73 @@
+"""The gates at the end of training: how often they fired, their thresholds, how wide their blocks were open."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
+
+from amor import typed
+from amor.measures.base import MeasureKind
+from amor.records import MOST_BLOCKS, Number, Record
+from amor.records.run import mean_of, settled
+from amor.study.cells import mean_cell, missing_notes
+from amor.study.table import Table, TableRow
+
+if TYPE_CHECKING:
+    from amor.experiment.subject import FinishedRun
+    from amor.study.results import Results
+
+KEYS = ("mu", "sigma", "tau", "alpha")
+
+
+class GateOptions(Record, frozen=True):
+    """Nothing to choose: it follows from the metrics that training wrote."""
+
+
+class BlockMean(Record, frozen=True):
+    """The gate of one block, as means over steps; None where it has no such number."""
+
+    fire: typed.Share  # share of tokens
+    mu: Number | None  # EMA of the median score
+    sigma: Number | None  # EMA of the scores' spread around it
+    tau: Number | None  # threshold
+    alpha: Number | None  # mean factor on the block's output
+
+
+class GateResult(Record, frozen=True):
+    """Means of the last steps of training."""
+
+    steps: typed.Count
+    blocks: Annotated[tuple[BlockMean, ...], Meta(max_length=MOST_BLOCKS)]
+
+
+class GateMeasure(MeasureKind):
+    kind = "gate"
+    Options, Result = GateOptions, GateResult
+    needs_gates = True
+    table_name = "gates"
+
+    @staticmethod
+    def measure(subject: FinishedRun, options: GateOptions) -> GateResult:
+        last = list(settled(subject.steps))
+        blocks = []
+        for block in range(len(last[0].blocks)):
+            fire = statistics.mean(line.blocks[block].fire for line in last)
+            blocks.append(BlockMean(fire=fire, **{key: mean_of(last, block, key) for key in KEYS}))
+        return GateResult(steps=len(last), blocks=tuple(blocks))
+
+    @staticmethod
+    def table(results: Results) -> Table:
+        """Every gate at the end of training."""
+        lines, steps = [], set()
+        for row in results.ledger.rows:
+            each: list[GateResult] = list(results.of(row, "gate").values())
+            steps |= {one.steps for one in each}
+            for number, blocks in enumerate(zip(*(one.blocks for one in each))):
+                fires = mean_cell((100 * block.fire for block in blocks), 1)
+                cells = (mean_cell((getattr(block, key) for block in blocks), 3) for key in KEYS)
+                lines.append(TableRow(f"{row}, block {number}", (fires, *cells)))
+        last = f"means of the last {' or '.join(f'{n:,}' for n in sorted(steps))} steps of training, over seeds"
+        columns = ("fires, %", "μ", "σ", "threshold", "α")
+        return Table(f"{results.study.title}: gates", "gate", columns, tuple(lines), notes=(last, *missing_notes(results)))

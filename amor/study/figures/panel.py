@@ -1,0 +1,86 @@
+"""Curves over the steps of a run, between two axes: a panel of its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from amor.study.figures.base import FigureKind
+from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POINTS = 400  # drawn per curve at most; longer ones are averaged
+STYLES: dict[str, dict[str, Any]] = {
+    "line": {},
+    "thin": {"linewidth": 0.6, "alpha": 0.45},
+    "dots": {"marker": "o", "linewidth": 0.6},
+    "dashed": {"linestyle": "--"},
+}
+
+
+@dataclass(frozen=True)
+class PanelCurve:
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    block: int = 0  # its colour
+    style: str = "line"  # one of STYLES
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What is drawn between two axes."""
+
+    title: str
+    caption: str = ""  # what the y axis shows
+    curves: Sequence[PanelCurve] = ()
+    band: tuple[PanelCurve, PanelCurve] | None = None  # the region between two curves
+    zero: bool = False  # the y axis begins at 0
+    log: bool = False
+    limits: tuple[float, float] | None = None  # of the y axis
+    level: tuple[float, str] | None = None  # a horizontal line and its name
+
+
+class PanelFigure(FigureKind):
+    kind = "panel"
+
+    @staticmethod
+    def draw(panel: Panel) -> Figure:
+        drawing = figure(4.2, 2.1)
+        axes = drawing.subplots()
+        for curve in panel.curves:
+            x, y = thin(curve.x, curve.y)
+            last = f"{curve.name} {curve.y[-1]:.4g}" if len(curve.y) else curve.name
+            label = "_" if curve.style == "thin" else last
+            axes.plot(x, y, color=BLOCKS[curve.block % len(BLOCKS)], label=label, **STYLES[curve.style])
+        if panel.band:
+            (x, low), (_, high) = (thin(curve.x, curve.y) for curve in panel.band)
+            colour = BLOCKS[panel.band[0].block % len(BLOCKS)]
+            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label=panel.band[0].name)
+        if panel.level:
+            axes.axhline(panel.level[0], color=FAINT, linestyle=":", label=panel.level[1])
+        if panel.log:
+            axes.set_yscale("log")
+        if panel.zero:
+            axes.set_ylim(bottom=0)
+        if panel.limits:
+            axes.set_ylim(*panel.limits)
+        if len(axes.get_legend_handles_labels()[0]) > 1:
+            axes.legend(labelcolor=INK)
+        axes.set_xlabel("step")
+        drawing.tight_layout()
+        return drawing
+
+
+def thin(x: Sequence[float], y: Sequence[float]) -> tuple[Any, Any]:
+    """At most POINTS points, each the mean of its neighbours."""
+    if len(x) <= POINTS:
+        return x, y
+    parts = np.array_split(np.arange(len(x)), POINTS)
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    return [xs[part].mean() for part in parts], [ys[part].mean() for part in parts]

@@ -1,0 +1,23 @@
+"""The contract of a table that combines several measurements of a study."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from amor.study.definition import Study
+    from amor.study.results import Results
+    from amor.study.table import Table
+
+
+class StudyTable:
+    kind: ClassVar[str]  # its name in `tables` of a study
+    needs: ClassVar[frozenset[str]] = frozenset()  # kinds without which it is empty; at least one must be measured
+
+    @staticmethod
+    def table(results: Results) -> Table:
+        raise NotImplementedError
+
+    @staticmethod
+    def check(study: Study) -> None:
+        """Raise ValueError where a study cannot have this table."""

@@ -1,0 +1,93 @@
+"""Gate value accounting as tables and as a page: what amor/judge/value.py and amor/judge/choosing.py found."""
+
+from __future__ import annotations
+
+import msgspec
+
+from amor.records.value import Agreement, Choosing, Value
+from amor.study import page
+from amor.study.table import Cell, Table, TableRow
+from amor.study.verdict import sentences
+
+SHARES = ("fire_rate", "best", "fire_rate", "precision", "precision_by_chance", "recall", "captured", "captured_by_chance")
+
+
+def value_page(found: Value) -> str:
+    """The sentences, the figure and the tables."""
+    from amor.study import figures
+
+    figure = page.Drawing(svg=figures.inline(figures.draw("value", found)))
+    verdict = page.PageSection("Verdict", points=tuple(sentences(found)), figures=(figure,), size="one")
+    numbers = page.PageSection("In numbers", notes=found.notes, tables=tuple(tables(found)))
+    return page.render_page(f"What the gate of {found.model} is worth", about(found), (verdict, numbers))
+
+
+def about(found: Value) -> str:
+    data = found.data
+    cut = f"{data.windows} windows of {data.context:,}"
+    return f"{data.tokens:,} tokens of {data.source}: {cut}; gate: {found.gate}"
+
+
+def tables(found: Value) -> list[Table]:
+    """The account in numbers, for pages and terminals."""
+    return [losses(found), agreement(found), gains(found)]
+
+
+def losses(found: Value) -> Table:
+    rows = []
+    for name, row in msgspec.structs.asdict(found.losses).items():
+        rates = " / ".join(f"{100 * rate:.0f} %" for rate in row.fire_rate)
+        nll, saved = Cell(row.nll, row.se, 4), f"{row.saved:+.4f}±{row.saved_se:.4f}"
+        rows.append(TableRow(name.replace("_", ", "), (nll, saved, rates)))
+    return Table("Loss by policy", "policy", ("nll", "saved over never", "fires on"), tuple(rows))
+
+
+def agreement(found: Value) -> Table:
+    columns = ("fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance")
+    rows = tuple(TableRow(str(row.block), tuple(percent(row, name) for name in SHARES)) for row in found.agreement)
+    return Table("The gate against the best tokens", "block", columns, rows)
+
+
+def percent(row: Agreement, name: str) -> str | None:
+    value, error = getattr(row, name), getattr(row, f"{name}_se", None)
+    if value is None:
+        return None
+    return f"{100 * value:.0f}" + (f"±{100 * error:.0f} %" if error is not None else " %")
+
+
+def gains(found: Value) -> Table:
+    rows = []
+    for row in found.gains:
+        quantiles = (f"{q:+.3f}" for q in (row.quantiles.p1, row.quantiles.p50, row.quantiles.p99))
+        rho = None if row.rank_correlation is None else f"{row.rank_correlation:+.2f}"
+        mean = f"{row.mean:+.4f}±{row.se:.4f}"
+        rows.append(TableRow(row.name, (mean, *quantiles, f"{100 * row.positive:.0f} %", rho)))
+    columns = ("mean (nats)", "1 %", "median", "99 %", "helps", "rank corr.")
+    return Table("Gain of firing", "of", columns, tuple(rows))
+
+
+def curve(found: Value) -> Table:
+    """Loss against firing rate; the error is that of the oracle's loss."""
+    rows = []
+    for point in found.curve:
+        levels = (point.gate, point.random, point.oracle)
+        losses = (None if level is None else Cell(level.nll, digits=4) for level in levels)
+        rows.append(TableRow(f"{point.aim:g}", (f"{point.fire_rate:.3f}", *losses, Cell(point.oracle.se, digits=4))))
+    columns = ("fired on", "gate", "random", "oracle", "± se")
+    return Table("Loss against firing rate", "asked for", columns, tuple(rows))
+
+
+def choices(found: Choosing) -> list[Table]:
+    """What other gates save in front of the same attention, and how much more than the paper's gate does."""
+
+    def rows(key: str) -> tuple[TableRow, ...]:
+        named = {choice.name: [Cell(level.saved, level.se, 4) for level in getattr(choice, key)] for choice in found.choices}
+        return tuple(TableRow(name, tuple(cells)) for name, cells in named.items())
+
+    own, always = (f"{level.saved:.4f}±{level.se:.4f}" for level in (found.own, found.always))
+    first, columns = "fires on the tokens of the highest", tuple(f"{rate:.0%}" for rate in found.rates)
+    saved = f"nats per token saved over never firing; as it is {own}, always {always}"
+    return [
+        Table(saved, first, columns, rows("levels")),
+        Table("more than the paper's gate", first, columns, rows("over_paper")),
+    ]
