@@ -101,7 +101,7 @@ def _attention(table: Table, rounds: int, heads: int, length: int) -> Row:
     q, first, lengths = torch.randn(1, heads, 64), torch.zeros(1, dtype=torch.long), torch.tensor([length])
     row = table.row("one query against all keys", "attend", keys=length, heads=heads)
     sides = {
-        "amor": lambda: attend.single(q, k, v, first, lengths),
+        "amor": lambda: attend.fired(q, k, v, first, lengths),
         "torch SDPA": lambda: F.scaled_dot_product_attention(q[:, :, None], k, v),
     }
     row.time(alternate(sides, rounds, least=0.01))
