@@ -17,7 +17,7 @@ from amor.data.tokenizer import bytes_tokenizer
 from amor.decode.engine import Engine
 from amor.errors import AmorError
 from amor.eval import perplexity, texts
-from amor.eval.lengths import LENGTHS, Segment, Span, curve, each_segment, extrapolate, spans
+from amor.eval.lengths import LENGTHS, Segment, Span, curve, each_segment, spans
 from amor.judge.evaluate import evaluate
 from amor.judge.gates import all_told
 from amor.judge.quantised import Stepwise
@@ -124,14 +124,6 @@ def test_going_on_after_a_stop_equals_never_stopping():
     each = each_segment(of, chosen, lengths=SHORT, piece=8, bucket=6)
     kept = [typed.from_json(Segment, typed.line(one), "store") for one in islice(each, 2)]
     assert kept + judged(of, chosen[2:]) == whole
-
-
-def test_extrapolate_is_the_curve_of_the_segments():
-    of, told = model(), documents(3, 30)
-    seen = []
-    found = extrapolate(of, bytes_tokenizer(), told, lengths=SHORT, segments=2, piece=8, bucket=6, seen=seen.append)
-    assert found == curve(judged(of, spans(bytes_tokenizer(), told, SHORT, 2)))
-    assert sum(seen) == 2 * 37
 
 
 def test_the_spread_of_one_segment_is_not_made_up():

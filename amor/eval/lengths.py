@@ -63,25 +63,6 @@ class Segment(Part, frozen=True):
     gates: Counts  # of the whole segment
 
 
-def extrapolate(
-    model: Amor,
-    tokenizer: Tokenizer,
-    texts: Iterable[str],
-    *,
-    lengths: Sequence[int] = LENGTHS,
-    segments: int = SEGMENTS,
-    gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
-    piece: int = PIECE,
-    bucket: int = BUCKET,
-    forward: Callable[..., Output] | None = None,
-    seen: Callable[[int], None] = lambda tokens: None,
-) -> Curve:
-    """The curve of one set of documents."""
-    chosen = spans(tokenizer, texts, lengths, segments)
-    told = each_segment(model, chosen, lengths=lengths, gates=gates, piece=piece, bucket=bucket, forward=forward, seen=seen)
-    return curve(list(told))
-
-
 def each_segment(
     model: Amor,
     chosen: Iterable[Span],

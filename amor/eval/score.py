@@ -10,7 +10,7 @@ continuation token by token in the engine, where a closed gate really skips its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -258,14 +258,6 @@ def alone(forward: Callable[..., Output]) -> Callable[..., Output]:
             return forward(*given, **more)
 
     return call
-
-
-def added(every: Iterable[Counts]) -> Counts:
-    """Counters of several requests as one."""
-    total = Tally()
-    for one in every:
-        total.include(one)
-    return total.counts()
 
 
 def width_of(length: int) -> int:
