@@ -20,7 +20,7 @@ from amor.errors import AmorError
 from amor.models.build import build
 from amor.ops import chunks
 from amor.ops.backends import kernels
-from amor.records.bench import Decode
+from amor.records.bench import DecodeFile
 from amor.records.findings import Findings
 from amor.records.run import Event, GateLine, Machine, Step, StepTiming
 from amor.records.trace import Traces
@@ -204,7 +204,7 @@ def test_a_broken_benchmark_is_shown_or_refused_in_one_line(tmp_path):
     for where, value in random.Random(0).sample(cases, 120):
         drawn += survives(file, json.dumps(replaced(tree, where, value)), lambda: report_verb.decoded(file, None))
     assert 0 < drawn < 100
-    figures.draw("decode", typed.convert(Decode, tree, "F"))
+    figures.draw("decode", typed.convert(DecodeFile, tree, "F"))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_broken_benchmark_is_shown_or_refused_in_one_line(tmp_path):
     [("amor-gated-deltanet-tiny", "0.301"), ("amor-mamba2-1.5b", "0.208"), ("amor-mamba2-classic-tiny", None), (None, None)],
 )
 def test_firing_rates_stand_beside_those_of_the_model_that_was_measured(model, column):
-    text = decode.table(typed.convert(Decode, decoded() | {"model": model}, "F"))
+    text = decode.table(typed.convert(DecodeFile, decoded() | {"model": model}, "F"))
     row = next(line for line in text.splitlines() if "T = 0" in line)
     assert row == "| 3,072, T = 0 | 0.300 |" + (f" {column} |" if column else "")
 

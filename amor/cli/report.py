@@ -67,10 +67,10 @@ def side_by_side(folders: list[Run], figure: str | None) -> dict[str, Any]:
 
 def decoded(file: Path, figure: str | None) -> dict[str, Any]:
     """The table of a decode benchmark, and its figure."""
-    from amor.records.bench import Decode
+    from amor.records.bench import DecodeFile
     from amor.study.decode import table
 
-    found = typed.read(Decode, file)
+    found = typed.read(DecodeFile, file)
     text = table(found)
     if not text or (figure and not found.curves):
         raise AmorError(f"{file} has no tokens/s against context; measure them with amor bench decode --parts contexts")

@@ -9,7 +9,7 @@ import msgspec
 
 from amor import typed
 from amor.presets import SCALES
-from amor.records.bench import Decode
+from amor.records.bench import DecodeFile
 
 PAPER = Path(__file__).with_name("paper.json")
 
@@ -37,7 +37,7 @@ def told_by_paper() -> Paper:
     return typed.read(PaperFile, PAPER).decode
 
 
-def table(found: Decode) -> str:
+def table(found: DecodeFile) -> str:
     """Markdown, from what `amor bench decode --out FILE` wrote. The paper's were measured at 1.5B on an H100: other hardware."""
     paper = told_by_paper()
     lines = [speeds(found, paper)] if found.curves else []
@@ -48,7 +48,7 @@ def table(found: Decode) -> str:
     return "\n\n".join(lines)
 
 
-def speeds(found: Decode, paper: Paper) -> str:
+def speeds(found: DecodeFile, paper: Paper) -> str:
     contexts = sorted({c.context for c in found.curves})
     rows = [f"| tokens/s at {found.scale} | " + " | ".join(f"{c:,}" for c in contexts) + " | paper, 1.5b on an H100, 3K |"]
     rows.append("|---" * (len(contexts) + 2) + "|")
@@ -60,7 +60,7 @@ def speeds(found: Decode, paper: Paper) -> str:
     return "\n".join(rows)
 
 
-def crossings(found: Decode, paper: Paper) -> str:
+def crossings(found: DecodeFile, paper: Paper) -> str:
     rows = [
         "| faster than | from, measured | equal bytes | our formula | V / (2 (1 - f)) | paper, measured at f = 0.4 |",
         "|---" * 6 + "|",
@@ -73,7 +73,7 @@ def crossings(found: Decode, paper: Paper) -> str:
     return "\n".join(rows)
 
 
-def firing(found: Decode, paper: Paper) -> str:
+def firing(found: DecodeFile, paper: Paper) -> str:
     """Rates of the model that was measured, and beside them those the paper has of its architecture, if any."""
     name = _architecture(found.model, paper.fire_rate)
     rows = [f"| prompt, temperature | fires, {found.model or 'ours'} |" + (f" paper, {name} 1.5b |" if name else "")]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from amor.bench.timing import clock, of_rounds
+from amor.bench.timing import clock, from_rounds
 from amor.decode.engine import Engine, Session
 from amor.errors import AmorError
 from amor.experiment.subject import Subject
@@ -87,7 +87,7 @@ class Rounds:
 
 
 def told(model: Amor, rate: float | None, rounds: Rounds) -> Decoded:
-    tally, times = rounds.engine.tally, of_rounds(rounds.seconds[1:]).each(len(rounds.text))
+    tally, times = rounds.engine.tally, from_rounds(rounds.seconds[1:]).divided(len(rounds.text))
     fire = sum(tally.fired) / (len(tally.fired) * tally.tokens) if tally.fired else 0.0
     passes = tally.head_passes / tally.tokens
     cost = model.cost(int(rounds.session.state.position[0]), fire, passes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amor.records.bench import Decode
+from amor.records.bench import DecodeFile
 from amor.study.figures.canvas import BLOCKS, INK, figure
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ DASHES = {"serial": "--", "fused": "-.", "": ":"}  # of what is not gated
 MARKERS = "osD^"  # of the firing rates, in order
 
 
-def draw(found: Decode) -> Figure:
+def draw(found: DecodeFile) -> Figure:
     """found: what `amor bench decode --out FILE` wrote. Solid lines are gated."""
     drawing = figure(5.2, 3.2)
     axes = drawing.add_axes((0.11, 0.14, 0.58, 0.76))
