@@ -230,14 +230,15 @@ def held_model(folder: Path) -> Any:
 
 
 def bars_of(folder: Path) -> int:
-    from amor.bench import bars
-    from amor.cli.bench import rows_of_suites
+    sys.path.append(str(Path(__file__).parent.parent))  # benchmarks/ is not installed
     from amor.errors import AmorError
+    from benchmarks import bars
+    from benchmarks.__main__ import rows_of_suites
 
     try:
         bars.load(folder / "bars.toml", rows_of_suites())
     except AmorError as error:
-        print(f"amor bench: {error}", file=sys.stderr)
+        print(f"amor bars: {error}", file=sys.stderr)
         return 2
     return 0
 
@@ -327,7 +328,7 @@ COMMANDS = (
     "report @/run --quick --figure @/curves.svg",
     "report @/decode.json --figure @/decode.svg",
     "check amor-mamba2 --scale tiny --set width=64 --set vocab=50 --set pattern=mamba2",
-    "bench ops --quick --rounds 1 --bars @/bars.toml --only nothing",
+    "bench ops --quick --rounds 1 --out @/ops.json --only nothing",
 )
 WORDS = (
     *(
@@ -416,7 +417,7 @@ def stock(folder: Path) -> Path:
     (folder / "model/tokenizer.json").exists() or shutil.copy(folder / "data/tokenizer.json", folder / "model/tokenizer.json")
     model, _ = amor.load(folder / "model")
     amor.Engine(model).prefill([[1, 2, 3], [4, 5]]).state.save(folder / "state")
-    shutil.copy(Path(__file__).with_name("bars.toml"), folder / "bars.toml")
+    shutil.copy(Path(__file__).parent.parent / "benchmarks" / "bars.toml", folder / "bars.toml")
     (folder / "prompts.txt").write_text("ab c\nde\n")
     words = "bench decode --quick --models amor-mamba2,mamba2 --contexts 16 --fire-rates 0.5 --rounds 1 --out"
     assert main([*words.split(), str(folder / "decode.json")]) == 0

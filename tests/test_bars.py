@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from amor.bench import bars, machine, ops, timing
-from amor.bench.table import LAPS, Row, Table
-from amor.bench.timing import alternate, lap, of_rounds
-from amor.cli import main
+from amor.bench import machine, ops
+from amor.bench.table import BenchmarkRow, BenchmarkTable
+from amor.bench.timing import from_rounds
 from amor.errors import AmorError
+from benchmarks import bars
+from benchmarks.__main__ import main
 
 ROWS = {"ops": ["head", "product"], "decode": ["contexts"]}
 SPEED = {"suite": "ops", "row": "head", "name": "speed", "at_least": 1.0}
@@ -28,10 +29,10 @@ def bar(**changes: object) -> bars.Bar:
 
 
 @pytest.fixture
-def row(monkeypatch: pytest.MonkeyPatch) -> Row:
-    """The row that `amor bench ops` finds, without measuring anything."""
-    table = Table("ops", quick=False)
-    table.ask("head")
+def row(monkeypatch: pytest.MonkeyPatch) -> BenchmarkRow:
+    """The row that `python -m benchmarks ops` measures, without measuring anything."""
+    table = BenchmarkTable("ops", quick=False)
+    table.request("head")
     made = table.row("a row", "head", tokens=1)
 
     def run(args) -> dict:
@@ -44,15 +45,15 @@ def row(monkeypatch: pytest.MonkeyPatch) -> Row:
     return made
 
 
-def judged(row: Row, *limits: bars.Bar, **changes: object) -> list[str]:
-    table = Table("ops", quick=False)
-    table.ask(row.name)
+def judged(row: BenchmarkRow, *limits: bars.Bar, **changes: object) -> list[str]:
+    table = BenchmarkTable("ops", quick=False)
+    table.request(row.name)
     table.rows.append(row)
-    return [one.verdict for one in bars.judge(table.result() | changes, list(limits))]
+    return [one.verdict for one in bars.compare(table.result() | changes, list(limits))]
 
 
-def test_a_ratio_is_judged_by_the_median_of_its_rounds(row: Row) -> None:
-    row.ratio("speed", of_rounds([2.0, 2.0, 2.0]), of_rounds([1.0, 2.5, 2.5]))
+def test_a_ratio_is_judged_by_the_median_of_its_rounds(row: BenchmarkRow) -> None:
+    row.add_ratio("speed", from_rounds([2.0, 2.0, 2.0]), from_rounds([1.0, 2.5, 2.5]))
     assert row.ratios["speed"].best == 2 and row.ratios["speed"].median == 0.8
     assert judged(row, bar(), bar(limit=0.8), bar(kind="at_most", limit=0.8), bar(kind="at_most", limit=0.7)) == [
         "MISSED",
@@ -62,68 +63,45 @@ def test_a_ratio_is_judged_by_the_median_of_its_rounds(row: Row) -> None:
     ]
 
 
-def test_laps_are_never_judged(row: Row, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    now = [0.0]
-
-    def work(*laps: int):
-        left = iter([9, 9, *laps])  # the warm-up first
-
-        def run() -> None:
-            for _ in range(2):
-                now[0] += next(left)
-                lap()
-
-        return run
-
-    with monkeypatch.context() as patch:
-        patch.setattr(timing, "_clock", lambda: now[0])
-        taken = alternate({"steady": work(5, 5, 5, 5, 5, 5), "restless": work(4, 8, 8, 4, 4, 8)}, rounds=3)
-    row.ratio("speed", taken["steady"], taken["restless"])
-    assert row.found["speed" + LAPS] == 10 / 8 and row.ratios["speed"].median == row.ratios["speed"].best == 10 / 12
-    assert judged(row, bar()) == ["MISSED"]
-    with pytest.raises(AmorError, match="a diagnostic and not judged; name 'speed'"):
-        bars.load(written(tmp_path, SPEED | {"name": "speed" + LAPS}), ROWS)
-
-
-def test_a_missed_bar_exits_with_1(row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row.found |= {"speed": 2.0, "memory, MB": 2.0}
+def test_a_missed_bar_exits_with_1(row: BenchmarkRow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row.numbers |= {"speed": 2.0, "memory, MB": 2.0}
     limits = [SPEED, {"suite": "ops", "row": "head", "name": "memory, MB", "at_most": 1}]
-    words = ["bench", "ops", "--json", "--bars", written(tmp_path, *limits), "--out", str(tmp_path / "found.json")]
+    words = ["ops", "--json", "--bars", written(tmp_path, *limits), "--out", str(tmp_path / "found.json")]
     assert main(words) == 1
     *told, found = capsys.readouterr().out.splitlines()
     assert "  head, speed: 2 (≥ 1: met)" in told and told[-1] == "1 met, 1 MISSED, 0 not judged, 0 not measured"
     assert json.loads(found) == json.loads((tmp_path / "found.json").read_text())
     assert json.loads(found)["missed"] == ["head, memory, MB: 2 (≤ 1: MISSED)"] and not json.loads(found)["ok"]
     assert [one["verdict"] for one in json.loads(found)["bars"]] == ["met", "MISSED"]
-    row.found["memory, MB"] = 1.0
+    row.numbers["memory, MB"] = 1.0
     assert main(words) == 0
 
 
-def test_without_bars_nothing_is_judged(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
-    row.found["speed"] = 0.0
-    assert main(["bench", "ops", "--json"]) == 0
+def test_without_bars_nothing_is_judged(row: BenchmarkRow, capsys: pytest.CaptureFixture[str]) -> None:
+    row.numbers["speed"] = 0.0
+    assert main(["ops", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["ok"] and found["bars"] == found["missed"] == []
 
 
-def test_a_quick_run_is_not_judged(row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row.found["speed"] = 0.0
-    assert main(["bench", "ops", "--quick", "--bars", written(tmp_path, SPEED)]) == 0
+def test_a_quick_run_is_not_judged(row: BenchmarkRow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row.numbers["speed"] = 0.0
+    assert main(["ops", "--quick", "--bars", written(tmp_path, SPEED)]) == 0
     assert "head, speed: 0 (≥ 1: not judged)" in capsys.readouterr().out
     assert judged(row, bar(), clock="cpu seconds of one thread") == ["not judged"]
     assert judged(row, bar()) == ["MISSED"]
 
 
-def test_a_bar_that_was_not_measured_is_named(row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row.found["sped"] = 2.0
-    assert main(["bench", "ops", "--bars", written(tmp_path, SPEED), "--json"]) == 0
+def test_a_bar_that_was_not_measured_is_named(row: BenchmarkRow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row.numbers["sped"] = 2.0
+    assert main(["ops", "--bars", written(tmp_path, SPEED), "--json"]) == 0
     *told, found = capsys.readouterr().out.splitlines()
     assert "  head, speed: - (≥ 1: not measured)" in told
     assert json.loads(found)["bars"][0]["verdict"] == "not measured"
 
 
-def test_a_bar_about_what_was_not_asked_for_is_left_out(row: Row) -> None:
-    row.found["speed"] = 2.0
+def test_a_bar_about_what_was_not_asked_for_is_left_out(row: BenchmarkRow) -> None:
+    row.numbers["speed"] = 2.0
     assert judged(row, bar(row="product"), bar(suite="peers")) == []
     assert judged(row, bar(scale="440m"), scale="180m") == []
     assert judged(row, bar(scale="440m"), scale="440m") == ["not measured"], "the row is of no scale"
@@ -131,14 +109,14 @@ def test_a_bar_about_what_was_not_asked_for_is_left_out(row: Row) -> None:
     assert judged(row, bar(scale="440m"), scale="440m") == ["met"]
 
 
-def test_a_number_known_to_lie_beyond_another_is_judged_where_that_decides(row: Row) -> None:
-    row.beyond["speed"] = 100
+def test_a_number_known_to_lie_beyond_another_is_judged_where_that_decides(row: BenchmarkRow) -> None:
+    row.lower_bounds["speed"] = 100
     limits = [bar(kind=kind, limit=limit) for kind in ("at_most", "at_least") for limit in (100, 101)]
     assert judged(row, *limits) == ["MISSED", "not judged", "met", "not judged"]
 
 
-def test_a_number_that_is_none_does_not_meet_a_bar(row: Row) -> None:
-    row.found["speed"] = float("nan")
+def test_a_number_that_is_none_does_not_meet_a_bar(row: BenchmarkRow) -> None:
+    row.numbers["speed"] = float("nan")
     assert judged(row, bar(), bar(kind="at_most")) == ["MISSED", "MISSED"]
 
 
@@ -181,13 +159,13 @@ def test_a_file_that_holds_no_bars_is_refused_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr(ops, "run", lambda _args: pytest.fail("measured"))
     (tmp_path / "bars.toml").write_text(text, encoding="latin-1")
-    assert main(["bench", "ops", "--bars", str(tmp_path / "bars.toml")]) == 2
-    assert main(["bench", "ops", "--bars", str(tmp_path / "nowhere.toml")]) == 2
+    assert main(["ops", "--bars", str(tmp_path / "bars.toml")]) == 2
+    assert main(["ops", "--bars", str(tmp_path / "nowhere.toml")]) == 2
     assert capsys.readouterr().err.count("\n") == 2
 
 
 def test_the_help_tells_of_bars(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["bench"], ["bench", "ops"], ["bench", "decode"]):
+    for words in ([], ["ops"], ["decode"], ["peers"]):
         with pytest.raises(SystemExit):
             main([*words, "--help"])
         assert "--bars" in capsys.readouterr().out

@@ -149,7 +149,6 @@ WRONG = [
     (["bench", "nosuch"], "nosuch"),
     (["bench", "ops", "--rouns", "3"], "did you mean '--rounds'"),
     (["bench", "ops", "--rounds", "x"], "--rounds"),
-    (["bench", "ops", "--bars", "folder"], "folder: not a file"),
     (["bench", "ops", "--out", "folder"], "folder cannot be written"),
     (["bench", "decode", "--scale", "2b"], "2b"),
     (["bench", "decode", "--quick", "--models", "nosuch"], "nosuch"),

@@ -7,23 +7,24 @@ from pathlib import Path
 import pytest
 from laws import small
 
-from amor.bench import bars, crossing, machine, timing
-from amor.bench.decode import Plan, crossings
-from amor.bench.simulate import DOUBTS, Rounds, filled, round_of, schedule, speaking
-from amor.bench.table import Table
+from amor.bench import crossing, machine
+from amor.bench.decode import DecodePlan, crossings
+from amor.bench.simulate import UNDECIDED, DecodeRounds, build_active, filled_state, round_size, schedule
 from amor.bench.timing import alternate
 from amor.cli import main
-from amor.cli.bench import rows_of_suites
 from amor.decode.engine import Engine
 from amor.decode.savings import Savings
 from amor.models.build import build
 from amor.presets import NAMES, preset
-from amor.records.bench import Measured
+from amor.records.bench import ModelTiming
+from benchmarks import bars
+from benchmarks.__main__ import main as benchmark
+from benchmarks.__main__ import rows_of_suites
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.22, 0.4, 0.7, 1.0])
 def test_a_round_fires_as_often_as_asked(rate):
-    tokens, fired = round_of(rate)
+    tokens, fired = round_size(rate)
     assert abs(fired / tokens - rate) < 0.01
     for block in range(3):
         assert sum(schedule(fired / tokens, block, tokens)) == fired
@@ -33,7 +34,7 @@ def test_a_round_fires_as_often_as_asked(rate):
 @pytest.mark.parametrize("savings", [Savings(), Savings(compiled=False), Savings(joint=False), Savings.none()])
 def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     model = small("amor-mamba2")
-    rounds = Rounds(Engine(model, savings), filled(model, 50, 32), rate)
+    rounds = DecodeRounds(Engine(model, savings), filled_state(model, 50, 32), rate)
     own = [block.gate for block in model.each_block()]
     rounds.run()
     assert rounds.engine.tally.fired == [rounds.fired] * 3
@@ -52,45 +53,43 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
 def test_variants_are_simulated_with_the_passes_over_the_head_that_they_need(name, more, cheap):
     """Exact: one a token, and `more` where blocks fire. Of the copy, read for one vector at a time: `cheap` a token."""
     model = small(name)
-    rounds = Rounds(Engine(model, Savings()), filled(model, 50, 32), 0.22)
-    spent = rounds.spend()
+    rounds = DecodeRounds(Engine(model, Savings()), filled_state(model, 50, 32), 0.22)
+    spent = rounds.cost()
     assert rounds.engine.tally.fired == [rounds.fired] * 3 and rounds.fired == 4
     assert spent.head_passes * rounds.tokens == pytest.approx(rounds.tokens + more * rounds.fired)
     assert spent.head_passes == pytest.approx(model.head_passes(rounds.rate))
-    apart = Rounds(Engine(model, Savings(joint=False, cheap=True)), filled(model, 50, 32), 0.22, best=True)
-    assert apart.spend().cheap_passes == pytest.approx(cheap)
+    apart = DecodeRounds(Engine(model, Savings(joint=False, cheap=True)), filled_state(model, 50, 32), 0.22, best=True)
+    assert apart.cost().cheap_passes == pytest.approx(cheap)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.22, 1.0])
 def test_simulated_doubts_of_the_copy_are_as_many_as_measured(rate):
     model = small("amor-mamba2")
-    rounds = Rounds(Engine(model, Savings(joint=False, cheap=True)), filled(model, 50, 32), rate, best=True)
+    rounds = DecodeRounds(Engine(model, Savings(joint=False, cheap=True)), filled_state(model, 50, 32), rate, best=True)
     rounds.run()
     passes = rounds.engine.passes
     assert passes.cheap == 4 * rounds.tokens
-    assert passes.exact == round(3 * DOUBTS[1] * rounds.tokens) > 0
+    assert passes.exact == round(3 * UNDECIDED[1] * rounds.tokens) > 0
 
 
 def test_simulated_gates_have_met_numbers_as_those_of_trained_models():
-    gain, entropy = (speaking(name, "tiny").each_block()[0].gate for name in ("amor-mamba2-gain", "amor-mamba2"))
+    gain, entropy = (build_active(name, "tiny").each_block()[0].gate for name in ("amor-mamba2-gain", "amor-mamba2"))
     assert gain.pred_std > 0, "it still explores, which decides by other numbers"
     assert gain.threshold.isfinite() and entropy.threshold.isfinite()
 
 
-def test_rounds_are_timed_whole_and_every_token_ends_a_lap():
+def test_a_round_is_one_step_per_token():
     model = small("amor-mamba2")
-    rounds = Rounds(Engine(model), filled(model, 50, 32), 0.22)
-    taken = alternate({"it": rounds.run}, rounds=3)["it"]
-    assert len(taken.rounds) == 3 and 0 < taken.by_laps <= taken.best == min(taken.rounds)
-    timing._laps.clear()
-    rounds.run()
-    assert len(timing._laps) == rounds.tokens == 18
+    rounds = DecodeRounds(Engine(model), filled_state(model, 50, 32), 0.22)
+    assert len(list(rounds.pieces())) == rounds.tokens == 18
+    times = alternate({"it": rounds.run}, rounds=3)["it"].divided(rounds.tokens)
+    assert len(times.rounds) == 3 and 0 < times.best == min(times.rounds)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_round_begins_at_the_same_context_and_copies_no_key(name):
     model = small(name)
-    rounds = Rounds(Engine(model), filled(model, 50, 32), 0.4)
+    rounds = DecodeRounds(Engine(model), filled_state(model, 50, 32), 0.4)
     buffers = [part["kv"].buffer for part in rounds.base.parts if "kv" in part]
     for _ in range(3):
         rounds.run()
@@ -124,16 +123,16 @@ def test_the_formulas_are_the_paper_s_and_ours_is_where_declared_attention_meets
 
 
 def test_a_measured_crossing_lies_between_the_contexts_that_enclose_it():
-    assert crossing.measured([1, 2, 4], [2, 1, -2]) == pytest.approx(2 + 2 * 1 / 3)
-    assert crossing.measured([1, 2], [-1, -1]) == 0
-    assert crossing.measured([1, 2], [1, 1]) is None
+    assert crossing.measured_break_even([1, 2, 4], [2, 1, -2]) == pytest.approx(2 + 2 * 1 / 3)
+    assert crossing.measured_break_even([1, 2], [-1, -1]) == 0
+    assert crossing.measured_break_even([1, 2], [1, 1]) is None
 
 
 def measured_at(label, context, *rounds):
     """What is known of a model at a context: seconds a token of each round."""
-    spent = {"bytes": 1.0, "flops": 1.0, "spent": {}, "head_passes": 1.0, "cheap_passes": 0.0}
-    taken = {"seconds": min(rounds), "median": 1.0, "rounds": rounds, "by_laps": None, "tokens_per_second": 1.0}
-    return Measured(label=label, name=label.split(" ")[0], context=context, rate=0.22, **spent, **taken)
+    spent = {"bytes": 1.0, "flops": 1.0, "breakdown": {}, "head_passes": 1.0, "cheap_passes": 0.0}
+    taken = {"seconds": min(rounds), "median": 1.0, "rounds": rounds, "tokens_per_second": 1.0}
+    return ModelTiming(label=label, name=label.split(" ")[0], context=context, rate=0.22, **spent, **taken)
 
 
 @pytest.mark.parametrize(
@@ -144,25 +143,26 @@ def test_the_crossing_with_a_serial_hybrid_at_440m_is_judged_by_pairs(longest, b
     """At the first context we are slower by one second a token, at the longest by `behind`, round by round."""
     monkeypatch.setattr(machine, "gemm_rate", lambda: 1.0)
     monkeypatch.setattr(machine, "bandwidth", lambda: 1.0)
-    table = Table("decode", quick=False)
-    table.ask("contexts")
-    args = Namespace(rounds=3, models="amor-mamba2,mamba2-serial", quick=False)
+    names, contexts = "amor-mamba2,mamba2-serial", f"3072,{longest}"
+    args = Namespace(rounds=3, models=names, quick=False, scale="440m", contexts=contexts, fire_rates="0.22")
+    plan = DecodePlan("decode", args)
+    plan.table.request("contexts")
     curves = [measured_at("mamba2-serial", context, 10.0, 20.0, 30.0) for context in (3072, longest)]
     curves += [measured_at("amor-mamba2 f=0.22", 3072, 9.0, 21.0, 31.0)]  # once faster: its best says nothing
     curves += [measured_at("amor-mamba2 f=0.22", longest, *(10 * k + behind for k in (1, 2, 3)))]
-    (found,) = crossings(Plan(table, "440m", [3072, longest], [0.22], args), curves)
+    (found,) = crossings(plan, curves)
     assert found.measured_by_best == 0 and found.measured != 0
-    limits = bars.load(Path(__file__).with_name("bars.toml"), rows_of_suites())
-    (judged,) = bars.judge(table.result() | {"scale": "440m"}, limits)
+    limits = bars.load(Path(bars.__file__).with_name("bars.toml"), rows_of_suites())
+    (judged,) = bars.compare(plan.table.result() | {"scale": "440m"}, limits)
     assert judged.verdict == verdict
-    assert bars.judge(table.result() | {"scale": "180m"}, limits) == [], "the bar is one of 440m"
+    assert bars.compare(plan.table.result() | {"scale": "180m"}, limits) == [], "the bar is one of 440m"
 
 
 def test_the_command_runs_and_its_table_and_figure_read_its_file(tmp_path, capsys):
     names = "mamba2,mamba2-serial,amor-mamba2,amor-mamba2-gain"
     words = ["--quick", "--rounds", "1", "--contexts", "32,64", "--models", names]
     out = tmp_path / "decode.json"
-    assert main(["bench", "decode", *words, "--parts", "contexts,memory", "--out", str(out), "--json"]) == 0
+    assert main(["bench", "decode", *words, "--parts", "contexts,curve", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found == json.loads(out.read_text())
     gated = {f"{name} f={rate}" for name in ("amor-mamba2", "amor-mamba2-gain") for rate in (0.22, 0.4)}
@@ -184,14 +184,14 @@ def test_a_file_that_is_not_a_decode_benchmark_is_refused(tmp_path, capsys, text
 
 
 def test_real_firing_rates_come_from_a_trained_folder_and_a_text(tmp_path):
-    from amor.bench.rates import firing_on, firing_rates, opened
+    from amor.bench.rates import firing_rates, open_gated
     from amor.data.tokenizer import bytes_tokenizer
     from amor.models.folder import save
 
     model = small("amor-mamba2", vocab=257)
     save(model, tmp_path / "model", bytes_tokenizer())
     (tmp_path / "text.txt").write_text("some words to read " * 5)
-    model, ids = opened(str(tmp_path / "model"), str(tmp_path / "text.txt"))
+    model, ids = open_gated(str(tmp_path / "model"), str(tmp_path / "text.txt"))
     found = firing_rates(model, ids, lengths=(40, 200))
     assert [(f.prompt, f.temperature, f.repeated) for f in found] == [
         (40, 0.0, False),
@@ -200,8 +200,24 @@ def test_real_firing_rates_come_from_a_trained_folder_and_a_text(tmp_path):
         (200, 1.0, True),
     ]
     assert all(0 < f.rate < 1 and len(f.rates) == 3 for f in found)
-    seen = firing_on(model, ids)
-    shares = seen.together
-    assert 0 <= shares.all <= shares.some <= 1 and 0 <= shares.followed <= 1
-    assert len(seen.doubts) == 3 and all(refined <= first for first, refined in seen.doubts)
-    assert all(block.gate.aimed is None for block in model.each_block())
+
+
+def test_how_blocks_fire_on_a_text_is_measured_on_a_trained_folder(tmp_path, monkeypatch, capsys):
+    from amor.data.tokenizer import bytes_tokenizer
+    from amor.models.folder import save
+
+    monkeypatch.setattr(machine, "gemm_rate", lambda: 1.0)
+    monkeypatch.setattr(machine, "bandwidth", lambda: 1.0)
+    save(small("amor-mamba2", vocab=257), tmp_path / "model", bytes_tokenizer())
+    (tmp_path / "text.txt").write_text("some words to read " * 5)
+    words = ["firing", "--model", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt"), "--quick", "--json"]
+    assert benchmark(words) == 0
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    some, every, followed = (row["numbers"][f"{name}, aimed at 22%"] for name in ("some", "all", "followed"))
+    assert 0 <= every <= some <= 1 and 0 <= followed <= 1
+    for block in range(3):
+        first = row["numbers"][f"block {block}, undecided by an 8-bit head"]
+        assert row["numbers"][f"block {block}, undecided once its likeliest tokens are exact"] <= first
+    save(small("mamba2", vocab=257), tmp_path / "other", bytes_tokenizer())
+    words[2] = str(tmp_path / "other")
+    assert benchmark(words) == 2 and "has no gates" in capsys.readouterr().err

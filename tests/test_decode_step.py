@@ -9,7 +9,7 @@ import torch
 from laws import close, small, tokens
 
 import amor
-from amor.bench.simulate import Scheduled
+from amor.bench.simulate import ScheduledGate
 from amor.decode.engine import Engine
 from amor.decode.policy import Fixed
 from amor.decode.savings import Savings
@@ -259,7 +259,7 @@ def test_blocks_run_as_if_they_fired_leave_no_trace_where_they_do_not(fires, bes
     model = small("amor-mamba2")
     found = []
     for foresee in (True, False):
-        gates = [Scheduled(block.gate, float(fire), 15, 6) for block, fire in zip(model.each_block(), fires, strict=True)]
+        gates = [ScheduledGate(block.gate, float(fire), 15, 6) for block, fire in zip(model.each_block(), fires, strict=True)]
         engine = Engine(model, Savings(cheap=best), policy=Fixed(foresee), gates=gates)
         state, token = read(model, 2)
         for _ in range(2):
@@ -275,7 +275,7 @@ def test_blocks_run_as_if_they_fired_leave_no_trace_where_they_do_not(fires, bes
 @pytest.mark.parametrize(("foresee", "best", "exact", "cheap"), [(False, False, 4, 0), (True, False, 2, 0), (True, True, 0, 2)])
 def test_where_all_blocks_fire_foresight_reads_the_head_twice_and_greedy_text_its_copy(foresee, best, exact, cheap):
     model = small("amor-mamba2")
-    gates = [Scheduled(block.gate, 1.0, 15, 6) for block in model.each_block()]
+    gates = [ScheduledGate(block.gate, 1.0, 15, 6) for block in model.each_block()]
     engine = Engine(model, Savings(cheap=best), policy=Fixed(foresee), gates=gates)
     state, token = read(model, 1)
     engine.step(token, state, best)

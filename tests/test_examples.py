@@ -7,7 +7,6 @@ prepared data, texts. SHRUNK makes examples small, NOT_RUN names those that cann
 import ast
 import contextlib
 import gzip
-import importlib
 import io
 import json
 import re
@@ -20,7 +19,6 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from authors_folders import model_kwargs, released
@@ -35,6 +33,7 @@ from amor.models.folder import save
 from amor.ops import chunks
 from amor.train.loop import train
 from amor.vocabulary import load_file
+from benchmarks import __main__ as benchmarks
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,15 +74,14 @@ SHRUNK = [
     (r"--contexts [\d,]+", "--contexts 24,48", "contexts of thousands take minutes"),
     (r"--scale 180m --parts", "--parts", "--quick has a scale of its own"),
     (r"--rounds \d+", "", "one round; added below"),
-    (r"(bench (?!.*--quick).*)", r"\1 --quick", "shapes that take seconds"),
-    (r"(bench .*)", r"\1 --rounds 1", "one round shows that everything runs"),
-    (r"(bench decode(?!.*(--parts|--model )).*)", r"\1 --parts memory,contexts", "tests/test_decode_bench.py has all parts"),
+    (r"((bench|benchmarks) (?!.*--quick).*)", r"\1 --quick", "shapes that take seconds"),
+    (r"((bench|benchmarks) .*)", r"\1 --rounds 1", "one round shows that everything runs"),
+    (r"(bench decode(?!.*(--parts|--model )).*)", r"\1 --parts contexts", "tests/test_bench.py has all parts"),
     (r"(bench decode(?!.*--models? ).*)", r"\1 --models mamba2,amor-mamba2", "two of eight architectures"),
-    (r"(bench peers(?!.*--only).*)", r"\1 --only entropy", "tests/test_bench.py has every row"),
-    (r"(bench train(?!.*--only).*)", r"\1 --only throughput", "tests/test_bench.py has every row"),
-    (r"(bench busy(?!.*--only).*)", r"\1 --only decode", "tests/test_bench.py has every row"),
-    (r"(bench batch(?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
-    (r"(bench batch.*)", r"\1 --prefill 8", "a short prompt"),
+    (r"(benchmarks peers(?!.*--only).*)", r"\1 --only mamba2-layer", "tests/test_bench.py has every row"),
+    (r"(benchmarks busy(?!.*--only).*)", r"\1 --only decode", "tests/test_bench.py has every row"),
+    (r"(bench(marks beside| batch)(?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
+    (r"(bench(marks beside| batch).*)", r"\1 --prefill 8", "a short prompt"),
     (r"(amor study (?!.*--plan).*)", r"\1 --plan", "tests/test_study.py runs one; here it is only planned"),
     (r"--limit 200", "", "added below"),
     (r"(amor eval .*)", r"\1 --limit 1 --samples 1 --lengths 900 --segments 1", "one document a task shows that it runs"),
@@ -92,7 +90,7 @@ SHRUNK = [
         "--suite niah,length-extrapolation --task niah_single_1,pg19",
         "the others are slow to make",
     ),
-    (r"--beside COMMAND", "--beside ./their-rows.sh", "COMMAND stands for the reader's own program"),
+    (r"--command COMMAND", "--command ./their-rows.sh", "COMMAND stands for the reader's own program"),
 ]
 # the same for Python
 SHRUNK_PYTHON = [
@@ -192,7 +190,7 @@ def in_markdown(text):
     plain = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
     for named in re.findall(r"`([^`]+)`", plain):
         words = " ".join(named.split())
-        if COMMAND.match(words) and not re.fullmatch(r"amor \S+", words):  # a verb alone is a name, not an example
+        if COMMAND.match(words) and not re.fullmatch(r"amor \S+|python -m benchmarks", words):  # a verb alone is a name
             yield Example(words)
 
 
@@ -205,7 +203,8 @@ def documents():
     """Document -> its examples."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     found = {str(page.relative_to(ROOT)): list(in_markdown(page.read_text())) for page in pages}
-    helps = {f"amor/cli/{verb}.py": verb for verb in verbs()} | {f"amor/bench/{suite}.py": suite for suite in bench.suites()}
+    helps = [f"amor/cli/{verb}.py" for verb in verbs()] + ["benchmarks/__main__.py"]
+    helps += [str(Path(suite.__file__).relative_to(ROOT)) for suite in benchmarks.all_suites().values()]
     found |= {file: list(in_help(ast.get_docstring(ast.parse((ROOT / file).read_text())))) for file in helps}
     return {name: list(dict.fromkeys(examples)) for name, examples in found.items() if examples}
 
@@ -240,7 +239,8 @@ def furnished(tmp_path_factory):
     (folder / "their-rows.sh").write_text("#!/bin/sh\necho '{\"tok_s_best\": 100.0}'\n")
     (folder / "their-rows.sh").chmod(0o755)
     (folder / "bars.toml").write_text("bars = []\n")
-    (folder / "tests").symlink_to(ROOT / "tests")
+    for name in ("tests", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
     folders(folder / "evals")
     write_sets(folder / "SETS")
     (folder / "SETS" / "lengths_pg19.jsonl").write_text(json.dumps({"text": "one two three four five six. " * 200}) + "\n")
@@ -286,23 +286,21 @@ def room(furnished, tmp_path, monkeypatch):
     monkeypatch.setattr("amor.bench.machine.gemm_rate", lambda: 100.0)  # as fast as a machine of today
     monkeypatch.setattr("amor.bench.machine.bandwidth", lambda: 20.0)
     monkeypatch.setattr("amor.bench.decode.ROOM", 2)  # tokens of a round
-    monkeypatch.setattr(bench, "suite", measured_once)
+    for module in (bench, benchmarks):
+        monkeypatch.setattr(module, "run_suite", measured_once)
     return folder
 
 
-@cache
-def measured_once(name):
+run_suite, RESULTS = bench.run_suite, {}
+
+
+def measured_once(suite, args):
     """A suite that measures only what it has not measured before: --bars, --out and --json change nothing about it."""
-    module = importlib.import_module(f"amor.bench.{name}")
-    known = {}
-
-    def run(args):
-        asked = str(sorted((key, value) for key, value in vars(args).items() if key not in ("bars", "out", "json")))
-        if asked not in known:
-            known[asked] = module.run(args)
-        return dict(known[asked])
-
-    return SimpleNamespace(run=run, ROWS=module.ROWS)
+    options = sorted((key, value) for key, value in vars(args).items() if key not in ("bars", "out", "json"))
+    key = f"{suite.__name__} {options}"
+    if key not in RESULTS:
+        RESULTS[key] = run_suite(suite, args)
+    return dict(RESULTS[key])
 
 
 def shrunk(text, table=SHRUNK):
@@ -350,14 +348,17 @@ def ran(command, made, monkeypatch):
             patch.setenv(assigned[1], assigned[2])
             command = command[assigned.end() :]
         words = shlex.split(command)
-        if words[0] != "amor":
+        command = main
+        if words[:3] == ["python", "-m", "benchmarks"]:
+            command, words = benchmarks.main, words[2:]
+        elif words[0] != "amor":
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             return done.stderr if done.returncode else ""
         begin_anew(words[1:], made)
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             try:
-                code = main(words[1:])
+                code = command(words[1:])
             except SystemExit as left:
                 code = left.code
         return said.getvalue() or f"exit code {code}" if code else ""

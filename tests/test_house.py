@@ -95,8 +95,8 @@ HEAVY = (
     "peft",
     "vllm",
 )
-# rooms that may import a package beside others: transformers is the face that hf gives our models, and a peer that bench measures
-SHARED = {"transformers": {"bench", "hf"}}
+# rooms that may import a package beside others: hf is the face of our models to transformers, convert compares with it
+SHARED = {"transformers": {"convert", "hf"}}
 
 
 def imports(path):

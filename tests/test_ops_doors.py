@@ -1,5 +1,7 @@
 """Which code runs an operator: native code that may be missing, doors to GPU kernels, chunk sizes that are measured."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +55,31 @@ def test_a_forced_door_that_cannot_open_is_an_error(
         choice(op, "cpu")
     with pytest.raises(AmorError, match=package):
         choice(op, "cuda")
+
+
+FORBIDDEN = """
+import torch
+from amor.ops import native
+from amor.ops.backends import BACKENDS, choice
+
+def library(*_):
+    raise AssertionError("native code was loaded")
+
+native.library = library
+import amor
+
+assert {choice(op, "cpu")[0] for op in BACKENDS} == {"reference"}
+model = amor.build(amor.preset("amor-mamba2", "tiny", vocab=64))
+tokens = torch.arange(24).view(2, 12)
+model(tokens[:, :-1], targets=tokens[:, 1:]).loss.backward()
+session = amor.Engine(model.eval()).prefill(tokens.tolist())
+assert session.step(torch.tensor([1, 2])).logits.isfinite().all()
+"""
+
+
+def test_reference_kernels_run_no_native_code() -> None:
+    environment = os.environ | {"AMOR_KERNELS": "reference"}
+    subprocess.run([sys.executable, "-c", FORBIDDEN], env=environment, check=True)
 
 
 def test_without_its_package_a_gpu_falls_to_the_matrix_form_and_says_why(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:

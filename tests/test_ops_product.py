@@ -291,29 +291,6 @@ def test_logits_of_the_last_rows_are_those_of_all_rows(guest: str, rows: int, la
 
 
 @pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
-@pytest.mark.parametrize("size", [16, 20])
-def test_a_lone_query_attends_to_the_first_keys_of_its_row(guest: str, size: int) -> None:
-    torch.manual_seed(0)
-    k, v = torch.randn(3, 2, 3000, size)[:, :, :2500], torch.randn(3, 2, 3000, size)[:, :, :2500]
-    rows, lengths = torch.tensor([2, 0, 0, 1, 2, 1]), torch.tensor([1, 2500, 1024, 1025, 70, 64])
-    q = torch.randn(6, 2, size) * 3
-    got = module("attend", guest).attend(q, k, v, rows, lengths)
-    for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
-        want = attend.reference(q[i : i + 1, :, None], k[row : row + 1, :, :length], v[row : row + 1, :, :length])
-        close(got[i], want[0, :, 0])
-        alone = module("attend", guest).attend(q[i : i + 1], k, v, rows[i : i + 1], lengths[i : i + 1])
-        close(alone[0], got[i])
-        if guest == "native":
-            assert torch.equal(alone[0], got[i])
-
-
-def test_no_query_costs_nothing() -> None:
-    none = torch.zeros(0, dtype=torch.long)
-    k = torch.randn(1, 2, 5, 16)
-    assert attend.single(torch.empty(0, 2, 16), k, k, none, none).shape == (0, 2, 16)
-
-
-@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
 @pytest.mark.parametrize(("size", "length"), [(16, 130), (20, 7), (16, 700)])  # 700: several blocks of queries a row
 def test_fired_queries_attend_and_learn_as_if_all_had_been_asked(guest: str, size: int, length: int) -> None:
     torch.manual_seed(0)
@@ -362,14 +339,13 @@ def test_keys_nobody_looks_at_get_a_gradient_of_nothing(guest: str) -> None:
         assert torch.equal(torch.autograd.grad(got.sum(), k)[0], torch.zeros_like(k))
 
 
-@pytest.mark.parametrize("asked", ["attend", "fired"])
 @pytest.mark.parametrize(("row", "length"), [(2, 3), (1, 6)])
-def test_rows_and_keys_that_are_not_there_are_refused(asked: str, row: int, length: int) -> None:
+def test_rows_and_keys_that_are_not_there_are_refused(row: int, length: int) -> None:
     if missing("attend", BACKENDS["attend"][0], "cpu") is not None:
         pytest.skip("no compiler here")
     k = torch.randn(2, 1, 5, 16)
     with pytest.raises(AmorError, match="queries"):
-        getattr(module("attend", "native"), asked)(torch.randn(1, 1, 16), k, k, torch.tensor([row]), torch.tensor([length]))
+        module("attend", "native").fired(torch.randn(1, 1, 16), k, k, torch.tensor([row]), torch.tensor([length]))
 
 
 def test_bits_of_fired_queries_do_not_depend_on_threads() -> None:

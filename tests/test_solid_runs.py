@@ -20,7 +20,7 @@ from amor.errors import AmorError
 from amor.models.build import build
 from amor.ops import chunks
 from amor.ops.backends import kernels
-from amor.records.bench import Decode
+from amor.records.bench import DecodeFile
 from amor.records.findings import Findings
 from amor.records.run import Event, GateLine, Machine, Step, StepTiming
 from amor.records.trace import Traces
@@ -211,7 +211,7 @@ def test_a_broken_benchmark_is_shown_or_refused_in_one_line(tmp_path):
     for where, value in random.Random(0).sample(cases, 120):
         drawn += survives(file, json.dumps(replaced(tree, where, value)), lambda: report_verb.decoded(file, None))
     assert 0 < drawn < 100
-    figures.draw("decode", typed.convert(Decode, tree, "F"))
+    figures.draw("decode", typed.convert(DecodeFile, tree, "F"))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_broken_benchmark_is_shown_or_refused_in_one_line(tmp_path):
     [("amor-gated-deltanet-tiny", "0.301"), ("amor-mamba2-1.5b", "0.208"), ("amor-mamba2-classic-tiny", None), (None, None)],
 )
 def test_firing_rates_stand_beside_those_of_the_model_that_was_measured(model, column):
-    table = decode.tables(typed.convert(Decode, decoded() | {"model": model}, "F"))[-1]
+    table = decode.tables(typed.convert(DecodeFile, decoded() | {"model": model}, "F"))[-1]
     row = next(line for line in table.lines if line.name == "3,072, T = 0")
     assert row.cells[0].value == 0.3 and row.cells[1:] == ((column,) if column else ())
 

@@ -1,29 +1,25 @@
-"""Decode steps of several rows and prefill, for every weight format; beside another program where one is named.
+"""Decode steps of several rows at once and prefill, for every weight format.
 
   amor bench batch --models mamba2 --weights float32,int4 --batches 1,8
-  amor bench batch --beside ./their-rows.sh
 
-Models are 12 layers of width 768 over 128,256 words: `mamba2` without MLPs, and `llama`, the preset transformer. A round of
-decode is some steps of all rows after a prompt of 16 tokens, random tokens, the logits of every row computed; a round of prefill
-is one prompt, the logits of its last token. With --beside COMMAND each of our rounds is followed by one of
-`COMMAND MODEL FORMAT MODE` (MODE is decode:ROWS:STEPS or prefill:TOKENS), which prints one line of JSON with tok_s_best, the
-tokens a second of its best repetition; the ratio of the two is then reported. Prefill reads with float32 weights in every format.
+Models have 12 layers of width 768 and a vocabulary of 128,256: `mamba2` without MLPs, and `llama`,
+the preset transformer. A round of decode is some steps of all rows after a prompt of 16 tokens,
+with random tokens and the logits of every row; a round of prefill is one prompt and the logits of
+its last token. Prefill uses float32 weights whatever the format.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from amor.bench.table import Row, Table
-from amor.bench.timing import Times, clock, of_rounds
+from amor.bench.table import BenchmarkRow, BenchmarkTable
+from amor.bench.timing import Timings, alternate
 from amor.decode.engine import Engine
 from amor.errors import AmorError, nearest
 from amor.models.amor import Amor
@@ -31,52 +27,80 @@ from amor.models.build import build
 from amor.ops.product import FORMATS
 from amor.presets import preset
 
-PROMPT = 16
-STEPS = {1: 32, 8: 16, 32: 8}  # of a round, by rows
+PROMPT = 16  # tokens before the first decode step
+STEPS = {1: 32, 8: 16, 32: 8}  # rows -> decode steps per round; 8 for other numbers of rows
 ROWS = ("decode", "prefill")
 
 
+@dataclass(frozen=True)
+class BatchCase:
+    """One thing to time: a model in a weight format, and what it does in a round."""
+
+    model: str
+    weights: str
+    mode: str  # decode:ROWS:STEPS or prefill:TOKENS
+    tokens: int  # processed per round
+    work: Callable[[], Any]  # runs one round
+
+    @property
+    def row(self) -> str:
+        """The row of the suite it belongs to."""
+        return self.mode.split(":")[0]
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the suite."""
     add = parser.add_argument
     add("--models", default="mamba2,llama", help="with commas (default mamba2,llama)")
-    add("--weights", default=",".join(FORMATS), help=f"formats, with commas (default {','.join(FORMATS)})")
+    every = ",".join(FORMATS)
+    add("--weights", default=every, help=f"formats, with commas (default {every})")
     add("--batches", default="1,8,32", help="rows decoded together, with commas (default 1,8,32)")
-    add("--prefill", default="512", help="tokens of a prompt, with commas; nothing: none (default 512)")
-    add("--rounds", type=int, default=5, help="rounds a side (default 5)")
-    add("--beside", metavar="COMMAND", help="another program whose rows take turns with ours")
-    add("--quick", action="store_true", help="small models, to see that everything runs; no bar is judged")
+    add("--prefill", default="512", help="prompt lengths, with commas; empty: none (default 512)")
+    add("--rounds", type=int, default=5, help="rounds per measurement (default 5)")
+    add("--quick", action="store_true", help="small models, only to see that everything runs")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    table = Table("batch", args.quick)
-    batches, prompts = counts("--batches", args.batches), counts("--prefill", args.prefill)
-    for name in args.models.split(","):
-        model = made(name, args.quick)
-        for weights in args.weights.split(","):
-            engine = Engine(model, weights=weights)
-            table.ask("decode")
-            for rows in batches:
-                steps = STEPS.get(rows, 8)
-                work: Callable[[], Any] = decoding(engine, rows, steps)
-                measure(table, args, name, weights, f"decode:{rows}:{steps}", work, rows * steps)
-            table.ask("prefill")
-            for tokens in prompts:
-                work = partial(engine.prefill, [torch.randint(0, model.config.vocab, (tokens,)).tolist()])
-                measure(table, args, name, weights, f"prefill:{tokens}", work, tokens)
+    """Measure, print, and return the table for JSON."""
+    table = BenchmarkTable("batch", args.quick)
+    for case in cases(args):
+        add_row(table, case, alternate({"amor": case.work}, args.rounds)).show()
     return table.result()
 
 
+def cases(args: argparse.Namespace) -> Iterator[BatchCase]:
+    """Everything that the options select, models and formats one after another."""
+    batches, prompts = counts("--batches", args.batches), counts("--prefill", args.prefill)
+    for name in args.models.split(","):
+        model = build_model(name, args.quick)
+        for weights in args.weights.split(","):
+            engine = Engine(model, weights=weights)
+            for rows in batches:
+                steps = STEPS.get(rows, 8)
+                work: Callable[[], Any] = decode_round(engine, rows, steps)
+                yield BatchCase(name, weights, f"decode:{rows}:{steps}", rows * steps, work)
+            for tokens in prompts:
+                prompt = torch.randint(0, model.config.vocab, (tokens,)).tolist()
+                work = partial(engine.prefill, [prompt])
+                yield BatchCase(name, weights, f"prefill:{tokens}", tokens, work)
+
+
 def counts(option: str, text: str) -> list[int]:
+    """Whole numbers written with commas."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isdigit() and int(word) for word in words):
-        raise AmorError(f"{option} {text}: give whole numbers of at least 1, with commas, e.g. 1,8,32")
+        raise AmorError(
+            f"{option} {text}: give whole numbers of at least 1, with commas, e.g. 1,8,32"
+        )
     return [int(word) for word in words]
 
 
-def made(name: str, quick: bool) -> Amor:
+def build_model(name: str, quick: bool) -> Amor:
+    """One of the suite's models, with fresh weights."""
+    layers = 2 if quick else 12
     shapes: dict[str, tuple[str, dict[str, Any]]] = {
-        "mamba2": ("mamba2", {"d_ff": 0, "pattern": {"mamba2": 2 if quick else 12}}),
-        "llama": ("transformer", {"pattern": {"attention": 2 if quick else 12}}),
+        "mamba2": ("mamba2", {"d_ff": 0, "pattern": {"mamba2": layers}}),
+        "llama": ("transformer", {"pattern": {"attention": layers}}),
     }
     if name not in shapes:
         raise AmorError(f"--models: no {name!r}; {nearest(name, shapes)}")
@@ -84,48 +108,27 @@ def made(name: str, quick: bool) -> Amor:
     return build(preset(base, "tiny" if quick else "180m", **changes)).eval()
 
 
-def decoding(engine: Engine, rows: int, steps: int) -> Callable[[], None]:
-    """A round of steps; keys are given up after it, so that every round is at the same context."""
+def decode_round(engine: Engine, rows: int, steps: int) -> Callable[[], None]:
+    """A function that runs some decode steps from a fork of one state, so that every round begins
+    at the same context."""
     session = engine.prefill([[1] * PROMPT] * rows, room=steps)
     tokens = torch.randint(0, engine.model.config.vocab, (steps, rows))
 
     def run() -> None:
-        round_ = session.fork()
+        fork = session.fork()
         for column in tokens:
-            round_.step(column)
+            fork.step(column)
 
     return run
 
 
-def measure(
-    table: Table, args: argparse.Namespace, name: str, weights: str, mode: str, work: Callable[[], Any], tokens: int
-) -> Row:
-    row = table.row(mode.split(":")[0], "product", model=name, weights=weights, mode=mode)
-    work()  # compiles and allocates
-    mine, theirs = [], []
-    for _ in range(args.rounds):
-        mine.append(clock(work))
-        if args.beside:
-            theirs.append(tokens / beside(args.beside, name, weights, mode))
-    row.time({"amor": of_rounds(mine)})
-    row.found[f"tokens/s, {name} {weights} {mode}"] = tokens / min(mine)
-    if theirs:
-        row.time({"beside": of_rounds(theirs)})
-        row.found[f"tokens/s beside, {name} {weights} {mode}"] = tokens / min(theirs)
-        taken: dict[str, Times] = row.times
-        row.ratio(f"{name} {weights} {mode} over the other", taken["beside"], taken["amor"])
-    row.show()
+def add_row(table: BenchmarkTable, case: BatchCase, times: dict[str, Timings]) -> BenchmarkRow:
+    """The row of one case."""
+    if case.row not in table.requested[-1:]:
+        table.request(case.row)
+    shape = {"model": case.model, "weights": case.weights, "mode": case.mode}
+    row = table.row(case.row, "product", **shape)
+    row.add_times(times)
+    label = f"{case.model} {case.weights} {case.mode}"
+    row.numbers[f"tokens/s, {label}"] = case.tokens / row.seconds["amor"]
     return row
-
-
-def beside(command: str, name: str, weights: str, mode: str) -> float:
-    """Tokens a second of the other program."""
-    words = [*shlex.split(command), name, weights, mode]
-    said = subprocess.run(words, capture_output=True, text=True, check=False)
-    try:
-        return float(json.loads(said.stdout.strip().splitlines()[-1])["tok_s_best"])
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        words_said = (said.stderr or said.stdout).strip().splitlines()[-1:] or ["nothing"]
-        raise AmorError(
-            f"--beside {' '.join(words)} printed no line of JSON with tok_s_best ({error}): {words_said[0]}"
-        ) from None

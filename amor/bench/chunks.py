@@ -1,4 +1,8 @@
-"""Which chunk of a recurrence is fastest here: measured at the presets' shapes, kept where amor.ops.chunks reads it."""
+"""The fastest chunk length of each recurrence on this machine, measured at the shapes of the
+presets.
+
+`amor doctor --measure` runs this; amor.ops.chunks keeps the result and uses it in later runs.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,31 +16,43 @@ from amor.ops import chunks
 from amor.ops.backends import choice, module
 from amor.presets import preset
 
-TOKENS = 1024
+TOKENS = 1024  # length of the measured sequence
 
 
 def scan_inputs(heads: int, size: int, states: int) -> list[Tensor]:
-    """x, dt, A, B, C"""
+    """x, dt, A, B, C of one row, as ops.scan takes them."""
     decays = -torch.arange(1.0, heads + 1)
     B, C = (torch.randn(1, TOKENS, 1, states) for _ in range(2))
-    return [torch.randn(1, TOKENS, heads, size), F.softplus(torch.randn(1, TOKENS, heads)), decays, B, C]
+    return [
+        torch.randn(1, TOKENS, heads, size),
+        F.softplus(torch.randn(1, TOKENS, heads)),
+        decays,
+        B,
+        C,
+    ]
 
 
 def delta_inputs(heads: int, keys: int, values: int) -> list[Tensor]:
-    """q, k, v, g, beta"""
+    """q, k, v, g, beta of one row, as ops.delta takes them."""
     q, k = (F.normalize(torch.randn(1, TOKENS, heads, keys), dim=-1) for _ in range(2))
-    return [q, k, torch.randn(1, TOKENS, heads, values), -torch.rand(1, TOKENS, heads), torch.rand(1, TOKENS, heads)]
+    return [
+        q,
+        k,
+        torch.randn(1, TOKENS, heads, values),
+        -torch.rand(1, TOKENS, heads),
+        torch.rand(1, TOKENS, heads),
+    ]
 
 
-# operator -> (the architecture whose shapes it has, its inputs)
-MADE: dict[str, tuple[str, Callable[..., list[Tensor]]]] = {
+# operator -> (architecture that has its shapes, function that makes its inputs)
+INPUTS: dict[str, tuple[str, Callable[..., list[Tensor]]]] = {
     "scan": ("mamba2", scan_inputs),
     "delta": ("gated-deltanet", delta_inputs),
 }
 
 
-def both_ways(op: str, backend: str, inputs: Sequence[Tensor]) -> Callable[[int], None]:
-    """A call takes the operator forward and backward with a chunk."""
+def forward_backward(op: str, backend: str, inputs: Sequence[Tensor]) -> Callable[[int], None]:
+    """A function that runs the operator forward and backward with a given chunk length."""
     leaves = [t.requires_grad_() for t in inputs]
 
     def run(chunk: int) -> None:
@@ -47,24 +63,24 @@ def both_ways(op: str, backend: str, inputs: Sequence[Tensor]) -> Callable[[int]
 
 
 @dataclass(frozen=True)
-class Fastest:
-    """An operator at a scale: its shape, the chunk that was in use, the fastest, and the seconds of each."""
+class ChunkTiming:
+    """The chunk lengths of one operator at one scale, timed."""
 
     operator: str
     backend: str
     scale: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the state, without the batch
     tokens: int
     threads: int
-    was: int
-    chunk: int
-    seconds: dict[int, float]
+    was: int  # chunk length in use before
+    chunk: int  # the fastest
+    seconds: dict[int, float]  # chunk length -> seconds, forward and backward
 
 
-def measured(scale: str, rounds: int = 15) -> list[Fastest]:
-    """A row an operator."""
-    found = []
-    for op, (name, made) in MADE.items():
+def measure_chunks(scale: str, rounds: int = 15) -> list[ChunkTiming]:
+    """Time every chunk length of every operator that has chunks, at the shapes of one scale."""
+    timings = []
+    for op, (name, inputs) in INPUTS.items():
         backend = choice(op, "cpu")[0]
         if (op, backend) not in chunks.DEFAULT:  # the reference has no chunks
             continue
@@ -72,9 +88,12 @@ def measured(scale: str, rounds: int = 15) -> list[Fastest]:
         assert isinstance(part, Tensor)
         shape = tuple(part.shape[1:])  # a state is [rows, heads, size, size]
         before = chunks.chunk_size(op, backend, TOKENS, shape)
-        run = both_ways(op, backend, made(*shape))
+        run = forward_backward(op, backend, inputs(*shape))
         run(before)  # the first call also builds and allocates
         seconds = chunks.measure(op, backend, shape, run, rounds)
         best = min(seconds, key=lambda c: seconds[c])
-        found.append(Fastest(op, backend, scale, shape, TOKENS, torch.get_num_threads(), before, best, seconds))
-    return found
+        threads = torch.get_num_threads()
+        timings.append(
+            ChunkTiming(op, backend, scale, shape, TOKENS, threads, before, best, seconds)
+        )
+    return timings

@@ -1,4 +1,5 @@
-"""What the machine is, and its measured ceilings: how fast it multiplies matrices and how fast it reads memory."""
+"""The machine: a description, and its measured ceilings (matrix products per second, bytes read per
+second)."""
 
 import os
 import platform
@@ -13,30 +14,38 @@ from amor.bench.timing import best
 from amor.records.run import Machine
 from amor.threads import waiting
 
-GEMM_SIZE = 1536  # three matrices of 9 MB: large enough for the full rate, a tenth of a second a round
-READ_BYTES = 512 * 2**20  # well past any cache
+GEMM_SIZE = 1536  # three matrices of 9 MB: large enough for the full rate, 0.1 s per round
+READ_BYTES = 512 * 2**20  # much larger than any cache
 
 
 def describe() -> Machine:
-    """What runs here, without measuring anything."""
+    """The machine, its threads and the versions that run on it, without measuring anything."""
     import amor
 
     return Machine(
         cpu=cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        cores=available_cores(),
         threads=torch.get_num_threads(),
         waiting=waiting(),
         memory_gb=round(total_memory() / 2**30, 1),
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        torch=str(torch.__version__),  # a text of a class of its own
+        torch=str(torch.__version__),  # torch's own subclass of str
         simd=torch.backends.cpu.get_cpu_capability(),
         amor=amor.__version__,
         gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
     )
 
 
+def available_cores() -> int | None:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
 def cpu_model() -> str:
+    """The name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():
@@ -46,7 +55,7 @@ def cpu_model() -> str:
 
 
 def total_memory() -> int:
-    """Bytes of main memory, 0 where the system does not say."""
+    """Bytes of main memory, 0 where the system does not report it."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
         return 0
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -54,7 +63,7 @@ def total_memory() -> int:
 
 @cache
 def gemm_rate(rounds: int = 7) -> float:
-    """GFLOP/s of a square float32 product, the best of several."""
+    """GFLOP/s of a square float32 matrix product, the best of several rounds."""
     a, b = torch.randn(GEMM_SIZE, GEMM_SIZE), torch.randn(GEMM_SIZE, GEMM_SIZE)
     out = torch.empty(GEMM_SIZE, GEMM_SIZE)
     return 2 * GEMM_SIZE**3 / best(lambda: torch.mm(a, b, out=out), rounds) / 1e9
@@ -62,12 +71,13 @@ def gemm_rate(rounds: int = 7) -> float:
 
 @cache
 def bandwidth(rounds: int = 7) -> float:
-    """GB/s read from main memory by all threads, the best of several ways and rounds."""
+    """GB/s read from main memory by all threads: the best of several rounds of three ways to
+    read."""
     from amor.ops.product import native
     from amor.ops.product.pages import use_huge_pages
 
     data = torch.ones(READ_BYTES // 4)
-    use_huge_pages([data])  # as the weights of a packed model lie
+    use_huge_pages([data])  # like the weights of a packed model
     ways: list[Callable[[], Any]] = [data.sum, data.amax]
     if native.missing() is None:
         ways.append(lambda: native.stream(data))

@@ -1,4 +1,7 @@
-"""Each operator against its slow or torch form, with the share of the machine's ceiling it reaches."""
+"""Each operator beside torch's own form, and the share of the machine's ceiling that it reaches.
+
+amor bench ops --only linear
+"""
 
 import argparse
 from collections.abc import Callable
@@ -10,128 +13,218 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from amor.bench import machine
-from amor.bench.heads import entropy, loss
-from amor.bench.table import Row, Table, common, named
+from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
 from amor.bench.timing import alternate
-from amor.ops import attend, product
+from amor.ops import attend, head, product
 from amor.ops.conv import conv
 from amor.ops.delta import delta
 from amor.ops.linear import linear
 from amor.ops.scan import scan
 
+Sides = dict[str, Callable[[], Any]]
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the suite."""
     common(parser, ROWS)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    table = Table.of("ops", args)
+    """Measure, print, and return the table for JSON."""
+    table = BenchmarkTable.from_arguments("ops", args)
     vocab, width, tokens = (512, 64, 64) if args.quick else (128_256, 768, 1024)
     torch.manual_seed(0)
-    for name in named(ROWS, args.only):
-        table.ask(name)
+    for name in matching(ROWS, args.only):
+        table.request(name)
         for row in ROWS[name](table, args.rounds, vocab, width, tokens):
             row.show()
     return table.result()
 
 
-def products(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
+def products(
+    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
+) -> list[BenchmarkRow]:
+    """A few rows times the head's matrix, in every weight format."""
     weight = torch.randn(vocab, width) * 0.02
     packed = {kind: product.pack(weight, kind) for kind in product.FORMATS}
-    return [_product(table, rounds, weight, packed, torch.randn(count, width)) for count in (1, 2, 4, 8, 32)]
+    inputs = [torch.randn(count, width) for count in (1, 2, 4, 8, 32)]
+    return [_product(table, rounds, weight, packed, x) for x in inputs]
 
 
-def _product(table: Table, rounds: int, weight: Tensor, packed: dict[str, product.Matrix], x: Tensor) -> Row:
-    row = table.row("product with the head", "product", rows=len(x), vocab=len(weight), width=weight.shape[1])
-    sides: dict[str, Callable[[], Any]] = {"torch float32": lambda: x @ weight.T}
+def _product(
+    table: BenchmarkTable,
+    rounds: int,
+    weight: Tensor,
+    packed: dict[str, product.Matrix],
+    x: Tensor,
+) -> BenchmarkRow:
+    shape = {"rows": len(x), "vocab": len(weight), "width": weight.shape[1]}
+    row = table.row("product with the head", "product", **shape)
+    sides: Sides = {"torch float32": lambda: x @ weight.T}
     for kind, m in packed.items():
         sides[f"amor {kind}"] = partial(product.product, x, m)
         sides[f"amor probe {kind}"] = partial(product.probe, x, m)
-    row.time(alternate(sides, rounds))
+    row.add_times(alternate(sides, rounds))
     for kind, m in packed.items():
-        row.found[f"share of bandwidth, {kind}"] = m.nbytes / row.seconds[f"amor {kind}"] / 1e9 / machine.bandwidth()
+        rate = m.nbytes / row.seconds[f"amor {kind}"] / 1e9
+        row.numbers[f"share of bandwidth, {kind}"] = rate / machine.bandwidth()
     return row
 
 
-def layers(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
-    """A linear layer at the shapes of a tiny training step, and of the 180m one."""
-    shapes = (4 * tokens, width // 3, 2 * width // 3), (tokens, width, 4 * width), (tokens, 4 * width, width)
-    return [_layer(table, rounds, *shape) for shape in shapes]
+def layers(
+    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
+) -> list[BenchmarkRow]:
+    """A linear layer at the shapes of a training step at scale tiny, then at 180m."""
+    tiny = 4 * tokens, width // 3, 2 * width // 3
+    larger = (tokens, width, 4 * width), (tokens, 4 * width, width)
+    return [_layer(table, rounds, *shape) for shape in (tiny, *larger)]
 
 
-def _layer(table: Table, rounds: int, tokens: int, inner: int, outputs: int) -> Row:
+def _layer(
+    table: BenchmarkTable, rounds: int, tokens: int, inner: int, outputs: int
+) -> BenchmarkRow:
     row = table.row("linear layer", "linear", tokens=tokens, inner=inner, outputs=outputs)
-    x, weight = torch.randn(tokens, inner, requires_grad=True), torch.randn(outputs, inner, requires_grad=True)
-    along = torch.randn(tokens, outputs)
-    sides: dict[str, Callable[[], Any]] = {}
+    x = torch.randn(tokens, inner, requires_grad=True)
+    weight = torch.randn(outputs, inner, requires_grad=True)
+    backward = partial(Tensor.backward, gradient=torch.randn(tokens, outputs))
+    sides: Sides = {}
     for name, layer in (("amor", linear), ("torch", F.linear)):
         sides[f"{name}, forward"] = partial(_then, Tensor.detach, layer, x, weight)
-        sides[f"{name}, forward and backward"] = partial(_then, partial(Tensor.backward, gradient=along), layer, x, weight)
-    row.time(alternate(sides, rounds))
-    rate = 2e-9 * weight.numel() * tokens / machine.gemm_rate()
-    row.found["share of GEMM rate, forward"] = rate / row.seconds["amor, forward"]
-    row.found["share of GEMM rate, forward and backward"] = 3 * rate / row.seconds["amor, forward and backward"]
+        sides[f"{name}, forward and backward"] = partial(_then, backward, layer, x, weight)
+    row.add_times(alternate(sides, rounds))
+    share = 2e-9 * weight.numel() * tokens / machine.gemm_rate()
+    row.numbers["share of GEMM rate, forward"] = share / row.seconds["amor, forward"]
+    both = row.seconds["amor, forward and backward"]
+    row.numbers["share of GEMM rate, forward and backward"] = 3 * share / both
     return row
 
 
-def recurrences(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
-    heads, size, states = width // 32, 64, 128
-    x, dt = torch.randn(1, tokens, heads, size), torch.rand(1, tokens, heads) * 0.1
-    B, C = torch.randn(1, tokens, 1, states), torch.randn(1, tokens, 1, states)
-    A = -torch.arange(1, heads + 1).float()
-    scanned = table.row("scan, forward", "scan", tokens=tokens, heads=heads, size=size, states=states)
-    scanned.time(alternate({"amor": lambda: scan(x, dt, A, B, C)}, rounds))
-    keys = max(1, 3 * width // 256)
-    q, k = (F.normalize(torch.randn(1, tokens, keys, 64), dim=-1) for _ in range(2))
-    v, g, beta = torch.randn(1, tokens, keys, 128), -torch.rand(1, tokens, keys), torch.rand(1, tokens, keys)
-    ruled = table.row("delta, forward", "delta", tokens=tokens, heads=keys)
-    ruled.time(alternate({"amor": lambda: delta(q, k, v, g, beta)}, rounds))
-    c, taps = torch.randn(1, tokens, 2 * width + 256), torch.randn(2 * width + 256, 4)
-    convolved = table.row("conv, forward", "conv", tokens=tokens, channels=2 * width + 256)
-    convolved.time(alternate({"amor": lambda: conv(c, taps)}, rounds))
-    return [scanned, ruled, convolved]
-
-
-def attention(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
-    return [_attention(table, rounds, width // 64, length) for length in (tokens, 16 * tokens, 64 * tokens)]
-
-
-def _attention(table: Table, rounds: int, heads: int, length: int) -> Row:
-    k, v = (torch.randn(1, heads, length, 64) for _ in range(2))
-    q, first, lengths = torch.randn(1, heads, 64), torch.zeros(1, dtype=torch.long), torch.tensor([length])
-    row = table.row("one query against all keys", "attend", keys=length, heads=heads)
-    sides = {
-        "amor": lambda: attend.single(q, k, v, first, lengths),
-        "torch SDPA": lambda: F.scaled_dot_product_attention(q[:, :, None], k, v),
-    }
-    row.time(alternate(sides, rounds, least=0.01))
-    row.found["share of bandwidth"] = 2 * k.nbytes / row.seconds["amor"] / 1e9 / machine.bandwidth()
-    return row
-
-
-def firing(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
-    """Where gathering the fired queries stops paying: DENSE_ABOVE in amor/models/block.py is read off here."""
-    size, length = 64, 3 * tokens
-    q, k, v = (torch.randn(1, width // size, length, size, requires_grad=True) for _ in range(3))
-    rows = []
-    for title, work in (("forward", Tensor.detach), ("forward and backward", lambda out: out.sum().backward())):
-        row = table.row(f"fired queries against dense, {title}", "attend", keys=length, heads=width // size)
-        sides: dict[str, Callable[[], Any]] = {"dense": partial(_then, work, attend.dense, q, k, v, None, True)}
-        for rate in (0.1, 0.22, 0.4, 0.6, 0.8, 1.0):
-            at = torch.sort(torch.randperm(length)[: int(rate * length)]).values
-            some, zero = q.detach()[0, :, at].transpose(0, 1).requires_grad_(), torch.zeros(len(at), dtype=torch.long)
-            sides[f"fired {rate}"] = partial(_then, work, attend.fired, some, k, v, zero, at + 1)
-        row.time(alternate(sides, rounds))
-        rows.append(row)
-    return rows
+def _repeat(count: int, work: Callable[[], Any]) -> None:
+    for _ in range(count):
+        work()
 
 
 def _then(work: Callable[[Tensor], Any], function: Callable[..., Tensor], *given: Any) -> Any:
     return work(function(*given))
 
 
-def heads(table: Table, rounds: int, vocab: int, width: int, tokens: int) -> list[Row]:
-    return [loss(table, rounds, vocab, width, tokens, chunked_by_torch=True), entropy(table, rounds, vocab, width, 3 * tokens)]
+def recurrences(
+    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
+) -> list[BenchmarkRow]:
+    """scan, delta and conv, forward, at the shapes of one layer."""
+    heads, size, states = width // 32, 64, 128
+    x, dt = torch.randn(1, tokens, heads, size), torch.rand(1, tokens, heads) * 0.1
+    B, C = torch.randn(1, tokens, 1, states), torch.randn(1, tokens, 1, states)
+    A = -torch.arange(1, heads + 1).float()
+    shape = {"tokens": tokens, "heads": heads, "size": size, "states": states}
+    scan_row = table.row("scan, forward", "scan", **shape)
+    scan_row.add_times(alternate({"amor": lambda: scan(x, dt, A, B, C)}, rounds))
+    keys = max(1, 3 * width // 256)
+    q, k = (F.normalize(torch.randn(1, tokens, keys, 64), dim=-1) for _ in range(2))
+    g, beta = -torch.rand(1, tokens, keys), torch.rand(1, tokens, keys)
+    v = torch.randn(1, tokens, keys, 128)
+    delta_row = table.row("delta, forward", "delta", tokens=tokens, heads=keys)
+    delta_row.add_times(alternate({"amor": lambda: delta(q, k, v, g, beta)}, rounds))
+    channels = 2 * width + 256
+    c, taps = torch.randn(1, tokens, channels), torch.randn(channels, 4)
+    conv_row = table.row("conv, forward", "conv", tokens=tokens, channels=channels)
+    conv_row.add_times(alternate({"amor": lambda: conv(c, taps)}, rounds))
+    return [scan_row, delta_row, conv_row]
+
+
+def attention(
+    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
+) -> list[BenchmarkRow]:
+    """One query against growing numbers of keys."""
+    return [_attention(table, rounds, width // 64, n * tokens) for n in (1, 16, 64)]
+
+
+def _attention(table: BenchmarkTable, rounds: int, heads: int, length: int) -> BenchmarkRow:
+    k, v = (torch.randn(1, heads, length, 64) for _ in range(2))
+    q, first = torch.randn(1, heads, 64), torch.zeros(1, dtype=torch.long)
+    lengths = torch.tensor([length])
+    row = table.row("one query against all keys", "attend", keys=length, heads=heads)
+    sides: Sides = {
+        "amor": lambda: attend.fired(q, k, v, first, lengths),
+        "torch SDPA": lambda: F.scaled_dot_product_attention(q[:, :, None], k, v),
+    }
+    repeats = max(1, 2**18 // length)  # a single call is too short to time
+    many = {name: partial(_repeat, repeats, work) for name, work in sides.items()}
+    times = alternate(many, rounds)
+    row.add_times({name: each.divided(repeats) for name, each in times.items()})
+    rate = 2 * k.nbytes / row.seconds["amor"] / 1e9
+    row.numbers["share of bandwidth"] = rate / machine.bandwidth()
+    return row
+
+
+def heads(
+    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
+) -> list[BenchmarkRow]:
+    """The LM head's two large jobs: loss with gradient, and entropy."""
+    return [
+        loss(table, rounds, vocab, width, tokens),
+        entropy(table, rounds, vocab, width, 3 * tokens),
+    ]
+
+
+def loss_sides(vocab: int, width: int, tokens: int) -> tuple[Tensor, Tensor, Sides]:
+    """x, the head's weight, and the loss with gradients computed by three sides."""
+    x = torch.randn(tokens, width, requires_grad=True)
+    weight = (torch.randn(vocab, width) * 0.02).requires_grad_()
+    targets = torch.randint(0, vocab, (tokens,))
+    share = torch.full((tokens,), 1 / tokens)
+
+    def dense() -> None:
+        x.grad = weight.grad = None
+        F.cross_entropy(x @ weight.T, targets).backward()
+
+    def ours() -> None:
+        x.grad = weight.grad = None
+        head.loss(x, weight, targets, share)[0].backward()
+
+    def linear_cross_entropy() -> None:
+        x.grad = weight.grad = None
+        options = torch.nn.LinearCrossEntropyOptions()
+        F.linear_cross_entropy(x, weight, targets, options=options).backward()
+
+    sides = {"amor": ours, "dense": dense, "torch linear_cross_entropy": linear_cross_entropy}
+    return x, weight, sides
+
+
+def loss(table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int) -> BenchmarkRow:
+    """Loss and gradients of x and of the head, beside a dense torch loss and torch's chunked
+    one."""
+    row = table.row("loss and gradient", "head", tokens=tokens, vocab=vocab, width=width)
+    *_, sides = loss_sides(vocab, width, tokens)
+    chunked = sides.popitem()
+    row.add_times(alternate(sides, rounds))
+    row.add_times(alternate(dict([chunked]), 1))  # slow: one round
+    rate = 6e-9 * tokens * vocab * width / row.seconds["amor"]
+    row.numbers["share of GEMM rate"] = rate / machine.gemm_rate()
+    row.add_ratio("time of the loss over dense", row.times["amor"], row.times["dense"])
+    return row
+
+
+@torch.no_grad()
+def entropy(
+    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
+) -> BenchmarkRow:
+    """The entropy of the head's distribution per token, beside the matrix product alone."""
+    row = table.row("entropy", "head", tokens=tokens, vocab=vocab, width=width)
+    x, weight = torch.randn(tokens, width), torch.randn(vocab, width) * 0.02
+    out = torch.zeros(
+        tokens, vocab
+    )  # touched here, so that the bare product pays for no page faults
+    sides: Sides = {
+        "amor": lambda: head.read(x, weight, entropy=True),
+        "bare product": partial(torch.mm, x, weight.T, out=out),
+    }
+    row.add_times(alternate(sides, rounds))
+    rate = 2e-9 * tokens * vocab * width / row.seconds["amor"]
+    row.numbers["share of GEMM rate"] = rate / machine.gemm_rate()
+    ours, bare = row.times["amor"], row.times["bare product"]
+    row.add_ratio("time of entropy over the bare product", ours, bare)
+    return row
 
 
 ROWS = {
@@ -139,6 +232,5 @@ ROWS = {
     "linear": layers,
     "recurrences": recurrences,
     "attention": attention,
-    "firing": firing,
     "head": heads,
 }

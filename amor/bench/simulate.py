@@ -1,7 +1,8 @@
-"""What `amor bench decode` runs on: a state filled to any context, and gates that fire as often as they are told.
+"""What `amor bench decode` runs on: a state filled to any context, and gates that fire at a given
+rate.
 
-Filling a state directly takes a second where reading a prompt of 64K tokens would take hours on two cores. The numbers in
-it are random; how long a step takes does not depend on them.
+Filling a state directly takes a second where reading a prompt of 64K tokens would take hours on two
+cores. Its numbers are random; the duration of a step does not depend on them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import replace
 
 import torch
 
-from amor.bench.timing import lap
 from amor.decode.engine import Engine, Session
 from amor.decode.policy import Fixed
 from amor.form import Part
@@ -24,43 +24,59 @@ from amor.models.build import build
 from amor.ops.spent import counting
 from amor.presets import preset
 from amor.program import Program, Vector
-from amor.records.bench import Spent
+from amor.records.bench import DecodeCost
 from amor.state import State
 
-SHORTEST, LONGEST = 15, 20  # tokens of a round; a rate is met by the best whole numbers among them
-LESSONS, MOST_LESSONS = 512, 16  # tokens per sample that simulated gates have met, and samples until they predict
-# share of probes an 8-bit head leaves in doubt, before and after the likeliest tokens are looked at exactly: by
-# `amor bench decode --model` of a trained model (width 256, V = 8192), block by block 0.17, 0.20, 0.19 and 0.018, 0.021, 0.025
-DOUBTS = (0.18, 0.021)
+SHORTEST, LONGEST = 15, 20  # tokens per round; the length that fits a firing rate best is used
+SAMPLE, MOST_SAMPLES = 512, 16  # tokens per sample shown to simulated gates; samples at most
+# Share of head readings that an 8-bit copy leaves undecided, before and after its likeliest tokens
+# are computed exactly. Measured by `python -m benchmarks firing` on a trained model (width 256,
+# V = 8192), per block 0.17, 0.20, 0.19 and 0.018, 0.021, 0.025.
+UNDECIDED = (0.18, 0.021)
 
 
-class Scheduled(Gate):
-    """Fires at fixed places of a round, asks the head as the gate it stands for, and knows a cheap probe's doubt by a schedule.
+class ScheduledGate(Gate):
+    """Fires at fixed places of a round, and reads the head as often as the gate it replaces.
 
-    A simulated decision must not depend on random weights, but its probe has to run; so does a gate that asks no probe.
+    The decision of a simulated gate must not depend on random weights, but its reading of the head
+    has to run and be timed. Which readings of an 8-bit head are undecided is scheduled too.
     """
 
     kind = "scheduled"
     Options = Nothing
 
-    def __init__(self, own: Gate, rate: float, tokens: int, start: int, later: int = 0, doubts: tuple[int, int] = (0, 0)):
-        """later: tokens by which it fires after the schedule; doubts: of a round, before and after the bound is narrowed."""
+    def __init__(
+        self,
+        own: Gate,
+        rate: float,
+        tokens: int,
+        start: int,
+        later: int = 0,
+        undecided: tuple[int, int] = (0, 0),
+    ):
+        """own: the gate it replaces; rate: firing rate; tokens: per round; start: position of the
+        first; later: tokens by which its firings come after the schedule's; undecided: tokens per
+        round that an 8-bit head leaves undecided, before and after its interval is narrowed."""
         super().__init__(0, Nothing(), 0)
-        self._own = (own,)  # in a tuple: it is no part of this one
+        self._own = (own,)  # in a tuple, so that it is not registered as a submodule
         self.plan, self.start = schedule(rate, later, tokens), start
-        self.doubts, self.deep_doubts = ([(i + 3 * later) % tokens < count for i in range(tokens)] for count in doubts)
-        self.asked = -1
+        self.undecided, self.still_undecided = (
+            [(i + 3 * later) % tokens < count for i in range(tokens)] for count in undecided
+        )
+        self.last_position = -1  # of the last token it was asked about with an interval
 
     @property
     def needs(self) -> frozenset[str]:
         return self._own[0].needs
 
     def place(self, position: int) -> int:
+        """The place in the round of a position in the text."""
         return (position - self.start) % len(self.plan)
 
     def forward(self, evidence: Evidence) -> Verdict:
         plans = [self.plan[self.place(p)] for p in evidence.position.flatten().tolist()]
-        return Verdict(torch.tensor(plans).view(evidence.position.shape), self._own[0](evidence).score)
+        fire = torch.tensor(plans).view(evidence.position.shape)
+        return Verdict(fire, self._own[0](evidence).score)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         self._own[0].program(p, x, score)
@@ -68,56 +84,68 @@ class Scheduled(Gate):
     def version_key(self) -> tuple[object, ...]:
         return self._own[0].version_key()
 
-    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        """Of a bound it is asked once by the 8-bit head, and where that left a doubt once more, of a narrower one."""
+    def decide_interval(
+        self, low: Sequence[float], high: Sequence[float], position: Sequence[int]
+    ) -> list[bool | None]:
+        """The decision for entropies between low and high. For an interval it is called once with
+        the 8-bit head's, and where that was undecided once more with a narrower one."""
         place = self.place(position[0])
-        doubts = self.deep_doubts if self.asked == position[0] else self.doubts
+        again = self.last_position == position[0]
+        undecided = self.still_undecided if again else self.undecided
         if low != high:
-            self.asked = position[0]
-        unknown = low != high and doubts[place]
+            self.last_position = position[0]
+        unknown = low != high and undecided[place]
         return [None if unknown else self.plan[place]] * len(position)
 
 
-def doubted(share: float, block: int, blocks: int, tokens: int) -> int:
-    """How many tokens of a round one block is in doubt about, so that all blocks together come nearest to the share."""
-    return (round(share * blocks * tokens) + blocks - 1 - block) // blocks if block < blocks else 0
+def undecided_tokens(share: float, block: int, blocks: int, tokens: int) -> int:
+    """Tokens per round that one block leaves undecided, so that all blocks together come nearest to
+    the share."""
+    if block >= blocks:
+        return 0
+    return (round(share * blocks * tokens) + blocks - 1 - block) // blocks
 
 
-def round_of(rate: float) -> tuple[int, int]:
-    """How many tokens a round has, and how many fire, to come as near to a rate as up to LONGEST tokens allow."""
+def round_size(rate: float) -> tuple[int, int]:
+    """Tokens per round and how many of them fire, as near to a rate as LONGEST tokens allow."""
     sizes = range(SHORTEST, LONGEST + 1)
     size = min(sizes, key=lambda n: (abs(round(rate * n) / n - rate), n))
     return size, round(rate * size)
 
 
-def schedule(rate: float, block: int, tokens: int) -> list[bool]:
-    """Where a block fires in a round: evenly spread, each block a little later than the one before."""
+def schedule(rate: float, later: int, tokens: int) -> list[bool]:
+    """Where a gate fires in a round: evenly spaced, and shifted by `later` tokens."""
     fired = round(rate * tokens)
     marks = [(i * fired) // tokens != ((i + 1) * fired) // tokens for i in range(tokens)]
-    return [marks[(i - block) % tokens] for i in range(tokens)]
+    return [marks[(i - later) % tokens] for i in range(tokens)]
 
 
-def speaking(name: str, scale: str) -> Amor:
-    """A preset with fresh weights whose blocks speak and whose gates have met numbers, as those of a trained model.
+def build_active(name: str, scale: str) -> Amor:
+    """A preset with fresh weights whose blocks change the residual and whose gates have statistics,
+    as in a trained model.
 
-    One that changes nothing would need no second reading of the head, and a gate that has learned nothing yet decides otherwise.
+    A block that changes nothing would need no second reading of the head, and a gate without
+    statistics decides in another way.
     """
     model = build(preset(name, scale)).eval()
     generator = torch.Generator().manual_seed(0)
     width = model.config.width
     with torch.no_grad():
         for block in model.each_block():
-            block.attention.o_proj.weight.normal_(0, model.config.init_std, generator=generator)
-            block.gate.observe(torch.rand(LESSONS, generator=generator))
-            for _ in range(MOST_LESSONS):
-                block.gate.learn(torch.randn(LESSONS, width, generator=generator), torch.rand(LESSONS, generator=generator))
+            weight = block.attention.o_proj.weight
+            weight.normal_(0, model.config.init_std, generator=generator)
+            block.gate.observe(torch.rand(SAMPLE, generator=generator))
+            for _ in range(MOST_SAMPLES):
+                x = torch.randn(SAMPLE, width, generator=generator)
+                block.gate.learn(x, torch.rand(SAMPLE, generator=generator))
                 if block.gate.settled():
                     break
     return model
 
 
-def filled(model: Amor, context: int, room: int) -> State:
-    """A State of one row that has read `context` tokens: random keys and values, and a few real tokens' recurrent states."""
+def filled_state(model: Amor, context: int, room: int) -> State:
+    """A State of one row after `context` tokens, with space for `room` more: random keys and
+    values, and the recurrent states of a few real tokens."""
     with torch.no_grad():
         start = model(torch.arange(8)[None]).state
     parts = tuple(_filled(part, context, context + room) for part in start.parts)
@@ -125,83 +153,100 @@ def filled(model: Amor, context: int, room: int) -> State:
 
 
 def _filled(part: Part, context: int, capacity: int) -> Part:
-    found: Part = {}
-    for name, held in part.items():
-        if isinstance(held, KV):
-            _, heads, _, size = held.k.shape
+    filled: Part = {}
+    for name, value in part.items():
+        if isinstance(value, KV):
+            _, heads, _, size = value.k.shape
             k, v = (torch.empty(1, heads, capacity, size).normal_() for _ in range(2))
-            found[name] = KV(Buffer(k, v), 0, 0, context)
+            filled[name] = KV(Buffer(k, v), 0, 0, context)
         else:
-            found[name] = held.clone()
-    return found
+            filled[name] = value.clone()
+    return filled
 
 
-class Rounds:
-    """Rounds of decode steps at a context; every round does the same work, and every token of it ends a lap.
+class DecodeRounds:
+    """Rounds of decode steps at one context. Every round does the same work.
 
-    best: of the output only the best token is wanted. together: all blocks fire at the same tokens, as those of trained models
-    nearly do (by `amor bench decode --model`: aimed at 22 %, some block at 24.9 % of tokens and all three at 21.3 %; of a model
-    trained for five minutes 40 % and 9 %); else at different ones.
+    best: only the best token of the output is wanted, not the logits.
+    together: all blocks fire at the same tokens, as those of trained models nearly do (measured by
+    `python -m benchmarks firing`: aimed at 22 %, some block fires at 24.9 % of tokens and all three
+    at 21.3 %; after five minutes of training 40 % and 9 %). Otherwise they fire at different ones.
     """
 
-    def __init__(self, engine: Engine, state: State, rate: float, best: bool = False, together: bool = True):
+    def __init__(
+        self,
+        engine: Engine,
+        state: State,
+        rate: float,
+        best: bool = False,
+        together: bool = True,
+    ):
         self.base, self.best = state, best
-        self.tokens, self.fired = round_of(rate)
+        self.tokens, self.fired = round_size(rate)
         start, own = int(state.position[0]), own_gates(engine.model)
-        asking = sum(1 for gate in own if gate.needs)
-        gates = [
-            Scheduled(
-                gate.decider,
-                self.rate,
-                self.tokens,
-                start,
-                0 if together else k,
-                (doubted(DOUBTS[0], k, asking, self.tokens), doubted(DOUBTS[1], k, asking, self.tokens)),
+        reading = sum(1 for gate in own if gate.needs)
+        gates = []
+        for k, gate in enumerate(own):
+            first, still = (undecided_tokens(s, k, reading, self.tokens) for s in UNDECIDED)
+            later = 0 if together else k
+            gates.append(
+                ScheduledGate(gate.decider, self.rate, self.tokens, start, later, (first, still))
             )
-            for k, gate in enumerate(own)
-        ]
-        # what a long run at this rate would have come to expect
-        self.engine = engine.behind(share_decision(own, gates), Fixed(engine.savings.foresee and together))
+        # the speculation that a long run at this rate would have settled on
+        self.engine = engine.behind(
+            share_decision(own, gates), Fixed(engine.savings.foresee and together)
+        )
 
     @property
     def rate(self) -> float:
+        """The firing rate of a round."""
         return self.fired / self.tokens
 
     def run(self) -> None:
         """One round."""
         for _ in self.pieces():
-            lap()
+            pass
 
     def pieces(self) -> Iterator[None]:
-        """One round, token by token, and back to where it began: the keys written are given up, the recurrent states stay."""
+        """One round, token by token, then back to where it began: the keys it wrote are dropped,
+        the recurrent states stay."""
         session = Session(self.engine, self.base, None)
         for gate in self.engine.gates:
             decider = gate.decider
-            assert isinstance(decider, Scheduled)
-            decider.asked = -1
+            assert isinstance(decider, ScheduledGate)
+            decider.last_position = -1
         for token in range(self.tokens):
-            _ = session.step(torch.tensor([17 + token]), self.best).entropy  # which writing shows of every token, gates or not
+            # `amor generate` shows the entropy of every token, gates or not
+            _ = session.step(torch.tensor([17 + token]), self.best).entropy
             yield
-        self.base = back(session.state, self.base)
+        self.base = rewound(session.state, self.base)
 
-    def spend(self) -> Spent:
-        """What one token spends on average over a round, counted where it is spent."""
+    def cost(self) -> DecodeCost:
+        """What one token costs on average over a round, counted while it runs."""
         passes = self.engine.passes
         before = replace(passes)
         with counting() as spent:
             self.run()
-        return Spent(
+        return DecodeCost(
             bytes=spent.bytes / self.tokens,
             flops=spent.flops / self.tokens,
-            spent={what: (flops / self.tokens, read / self.tokens) for what, (flops, read) in spent.by.items()},
+            breakdown={
+                part: (flops / self.tokens, read / self.tokens)
+                for part, (flops, read) in spent.by.items()
+            },
             head_passes=(passes.exact - before.exact) / self.tokens,
             cheap_passes=(passes.cheap - before.cheap) / self.tokens,
         )
 
 
-def back(state: State, base: State) -> State:
-    """A State with the position of one it grew from: keys behind it are given up, recurrent tensors stay as they are now."""
-    parts: list[Part] = []
-    for part in state.parts:
-        parts.append({name: held.claim(base.max_position) if isinstance(held, KV) else held for name, held in part.items()})
+def rewound(state: State, base: State) -> State:
+    """A State at the position of the one it grew from: later keys are dropped, recurrent tensors
+    stay as they are."""
+    parts: list[Part] = [
+        {
+            name: value.claim(base.max_position) if isinstance(value, KV) else value
+            for name, value in part.items()
+        }
+        for part in state.parts
+    ]
     return State(base.position, tuple(parts), base.rows_aligned, base.max_position)

@@ -1,4 +1,5 @@
-"""What a benchmark found, row by row: shapes, backends, the seconds of every round, and named numbers. Nothing is judged."""
+"""The results of a benchmark, row by row: shapes, backends, the seconds of every round, and named
+numbers."""
 
 import argparse
 import subprocess
@@ -11,114 +12,152 @@ from msgspec.structs import replace
 
 from amor import typed
 from amor.bench import machine
-from amor.bench.ratio import Ratio, paired
-from amor.bench.timing import Times, clock_name, count_cpu_time
+from amor.bench.ratio import PairedRatio, paired
+from amor.bench.timing import Timings, clock_name, use_cpu_time
 from amor.errors import AmorError, nearest
 from amor.ops.backends import BACKENDS, choice
 
-LAPS = " by laps"  # ends the name of a ratio of sums of the best laps: lower bounds of seconds, so a diagnostic
+WIDTH = 150  # columns of a printed table: a file or a pipe has no width of its own
 
 
 @dataclass
-class Row:
-    """One measurement: a table of sides and the numbers found from them. Numbers keep their names from commit to commit."""
+class BenchmarkRow:
+    """One measurement: sides that were timed, and numbers computed from them.
 
-    name: str  # what it is asked for by
-    what: str
+    Numbers keep their names from commit to commit, so that results can be compared and goals can
+    name them.
+    """
+
+    name: str  # the row of the suite that this measurement belongs to
+    what: str  # what was measured, for the title
     shape: Mapping[str, Any]
-    backends: Mapping[str, str]
-    times: dict[str, Times] = field(default_factory=dict)
-    found: dict[str, float] = field(default_factory=dict)
-    ratios: dict[str, Ratio] = field(default_factory=dict)
-    beyond: dict[str, float] = field(default_factory=dict)  # numbers of which only this is known: they are larger
+    backends: Mapping[str, str]  # operator -> backend that ran
+    times: dict[str, Timings] = field(default_factory=dict)  # side -> seconds
+    columns: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # side -> other numbers of it
+    numbers: dict[str, float] = field(default_factory=dict)
+    ratios: dict[str, PairedRatio] = field(default_factory=dict)
+    lower_bounds: dict[str, float] = field(default_factory=dict)  # of numbers too large to measure
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of the best round of each side."""
-        return {name: taken.best for name, taken in self.times.items()}
+        """Side -> seconds of its best round."""
+        return {name: times.best for name, times in self.times.items()}
 
-    def time(self, times: Mapping[str, Times]) -> None:
+    def add_times(self, times: Mapping[str, Timings]) -> None:
+        """Add sides that were timed."""
         self.times |= times
 
-    def ratio(self, name: str, numerator: Times, denominator: Times, factor: float = 1.0) -> None:
-        """The seconds of one side over those of another that took turns with it."""
+    def add_ratio(
+        self, name: str, numerator: Timings, denominator: Timings, factor: float = 1.0
+    ) -> None:
+        """Add the seconds of one side over those of another that took turns with it."""
         self.ratios[name] = paired(numerator, denominator, factor)
-        if numerator.by_laps and denominator.by_laps:
-            self.found[name + LAPS] = factor * numerator.by_laps / denominator.by_laps
 
     def show(self) -> None:
-        shape = ", ".join(f"{k}={v}" for k, v in self.shape.items())
+        """Print the row: a table of its sides, then its numbers."""
+        shape = ", ".join(f"{key}={value}" for key, value in self.shape.items())
         print(f"\n{self.name}: {self.what}  [{shape}]")
-        wide = max(map(len, (" " * 34, *self.times, *self.found, *self.ratios)))
-        for name, taken in self.times.items():
-            print(f"  {name:<{wide}} best {taken.best * 1e3:>9.2f} ms, median {taken.median * 1e3:>9.2f} ms")
-        for name, value in self.found.items():
-            print(f"  {name:<{wide}} {value:>14,}" if isinstance(value, int) else f"  {name:<{wide}} {value:>14.4g}")
-        for name, ratio in self.ratios.items():
-            print(f"  {name:<{wide}} {ratio.words()}")
+        headings = list(dict.fromkeys(key for each in self.columns.values() for key in each))
+        cells = {}
+        for side, times in self.times.items():
+            others = self.columns.get(side, {})
+            texts = [f"{others[key]:.4g}" if key in others else "" for key in headings]
+            cells[side] = [f"{times.best * 1e3:.2f}", f"{times.median * 1e3:.2f}", *texts]
+        print_table(["best ms", "median ms", *headings], cells)
+        numbers = {
+            k: f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for k, v in self.numbers.items()
+        }
+        bounds = {name: f"> {value:g}" for name, value in self.lower_bounds.items()}
+        texts_of = numbers | bounds | {name: str(ratio) for name, ratio in self.ratios.items()}
+        print_table([""], {name: [text] for name, text in texts_of.items()})
+
+
+def print_table(headings: list[str], rows: Mapping[str, list[str]]) -> None:
+    """Print labelled rows under headings, numbers aligned to the right; nothing where there are
+    none."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table("", box=None, show_header=any(headings), padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for label, cells in rows.items():
+        table.add_row(label, *cells)
+    Console(highlight=False, markup=False, width=WIDTH).print(table)
 
 
 def common(parser: argparse.ArgumentParser, rows: Iterable[str]) -> None:
-    """The options every suite takes."""
-    parser.add_argument("--quick", action="store_true", help="small shapes, to see that everything runs; no bar is judged")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds a side, in turn (default 5)")
-    parser.add_argument("--only", default="", help=f"rows whose name holds this word: {', '.join(rows)}")
-    words = "one thread, its own CPU seconds: for a machine that others use; no bar is judged"
-    parser.add_argument("--cpu-time", action="store_true", help=words)
+    """Add the options that most suites take."""
+    add = parser.add_argument
+    add("--quick", action="store_true", help="small shapes, only to see that everything runs")
+    add("--rounds", type=int, default=5, help="rounds per side, in turn (default 5)")
+    add("--only", default="", help=f"rows whose name contains this word: {', '.join(rows)}")
+    add(
+        "--cpu-time",
+        action="store_true",
+        help="one thread and its own CPU seconds, for a machine that is used by others too",
+    )
 
 
-def named(rows: Iterable[str], only: str) -> list[str]:
-    """The rows whose name holds a word; there must be one."""
-    found = [name for name in rows if only in name]
-    if not found:
+def matching(rows: Iterable[str], only: str) -> list[str]:
+    """The rows whose name contains a word; an error where there is none."""
+    names = [name for name in rows if only in name]
+    if not names:
         raise AmorError(f"--only {only}: no row has this in its name; {nearest(only, rows)}")
-    return found
+    return names
 
 
-class Table:
-    """The rows of a suite. `quick`: small shapes to see that everything runs, whose numbers say nothing."""
+class BenchmarkTable:
+    """The rows of a suite. quick: the shapes were small and the numbers mean nothing."""
 
     def __init__(self, suite: str, quick: bool):
         self.suite, self.quick = suite, quick
-        self.asked: list[str] = []
-        self.rows: list[Row] = []
+        self.requested: list[str] = []
+        self.rows: list[BenchmarkRow] = []
 
     @classmethod
-    def of(cls, suite: str, args: argparse.Namespace) -> "Table":
+    def from_arguments(cls, suite: str, args: argparse.Namespace) -> "BenchmarkTable":
+        """For the options of `common`; --cpu-time changes the clock."""
         if args.cpu_time:
-            count_cpu_time()
+            use_cpu_time()
         return cls(suite, args.quick)
 
-    def ask(self, name: str) -> None:
-        """What follows is measured because this was asked for; rows are named so."""
-        self.asked.append(name)
+    def request(self, name: str) -> None:
+        """Begin a row of the suite: measurements that follow carry its name."""
+        self.requested.append(name)
 
-    def row(self, what: str, *ops: str, **shape: Any) -> Row:
-        name = self.asked[-1] if self.asked else what
-        new = Row(name, what, shape, {op: choice(op, "cpu")[0] for op in ops})
+    def row(self, what: str, *ops: str, **shape: Any) -> BenchmarkRow:
+        """A new measurement. ops: the operators it runs, whose backends are recorded."""
+        name = self.requested[-1] if self.requested else what
+        new = BenchmarkRow(name, what, shape, {op: choice(op, "cpu")[0] for op in ops})
         self.rows.append(new)
         return new
 
     def result(self) -> dict[str, Any]:
-        """As JSON, comparable across commits."""
-        here = replace(machine.describe(), gemm_gflops=machine.gemm_rate(), read_gbs=machine.bandwidth())
+        """The table for JSON, with the machine, its measured ceilings and the commit."""
+        ceilings = {"gemm_gflops": machine.gemm_rate(), "read_gbs": machine.bandwidth()}
         return {
             "suite": self.suite,
             "quick": self.quick,
             "clock": clock_name(),
             "commit": commit(),
-            "machine": typed.tree(here),
+            "machine": typed.tree(replace(machine.describe(), **ceilings)),
             "kernels": {op: choice(op, "cpu")[0] for op in BACKENDS},
-            "asked": self.asked,
+            "requested": self.requested,
             "rows": [asdict(row) for row in self.rows],
         }
 
 
 def commit() -> str | None:
     """The commit of the source tree, None where it is not a git tree."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    here = str(Path(__file__).parent)
+    command = ["git", "-C", here, "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:  # no git
         return None
-    return said.stdout.strip() or None
+    return done.stdout.strip() or None

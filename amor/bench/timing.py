@@ -1,91 +1,74 @@
-"""Honest timing: sides measured in turn in one process, every round kept, the warm-up left out."""
+"""Timing: the sides of a comparison take turns in one process, every round is kept, and the warm-up
+is not counted."""
 
 import gc
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Times:
-    """Seconds of one side, the warm-up apart. Sides that took turns have as many rounds each, and belong together by pairs."""
+class Timings:
+    """Seconds of one side, without its warm-up. Sides that took turns have equally many rounds;
+    round i of one is compared with round i of another."""
 
-    best: float
-    median: float
-    rounds: tuple[float, ...]
-    warm_up: float = 0.0
-    by_laps: float | None = None  # the best of each lap together, which no whole round need have reached: a diagnostic
+    best: float  # seconds of the fastest round
+    median: float  # seconds of the median round
+    rounds: tuple[float, ...]  # seconds of every round, in the order they ran
+    warm_up: float = 0.0  # seconds of the first call, which also compiles and allocates
 
-    def each(self, parts: int) -> "Times":
-        """Of one part, where a round has so many equal ones."""
+    def divided(self, parts: int) -> "Timings":
+        """Seconds per part, for rounds that consist of `parts` equal parts (tokens, say)."""
         return combined(lambda seconds: seconds / parts, self)
 
 
-def of_rounds(rounds: Sequence[float], warm_up: float = 0.0, by_laps: float | None = None) -> Times:
-    return Times(min(rounds), statistics.median(rounds), tuple(rounds), warm_up, by_laps)
+def from_rounds(rounds: Sequence[float], warm_up: float = 0.0) -> Timings:
+    """Timings of measured rounds, in seconds."""
+    return Timings(min(rounds), statistics.median(rounds), tuple(rounds), warm_up)
 
 
-def combined(what: Callable[..., float], *sides: Times) -> Times:
-    """Seconds computed from those of sides that took turns: round by round, and from the best of each."""
-    rounds = tuple(what(*each) for each in zip(*(side.rounds for side in sides), strict=True))
-    laps = [side.by_laps for side in sides]
-    by_laps = None if None in laps else what(*laps)
-    return Times(what(*(side.best for side in sides)), statistics.median(rounds), rounds, by_laps=by_laps)
+def combined(function: Callable[..., float], *sides: Timings) -> Timings:
+    """Timings computed from those of sides that took turns: round by round, and from the best round
+    of each."""
+    rounds = [function(*each) for each in zip(*(side.rounds for side in sides), strict=True)]
+    best = function(*(side.best for side in sides))
+    return Timings(best, statistics.median(rounds), tuple(rounds))
 
 
 _clock: Callable[[], float] = time.perf_counter
 
 
-def count_cpu_time() -> None:
-    """From here on one thread, and its own seconds only: on a machine that others use, waiting for them is left out."""
+def use_cpu_time() -> None:
+    """Use one thread from here on and count its own CPU seconds: time spent waiting for other
+    programs is not counted."""
     global _clock
     torch.set_num_threads(1)
     _clock = time.thread_time
 
 
 def clock_name() -> str:
+    """Which clock counts, as it is written into results."""
     return "wall" if _clock is time.perf_counter else "cpu seconds of one thread"
 
 
 def clock(work: Callable[[], Any]) -> float:
+    """Seconds that one call takes."""
     start = _clock()
     work()
     return _clock() - start
 
 
-_laps: list[float] = []
-_END = object()
-
-
-def lap() -> None:
-    """Ends a part of the work that is being timed: the best of each part over all rounds is kept too, as a diagnostic."""
-    _laps.append(_clock())
-
-
-def watch(model: nn.Module) -> None:
-    """Mark a lap after every layer, forward and backward: a layer meets a quiet moment sooner than a whole step does."""
-
-    def mark(_module: nn.Module, _args: Any, out: Any) -> None:
-        lap()
-        first = out[0] if isinstance(out, tuple) else out
-        if isinstance(first, Tensor) and first.requires_grad:
-            first.register_hook(lambda _grad: lap())
-
-    for part in model.modules():
-        for layer in part if isinstance(part, nn.ModuleList) else ():
-            layer.register_forward_hook(mark)
-
-
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Nothing is collected meanwhile."""
+def no_garbage_collection() -> Iterator[None]:
+    """Python collects no garbage inside a `with`: a collection would be charged to whichever side
+    is running."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -95,59 +78,46 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int = 5, least: float = 0.0) -> dict[str, Times]:
-    """Each side in turn, `rounds` times; a side faster than `least` seconds is repeated inside a round to fill them.
+_END = object()
 
-    Other programs come and go on a shared machine. Taking turns spreads their harm over all sides: what lasts longer than a
-    round harms every side of it alike, so that sides are compared round by round (amor/bench/ratio.py).
+
+def interleaved(
+    sides: Mapping[str, Callable[[], Iterator[Any]]], rounds: int = 5
+) -> dict[str, Timings]:
+    """Time sides whose rounds come in pieces (one per `next` of an iterator), piece by piece in
+    turn, after one round of each to warm up. A round is the sum of its pieces.
+
+    Other programs come and go on a shared machine. What slows it down for longer than some pieces
+    slows all sides alike, so sides are compared round by round (amor/bench/ratio.py).
     """
-    warm = {name: clock(work) for name, work in sides.items()}
-    # the first call also builds and allocates, so how often to repeat is judged from a second one
-    repeats = {name: max(1, int(least / max(clock(work), 1e-9))) if least else 1 for name, work in sides.items()}
-    taken: dict[str, list[float]] = {name: [] for name in sides}
-    laps: dict[str, list[list[float]]] = {name: [] for name in sides}
-    with undisturbed():
+    warm = {name: clock(partial(deque, begin(), 0)) for name, begin in sides.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    with no_garbage_collection():
         for _ in range(rounds):
-            for name, work in sides.items():
-                _laps.clear()
-                start = _clock()
-                for _ in range(repeats[name]):
-                    work()
-                end = _clock()
-                taken[name].append((end - start) / repeats[name])
-                laps[name].append([b - a for a, b in pairwise([start, *_laps, end])])
-    found = {}
-    for name, times in taken.items():
-        counts = {len(each) for each in laps[name]}
-        marked = repeats[name] == 1 and len(counts) == 1 and counts != {1}
-        found[name] = of_rounds(times, warm[name], sum(map(min, zip(*laps[name], strict=True))) if marked else None)
-    return found
-
-
-def interleaved(sides: Mapping[str, Callable[[], Iterator[Any]]], rounds: int = 5) -> dict[str, Times]:
-    """Sides whose rounds come in pieces: each does one piece in turn, so that a disturbance of a second meets all of them.
-
-    A round is the sum of its pieces, and rounds are compared as those of `alternate` are; a piece is a lap.
-    """
-    warm = {name: clock(lambda begin=begin: list(begin())) for name, begin in sides.items()}  # type: ignore[misc]
-    taken: dict[str, list[list[float]]] = {name: [] for name in sides}
-    with undisturbed():
-        for _ in range(rounds):
-            pieces: dict[str, list[float]] = {name: [] for name in sides}
-            going = {name: begin() for name, begin in sides.items()}
-            while going:
-                for name, work in list(going.items()):
-                    start = _clock()
-                    ended = next(work, _END) is _END
-                    pieces[name].append(_clock() - start)
-                    if ended:
-                        del going[name]
+            running = {name: begin() for name, begin in sides.items()}
             for name in sides:
-                taken[name].append(pieces[name])
-    laps = {name: sum(map(min, zip(*each, strict=True))) for name, each in taken.items()}
-    return {name: of_rounds([sum(one) for one in each], warm[name], laps[name]) for name, each in taken.items()}
+                seconds[name].append(0.0)
+            while running:
+                for name, pieces in list(running.items()):
+                    start = _clock()
+                    ended = next(pieces, _END) is _END
+                    seconds[name][-1] += _clock() - start
+                    if ended:
+                        del running[name]
+    return {name: from_rounds(each, warm[name]) for name, each in seconds.items()}
 
 
-def best(work: Callable[[], Any], rounds: int = 5, least: float = 0.0) -> float:
-    """Seconds of the best round of one piece of work."""
-    return alternate({"it": work}, rounds, least)["it"].best
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, Timings]:
+    """Time sides whose rounds are one call each, in turn, after one call of each to warm up."""
+
+    def whole(work: Callable[[], Any]) -> Iterator[None]:
+        work()
+        return
+        yield  # an iterator of no pieces: all of the round is in its first `next`
+
+    return interleaved({name: partial(whole, work) for name, work in sides.items()}, rounds)
+
+
+def best(work: Callable[[], Any], rounds: int = 5) -> float:
+    """Seconds of the fastest of several calls, after one to warm up."""
+    return alternate({"": work}, rounds)[""].best

@@ -1,23 +1,22 @@
-"""Training: tokens/s of the trainer's own step, every architecture beside transformers' Mamba2, and the memory of a 180m step.
+"""Training speed: tokens/s of the trainer's own step, for every architecture at scale tiny.
 
-The rows beside transformers need the extra `peers`. A full run takes some minutes on two cores and wants a quiet machine.
+  amor bench train --rounds 9
+
+Each gated architecture is also compared with its own backbone.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from itertools import count
-from multiprocessing import get_context
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from amor.bench import machine, memory, steps, transformers
-from amor.bench.table import Row, Table, common, named
-from amor.bench.timing import alternate, watch
-from amor.errors import AmorError
+from amor.bench import machine
+from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
+from amor.bench.timing import alternate
 from amor.models.build import build
 from amor.ops.backends import kernels
 from amor.presets import CHANGES, NAMES
@@ -28,123 +27,99 @@ from amor.train.recipe import Recipe, load
 from amor.train.step import Stepper, StepResult
 
 TRAINED = (*NAMES, "amor-mamba2-once", "amor-mamba2-gain")
-BY_TORCH = "head=chunked,linear=reference"  # where the native form multiplies matrices unseen by torch
+# torch's FLOP counter sees only torch's own products, so while counting torch does them all
+COUNTABLE = "head=chunked,linear=reference"
 
 
-class Drawn:
-    """Batches of drawn tokens in memory, a function of the step alone."""
+class RandomBatches:
+    """Batches of random tokens in memory, a function of the step alone; stands in for the data of a
+    run."""
 
     def __init__(self, recipe: Recipe):
         self.vocab, self.shape = recipe.config().vocab, (recipe.batch, recipe.context + 1)
 
     def rows(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-        drawn = torch.randint(0, self.vocab, self.shape, generator=torch.Generator().manual_seed(step))[first:last]
-        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+        """Rows first .. last - 1 of a step's batch: tokens and targets, [last - first, context]
+        each."""
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(0, self.vocab, self.shape, generator=generator)[first:last]
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def stepper(recipe: Recipe) -> Callable[[], StepResult]:
-    """A call takes the next step of a recipe, as the trainer does. The first has been taken: gates have met their batch."""
+    """A function that takes the next training step of a recipe, as the trainer does.
+
+    The first step has been taken already: it initialises the gates' statistics.
+    """
     model = build(recipe.config(), recipe.seed)
-    watch(model)
     optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
-    step, number = Stepper(model, optimizer, recipe, Drawn(recipe), World(torch.device("cpu"))), count()
+    world = World(torch.device("cpu"))
+    step, number = Stepper(model, optimizer, recipe, RandomBatches(recipe), world), count()
     step(next(number))
     return lambda: step(next(number))
 
 
-def counted(side: Callable[[], StepResult]) -> tuple[int, tuple[GateLine, ...]]:
-    """FLOPs of the products of one more step, and what its blocks found. Torch counts its own products, so it does them all."""
-    with kernels(BY_TORCH), FlopCounterMode(display=False) as counter:
-        blocks = side().blocks
+def count_flops(step: Callable[[], StepResult]) -> tuple[int, tuple[GateLine, ...]]:
+    """FLOPs of the matrix products of one more step, and the statistics of its gates."""
+    with kernels(COUNTABLE), FlopCounterMode(display=False) as counter:
+        blocks = step().blocks
     return counter.get_total_flops(), blocks
 
 
 def backbone_of(name: str) -> str:
+    """The architecture without gated blocks that an `amor-` name is built on."""
     base, _, change = name.rpartition("-")
     return (base if change in CHANGES else name).removeprefix("amor-")
 
 
-def throughput(table: Table, rounds: int, **shape: int) -> Row:
-    """The step of the tiny recipes; the FLOPs of its products, those of attention and recurrences apart."""
+def throughput(table: BenchmarkTable, rounds: int, **shape: int) -> BenchmarkRow:
+    """Time a step of the tiny recipes. shape: batch, micro_batch and context, where not the
+    recipes' own.
+
+    FLOPs are those of matrix products, without attention and recurrences.
+    """
     recipes = {name: load(f"tiny/{name}", (), **shape) for name in TRAINED}
     one = recipes["mamba2"]
-    described = {"recipes": "tiny", "batch": one.batch, "micro_batch": one.micro_batch, "context": one.context}
-    row = table.row("trainer's step", "scan", "delta", "conv", "head", "attend", **described, vocab=one.config().vocab)
-    sides = {name: stepper(recipe) for name, recipe in recipes.items()}
-    for backbone in dict.fromkeys(map(backbone_of, NAMES)):  # the two sides of a ratio take turns directly, and longer
-        family = {name: side for name, side in sides.items() if backbone_of(name) == backbone}
-        row.time(alternate(family, rounds * len(family)))
+    sizes = {"batch": one.batch, "micro_batch": one.micro_batch, "context": one.context}
+    ops = ("scan", "delta", "conv", "head", "attend")
+    row = table.row("trainer's step", *ops, recipes="tiny", **sizes, vocab=one.config().vocab)
+    steps = {name: stepper(recipe) for name, recipe in recipes.items()}
+    for backbone in dict.fromkeys(map(backbone_of, NAMES)):
+        # the sides of a ratio take turns with each other alone, and for longer
+        family = {name: step for name, step in steps.items() if backbone_of(name) == backbone}
+        row.add_times(alternate(family, rounds * len(family)))
     flops = {}
-    for name, side in sides.items():
-        flops[name], blocks = counted(side)
-        row.found[f"GFLOP of products, {name}"] = flops[name] / 1e9
+    for name, step in steps.items():
+        flops[name], blocks = count_flops(step)
+        row.numbers[f"GFLOP of products, {name}"] = flops[name] / 1e9
         if blocks:
-            row.found[f"firing rate, {name}"] = sum(block.fire for block in blocks) / len(blocks)
-    for name in TRAINED:
-        row.found[f"tokens/s, {name}"] = one.step_tokens / row.seconds[name]
-        row.found[f"share of GEMM rate, {name}"] = flops[name] / row.seconds[name] / 1e9 / machine.gemm_rate()
-    for name in TRAINED:
+            row.numbers[f"firing rate, {name}"] = sum(b.fire for b in blocks) / len(blocks)
+    for name, seconds in row.seconds.items():
+        row.numbers[f"tokens/s, {name}"] = one.step_tokens / seconds
+        rate = flops[name] / seconds / 1e9
+        row.numbers[f"share of GEMM rate, {name}"] = rate / machine.gemm_rate()
         backbone = backbone_of(name)
         if backbone != name:
-            row.found[f"products of {backbone} over those of {name}"] = flops[backbone] / flops[name]
-            row.ratio(f"{name} over its backbone", row.times[backbone], row.times[name])
+            share = flops[backbone] / flops[name]
+            row.numbers[f"products of {backbone} over those of {name}"] = share
+            row.add_ratio(f"{name} over its backbone", row.times[backbone], row.times[name])
     return row
 
 
-def step_memory(table: Table, rounds: int, recipe: str, context: int, names: Sequence[str]) -> Row:
-    """Peak resident memory of a process that takes two steps: in the second AdamW's moments stand from the start."""
-    shape = {"recipe": recipe, "batch": 1, "context": context, "vocab": load(recipe).config().vocab}
-    row = table.row("memory of a step", "scan", "delta", "conv", "head", "attend", **shape)
-    for name in names:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-            peak, standing = fresh.submit(peak_of, recipe, name, context).result()
-        row.found[f"GB of weights, gradients and moments, {name}"] = standing / 1e9
-        row.found[f"GB at the peak, {name}"] = peak / 1e9
-    return row
-
-
-def peak_of(recipe: str, name: str, context: int) -> tuple[int, int]:
-    """Bytes this process held at most, after two steps of one row; and those of weights, gradients and two moments."""
-    changes = [f"model.name={name}", "precision=float32", "distributed=none", "batch=1", "micro_batch=1"]
-    chosen = load(recipe, changes, context=context, steps=2)
-    stepper(chosen)()
-    return memory.resident("VmHWM"), 4 * 4 * steps.parameters(build(chosen.config(), device="meta"))
-
-
-def without_status() -> str | None:
-    return None if memory.STATUS.exists() else f"this system has no {memory.STATUS}, which tells the peak of a process"
-
-
-# name -> (measure, arguments of the full run, arguments of the quick run, why it cannot be measured here)
-Measure = tuple[Callable[..., Row], dict[str, Any], dict[str, Any], Callable[[], str | None]]
-ROWS: dict[str, Measure] = {
-    "throughput": (throughput, {}, {"batch": 2, "micro_batch": 2, "context": 16}, lambda: None),
-    "peers": (steps.training, steps.FULL, steps.QUICK, transformers.missing),
-    "memory": (
-        step_memory,
-        {"recipe": "paper/180m", "context": 512, "names": NAMES},
-        {"recipe": "tiny/amor-mamba2", "context": 16, "names": ("amor-mamba2",)},
-        without_status,
-    ),
-}
+ROWS = {"throughput": throughput}
+QUICK = {"batch": 2, "micro_batch": 2, "context": 16}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the suite."""
     common(parser, ROWS)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    table, left_out = Table.of("train", args), {}
-    for name in named(ROWS, args.only):
-        table.ask(name)
-        measure, full, quick, missing = ROWS[name]
-        reason = missing()
-        if reason and args.only:
-            raise AmorError(f"bench train --only {args.only}: {reason}")
-        if reason:
-            left_out[name] = reason
-            print(f"\n{name}: left out, {reason}")
-            continue
+    """Measure, print, and return the table for JSON."""
+    table = BenchmarkTable.from_arguments("train", args)
+    for name in matching(ROWS, args.only):
+        table.request(name)
         torch.manual_seed(0)
-        measure(table, args.rounds, **(quick if args.quick else full)).show()
-    return table.result() | {"left_out": left_out}
+        ROWS[name](table, args.rounds, **(QUICK if args.quick else {})).show()
+    return table.result()

@@ -17,6 +17,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from amor.cli._process import keep_freed_memory
@@ -111,9 +112,13 @@ def one_line(error: BaseException) -> str:
 
 
 def parser_of(verb: str) -> Parser:
-    """What a verb takes."""
-    module = importlib.import_module(f"amor.cli.{verb}")
-    parser = Parser(prog=f"amor {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """The parser of a verb's options."""
+    return command_parser(importlib.import_module(f"amor.cli.{verb}"), f"amor {verb}")
+
+
+def command_parser(module: ModuleType, prog: str) -> Parser:
+    """The parser of a command: its module's docstring, its `arguments`, --json and --debug."""
+    parser = Parser(prog=prog, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="end with one line of JSON holding what was found")
     parser.add_argument("--debug", action="store_true", help="of an error also show where it came from")
@@ -127,29 +132,34 @@ def shortened(name: object) -> str:
 
 
 def run_verb(verb: str, words: list[str]) -> int:
-    module = importlib.import_module(f"amor.cli.{verb}")
-    args = parser_of(verb).parse_args(words)
+    """Run a verb with the words of a command line; the exit code."""
+    return run_command(importlib.import_module(f"amor.cli.{verb}"), f"amor {verb}", words)
+
+
+def run_command(module: ModuleType, prog: str, words: list[str]) -> int:
+    """Run a module that defines `arguments` and `run` as a command, with one-line errors; the exit code."""
+    args = command_parser(module, prog).parse_args(words)
     try:
         found: dict[str, Any] = module.run(args) or {}
     except AmorError as error:
         if args.debug:
             traceback.print_exc()
-        print(f"amor {verb}: {one_line(error)}", file=sys.stderr)
+        print(f"{prog}: {one_line(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output has left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:  # a name too long, a folder where a file should be, no permission, a full disk
-        print(f"amor {verb}: {shortened(error.filename)}: {error.strerror or error}", file=sys.stderr)
+        print(f"{prog}: {shortened(error.filename)}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\namor {verb}: stopped", file=sys.stderr)
+        print(f"\n{prog}: stopped", file=sys.stderr)
         return 130
     except Exception as error:  # nothing is hidden: it is named a bug, and --debug shows where
         if args.debug:
             traceback.print_exc()
         more = "" if args.debug else " (run again with --debug for where)"
-        print(f"amor {verb}: a bug: {type(error).__name__}: {one_line(error)}{more}", file=sys.stderr)
+        print(f"{prog}: a bug: {type(error).__name__}: {one_line(error)}{more}", file=sys.stderr)
         return BUG
     if args.json:
         print(json.dumps(found))

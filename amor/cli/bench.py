@@ -1,72 +1,83 @@
-"""Measure speed and memory against the machine's ceilings and against other libraries: amor bench <suite>.
+"""Measure the speed of this machine: its ceilings, operators, training, decode, batches.
 
-The suites are listed below; `amor bench SUITE --help` tells what one takes. peers, and some rows of train, set our models beside
-transformers, an extra: pip install "amor[peers]".
+The suites are listed below; `amor bench SUITE --help` describes one.
 
-  amor bench peers --only decode --json
-  amor bench train --bars bars.toml       judge what was found by limits of yours; exit code 1 where one is missed
-  amor bench decode --out decode.json     write what was found
-
-Without --bars FILE nothing is judged. docs/benchmarks.md says what a file of bars holds.
+  amor bench ops --only linear --json
+  amor bench decode --out decode.json     write the results as JSON
 """
 
 import argparse
 import importlib
 import json
 import pkgutil
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
-from amor.errors import AmorError, nearest
+from amor.errors import AmorError
 from amor.files import disk_errors, file_to_write
 
 
-def suites() -> list[str]:
+def find_suites(package: ModuleType) -> dict[str, Any]:
+    """Name -> module, for the modules of a package that are suites: they define `arguments`, `run`
+    and `ROWS`."""
+    names = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
+    modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
+    return {name: module for name, module in modules.items() if hasattr(module, "arguments")}
+
+
+def suites() -> dict[str, Any]:
+    """The suites of `amor bench`."""
     import amor.bench
 
-    names = [m.name for m in pkgutil.iter_modules(amor.bench.__path__)]
-    return [n for n in names if hasattr(importlib.import_module(f"amor.bench.{n}"), "arguments")]
+    return find_suites(amor.bench)
 
 
-def suite(name: str) -> Any:
-    if name not in suites():
-        raise AmorError(f"bench: no suite {name!r}; {nearest(name, suites())}")
-    return importlib.import_module(f"amor.bench.{name}")
+Parsers = Iterator[argparse.ArgumentParser]
 
 
-def rows_of_suites() -> dict[str, list[str]]:
-    """For each suite the rows it can be asked for."""
-    return {name: list(suite(name).ROWS) for name in suites()}
+def add_suites(parser: argparse.ArgumentParser, suites: Mapping[str, Any]) -> Parsers:
+    """Add a subcommand per suite, and hand out the parser of each."""
+    kinds = parser.add_subparsers(dest="suite", metavar="suite", required=True)
+    for name, module in suites.items():
+        text = module.__doc__ or ""
+        raw, first = argparse.RawDescriptionHelpFormatter, text.split("\n")[0]
+        each = kinds.add_parser(name, help=first, description=text, formatter_class=raw)
+        module.arguments(each)
+        add = each.add_argument
+        add("--out", metavar="FILE", help="write the results as JSON")
+        # also after the suite's name; SUPPRESS: its absence here must not undo one given before
+        hidden: dict[str, Any] = {"action": "store_true", "default": argparse.SUPPRESS}
+        add("--json", **hidden, help="end with one line of JSON")
+        add("--debug", **hidden, help="show where an error came from")
+        yield each
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="suite", metavar="suite", required=True)
-    for name in suites():
-        module = importlib.import_module(f"amor.bench.{name}")
-        words = (module.__doc__ or "").split("\n")[0]
-        each = kinds.add_parser(
-            name, help=words, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        module.arguments(each)
-        each.add_argument("--bars", metavar="FILE", help="limits to judge what was found by; exit code 1 where one is missed")
-        each.add_argument("--out", metavar="FILE", help="write what was found as JSON")
-        # also after the suite's name; SUPPRESS, so that not giving it here does not undo one given before
-        each.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="end with one line of JSON")
-        each.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show where an error came from")
+    """One subcommand per suite."""
+    for _ in add_suites(parser, suites()):
+        pass
+
+
+def run_suite(suite: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """Check the options that all suites share, then run one."""
+    if getattr(args, "rounds", 1) < 1:
+        raise AmorError(f"--rounds {args.rounds}: at least one round is needed")
+    if args.out:
+        file_to_write(args.out)
+    return suite.run(args)
+
+
+def write_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Write the JSON file of --out."""
+    if args.out:
+        out = file_to_write(args.out)
+        with disk_errors(out):
+            out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.bench import bars
-
-    if getattr(args, "rounds", 1) < 1:
-        raise AmorError(f"--rounds {args.rounds}: at least one round is needed")
-    out = file_to_write(args.out) if args.out else None
-    limits = bars.load(args.bars, rows_of_suites()) if args.bars else []
-    found = suite(args.suite).run(args)
-    judged = bars.judge(found, limits)
-    if args.bars:
-        bars.show(judged)
-    found |= bars.as_json(judged)
-    if out:
-        with disk_errors(out):
-            out.write_text(json.dumps(found, indent=1) + "\n")
-    return found
+    """Run one suite."""
+    result = run_suite(suites()[args.suite], args)
+    write_result(args, result)
+    return result

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from amor.bench.chunks import Fastest
+    from amor.bench.chunks import ChunkTiming
 
 # optional packages, and what each brings
 EXTRAS = {
     "tokenizers": "text in and out",
-    "transformers": "amor.hf, and peers in `amor bench peers`",
+    "transformers": "amor.hf, and comparisons in `amor convert`",
     "matplotlib": "figures",
     "datasets": "`amor prepare` from Hugging Face datasets",
     "lm_eval": "evaluation tasks",
@@ -55,7 +55,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     operators: tuple[Chosen, ...]
     gemm_gflops: float | None = None  # None: not measured
     bandwidth_gbs: float | None = None
-    chunks: "tuple[Fastest, ...] | None" = None
+    chunks: "tuple[ChunkTiming, ...] | None" = None
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,15 +83,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return dict(typed.tree(found))
 
 
-def chunk_lengths(scale: str) -> "list[Fastest]":
+def chunk_lengths(scale: str) -> "list[ChunkTiming]":
     """Chunks of the recurrences at a scale or at all of them: those in use, and those found fastest and kept."""
-    from amor.bench.chunks import measured
+    from amor.bench.chunks import measure_chunks
     from amor.errors import AmorError, nearest
     from amor.presets import SCALES
 
     if scale not in (*SCALES, "all"):
         raise AmorError(f"--measure: no scale {scale!r}; {nearest(scale, [*SCALES, 'all'])}")
-    return [row for each in (SCALES if scale == "all" else [scale]) for row in measured(each)]
+    return [row for each in (SCALES if scale == "all" else [scale]) for row in measure_chunks(each)]
 
 
 def packages() -> dict[str, str | None]:
@@ -154,7 +154,7 @@ def draw(found: Found) -> None:
     console.print(f"[bold]optional packages not installed[/]: {', '.join(absent) or 'none'}")
 
 
-def draw_chunks(console: "Console", rows: "Sequence[Fastest]") -> None:
+def draw_chunks(console: "Console", rows: "Sequence[ChunkTiming]") -> None:
     """What --measure found, where it is kept, and what stands above it."""
     from rich.table import Table
 

@@ -69,11 +69,11 @@ def side_by_side(folders: list[Run], figure: str | None) -> dict[str, Any]:
 
 def decoded(file: Path, figure: str | None) -> dict[str, Any]:
     """The table of a decode benchmark, and its figure."""
-    from amor.records.bench import Decode
+    from amor.records.bench import DecodeFile
     from amor.study.decode import tables
     from amor.study.table import as_markdown
 
-    found = typed.read(Decode, file)
+    found = typed.read(DecodeFile, file)
     text = "\n\n".join(as_markdown(table) for table in tables(found))
     if not text or (figure and not found.curves):
         raise AmorError(f"{file} has no tokens/s against context; measure them with amor bench decode --parts contexts")

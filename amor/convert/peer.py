@@ -1,20 +1,24 @@
-"""A published folder run by transformers, in float32: what a conversion is compared with."""
+"""The door to transformers, and a published folder run by it in float32, which a conversion is compared with."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amor.bench.transformers import library
 from amor.errors import AmorError
 
 
-def quiet() -> Any:
-    """transformers without its bars of progress."""
-    transformers = library()
+def library() -> Any:
+    """transformers, without its warnings and progress bars; an error that names the extra where it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise AmorError('transformers is needed here, and not installed; pip install "amor[peers]"')
+    import transformers
+
+    transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers
 
@@ -28,7 +32,7 @@ def by_transformers(folder: Path, name: str, tokens: Tensor) -> tuple[Tensor, st
 @torch.no_grad()
 def run_by_transformers(folder: Path, name: str, tokens: Tensor) -> tuple[Any, str]:
     """All that the class `name` gives for tokens [B, T], and what ran it."""
-    transformers = quiet()
+    transformers = library()
     try:
         model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     except (ValueError, OSError, RuntimeError) as error:

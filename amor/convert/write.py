@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from amor.convert.opened import Opened, layout_of
-from amor.convert.peer import quiet
+from amor.convert.peer import library
 from amor.models.folder import TOKENIZER, save
 
 
@@ -42,7 +42,7 @@ def export(opened: Opened, folder: Path, shard: int | None = None) -> None:
     """By transformers' own `save_pretrained`, from a folder of ours."""
     from amor.hf import export as to_hf
 
-    quiet()
+    library()
     with TemporaryDirectory(dir=folder.parent) as ours:
         save(opened.model, ours, opened.tokenizer())
         to_hf(ours, folder, shard="50GB" if shard is None else shard)

@@ -78,10 +78,6 @@ class Batches:
         self.windows = (shards.tokens - 1) // context
 
     @property
-    def steps_an_epoch(self) -> float:
-        return self.windows / self.batch
-
-    @property
     def fingerprint(self) -> str:
         """Equal for two runs exactly when they see the same tokens at every step."""
         words = f"{self.shards.hash} seed {self.seed} context {self.context} batch {self.batch}"
@@ -116,11 +112,6 @@ class Batches:
     def text(self, step: int, first: int = 0, last: int | None = None, end_of_text: int | None = None) -> Windows:
         """The same rows as windows to be judged; with an end-of-text token given, documents stand apart."""
         return paired(*self.rows(step, first, last), end_of_text)
-
-    def window(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One window by its place in the stream, for reading a split in order: tokens [1, T], targets [1, T]."""
-        held = self._held(np.array([index]))
-        return held[:, :-1].contiguous(), held[:, 1:].contiguous()
 
     def _held(self, places: np.ndarray) -> torch.Tensor:
         rows = [self.shards.read(int(place) * self.context, self.context + 1) for place in places]

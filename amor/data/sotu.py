@@ -25,11 +25,6 @@ def files() -> list[Path]:
     return speeches
 
 
-def documents() -> list[tuple[str, str]]:
-    """Name (`1863-Lincoln-1`) and text of every address."""
-    return [(path.stem, path.read_text(encoding="utf-8")) for path in files()]
-
-
 def split() -> tuple[list[Path], list[Path]]:
     """The files for training and those held out."""
     every = files()

@@ -22,7 +22,3 @@ def unigram_nll(seen: np.ndarray, asked: np.ndarray) -> float:
     """Mean nats a token of counts `asked` under the frequencies of counts `seen`, each id counted once more than it was."""
     known = seen + 1
     return float((asked * (math.log(known.sum()) - np.log(known))).sum() / asked.sum())
-
-
-def unigram_perplexity(train: Shards, valid: Shards) -> float:
-    return math.exp(unigram_entropy(train, valid))

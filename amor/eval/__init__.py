@@ -2,6 +2,4 @@
 
 import os
 
-os.environ.setdefault(
-    "TQDM_DISABLE", "1"
-)  # read when tqdm is imported: the harness's bars would stand among ours
+os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: the harness's bars would stand among ours

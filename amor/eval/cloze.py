@@ -50,9 +50,7 @@ class ClozeRow(msgspec.Struct):
     question: Text
     answers: Texts
     alt_answers: list[str] = []
-    tok_pos: Annotated[int, Meta(ge=0)] | None = (
-        None  # centre of the window where no answer is in the context
-    )
+    tok_pos: Annotated[int, Meta(ge=0)] | None = None  # centre of the window where no answer is in the context
 
     def __post_init__(self) -> None:
         if not self.question.strip():
@@ -92,9 +90,7 @@ def documents(form: ClozeForm, rows: list[Any], tokenizer: Tokenizer) -> list[di
     return found
 
 
-def window(
-    encoder: Encoder, context: str, sought: list[str], budget: int, row: Any = None
-) -> str | None:
+def window(encoder: Encoder, context: str, sought: list[str], budget: int, row: Any = None) -> str | None:
     """At most `budget` tokens of a context: half before the first place of a sought word, what is left over behind it.
 
     A word that is not found leaves the last half of the budget. None where a sought word is too short to be looked for.

@@ -50,9 +50,7 @@ def configured(config: dict[str, Any], rows: list[Row], split: str, source: str)
     from lm_eval.api.task import ConfigurableTask
 
     table = hub.table(rows)
-    if config.get(
-        "process_docs"
-    ):  # once: the harness would do it anew wherever it looks at its documents
+    if config.get("process_docs"):  # once: the harness would do it anew wherever it looks at its documents
         table = hub.changed(table, config["process_docs"])
     changes = {key: config.get(key) if config.get(key) == split else None for key in SPLITS}
     changes |= {
@@ -127,10 +125,7 @@ def generated(
         "doc_to_text": text,
         "doc_to_target": target,
         "process_results": score,
-        "metric_list": [
-            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-            for metric in metrics
-        ],
+        "metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics],
         "generation_kwargs": {"do_sample": False, "temperature": 0.0, **generation},
         "metadata": {"version": 1.0},
         **more,
@@ -185,16 +180,10 @@ def needles(
         random.setstate(before)
     kept = ("input", "gen_prefix", "outputs", "max_length")
     rows = [held[at] for at in range(samples) for held in by_length if at < len(held)]
-    return [
-        {key: row[key] for key in kept}
-        | {"tokens": len(encoder(f"{row['input']} {row['gen_prefix']}"))}
-        for row in rows
-    ]
+    return [{key: row[key] for key in kept} | {"tokens": len(encoder(f"{row['input']} {row['gen_prefix']}"))} for row in rows]
 
 
-def evaluated(
-    lm: Any, tasks: dict[str, Any], limit: int | None, resampled: int, samples: bool
-) -> dict[str, Any]:
+def evaluated(lm: Any, tasks: dict[str, Any], limit: int | None, resampled: int, samples: bool) -> dict[str, Any]:
     """Tasks through the harness as by its simple_evaluate, without the time in which that reads every task there is."""
     import lm_eval
     from lm_eval.evaluator import evaluate

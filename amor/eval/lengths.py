@@ -78,9 +78,7 @@ def each_segment(
     thresholds = [float(gate.threshold) for gate in (own_gates(model) if gates is None else gates)]
     for span in chosen:
         if (worst := int(span.ids.max())) >= model.config.vocab:
-            raise AmorError(
-                f"token {worst} of the text is not in the model's vocabulary of {model.config.vocab:,}"
-            )
+            raise AmorError(f"token {worst} of the text is not in the model's vocabulary of {model.config.vocab:,}")
         window = loader.cut(torch.from_numpy(span.ids[None, : lengths[-1] + 1]))
         chunks = run_windows(
             model,
@@ -94,9 +92,7 @@ def each_segment(
         )
         found = join_chunks(chunks)
         if not bool(torch.isfinite(found.nll).all()):
-            raise AmorError(
-                f"{model.config.name} gives losses that are not finite on this text; its weights are broken"
-            )
+            raise AmorError(f"{model.config.name} gives losses that are not finite on this text; its weights are broken")
         nll, fire = found.nll[0].double(), found.fire[:, 0].double()
         last = [slice(max(length - bucket, 0), length) for length in lengths]
         yield Segment(
@@ -105,9 +101,7 @@ def each_segment(
             bucket=tuple(float(nll[here].mean()) for here in last),
             rates=tuple(tuple(fire[:, here].mean(1).tolist()) for here in last),
             documents=span.documents,
-            gates=count_gates(
-                found.fire, found.score, torch.ones_like(found.nll, dtype=torch.bool), thresholds
-            )[0],
+            gates=count_gates(found.fire, found.score, torch.ones_like(found.nll, dtype=torch.bool), thresholds)[0],
         )
 
 
@@ -117,12 +111,8 @@ def curve(segments: Sequence[Segment]) -> LengthCurve:
         raise AmorError("a curve of no segments; give at least one")
     lengths = segments[0].lengths
     if other := next((one.lengths for one in segments if one.lengths != lengths), None):
-        raise AmorError(
-            f"segments of lengths {lengths} and {other} are of two curves; judge the older ones again"
-        )
-    rates = [
-        [fmean(block) for block in zip(*here)] for here in zip(*(one.rates for one in segments))
-    ]
+        raise AmorError(f"segments of lengths {lengths} and {other} are of two curves; judge the older ones again")
+    rates = [[fmean(block) for block in zip(*here)] for here in zip(*(one.rates for one in segments))]
     return LengthCurve(
         lengths=lengths,
         segments=len(segments),
@@ -178,9 +168,7 @@ def spans(
             break
     found = (whole + joiner.found)[:count]
     if not found:
-        raise AmorError(
-            f"{source} holds {looked:,} tokens, less than one segment of {wanted:,}; give more or shorter lengths"
-        )
+        raise AmorError(f"{source} holds {looked:,} tokens, less than one segment of {wanted:,}; give more or shorter lengths")
     return found
 
 

@@ -19,9 +19,7 @@ try:
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
-    raise AmorError(
-        f"evaluation needs lm-evaluation-harness ({error}); pip install 'amor[eval]'"
-    ) from None
+    raise AmorError(f"evaluation needs lm-evaluation-harness ({error}); pip install 'amor[eval]'") from None
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -50,18 +48,12 @@ class AmorLM(TemplateLM):
     def tokenizer_name(self) -> str:
         return "amor"
 
-    def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, **_: Any
-    ) -> list[int]:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         ids = self.judge.encode(string)
         return ids[1:] if add_special_tokens is False and self.judge.first is not None else ids
 
-    def loglikelihood(
-        self, requests: list[Instance], disable_tqdm: bool = False
-    ) -> list[tuple[float, bool]]:
-        return self.judge.score(
-            [(str(request.task_name), self._request(*request.args)) for request in requests]
-        )
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        return self.judge.score([(str(request.task_name), self._request(*request.args)) for request in requests])
 
     def _request(self, context: str, continuation: str) -> ScoreRequest:
         if context:
@@ -72,22 +64,15 @@ class AmorLM(TemplateLM):
                 self.tok_encode(continuation, add_special_tokens=False),
             )
         if not target:
-            raise AmorError(
-                f"nothing is to be judged: the continuation {continuation[:80]!r} has no token of its own"
-            )
+            raise AmorError(f"nothing is to be judged: the continuation {continuation[:80]!r} has no token of its own")
         before = before or [self.prefix_token_id]
         return ScoreRequest(self.judge.cut(before, len(target) - 1), tuple(target))
 
     def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-        asked = [
-            ("", ScoreRequest(self.judge.cut(context, len(target) - 1), tuple(target)))
-            for _, context, target in requests
-        ]
+        asked = [("", ScoreRequest(self.judge.cut(context, len(target) - 1), tuple(target))) for _, context, target in requests]
         return self.judge.score(asked)
 
-    def loglikelihood_rolling(
-        self, requests: list[Instance], disable_tqdm: bool = False
-    ) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         asked: list[tuple[str, ScoreRequest]] = []
         counts: list[int] = []
         for request in requests:
@@ -95,14 +80,9 @@ class AmorLM(TemplateLM):
             most = self.judge.settings.max_length or max(len(ids), 1)
             windows = [
                 make_disjoint_window(window)
-                for window in get_rolling_token_windows(
-                    ids, prefix_token=self.prefix_token_id, max_seq_len=most, context_len=1
-                )
+                for window in get_rolling_token_windows(ids, prefix_token=self.prefix_token_id, max_seq_len=most, context_len=1)
             ]
-            asked += [
-                (str(request.task_name), ScoreRequest(tuple(context), tuple(target)))
-                for context, target in windows
-            ]
+            asked += [(str(request.task_name), ScoreRequest(tuple(context), tuple(target))) for context, target in windows]
             counts.append(len(windows))
         found = iter(self.judge.score(asked))
         return [sum(next(found)[0] for _ in range(count)) for count in counts]
@@ -112,9 +92,7 @@ class AmorLM(TemplateLM):
         for request in requests:
             prompt, options = request.args
             how = normalize_gen_kwargs(options, default_max_gen_toks=WRITTEN)
-            writing = GenerationOptions(
-                tuple(how["until"]), int(how["max_gen_toks"]), float(how.get("temperature", 0.0))
-            )
+            writing = GenerationOptions(tuple(how["until"]), int(how["max_gen_toks"]), float(how.get("temperature", 0.0)))
             ids = self.tok_encode(prompt) or [self.prefix_token_id]
             asked.append((str(request.task_name), self.judge.cut(ids, writing.tokens), writing))
         return self.judge.write(asked)

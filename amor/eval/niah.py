@@ -23,9 +23,7 @@ from amor.data.encoder import Encoder
 from amor.errors import AmorError
 
 ANSWER = 128  # tokens that may be written
-ROOM = (
-    ANSWER + 1
-)  # of a length, not filled by the prompt: the answer, and a first token such as <bos>
+ROOM = ANSWER + 1  # of a length, not filled by the prompt: the answer, and a first token such as <bos>
 SHORT = 0.01  # a prompt is at most this share shorter than what it may fill
 DEPTHS = 40  # places of a needle, even over the haystack, each taken once before one is taken again
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
@@ -99,15 +97,11 @@ def documents(
 
 def _haystack(form: NeedleForm, encoder: Encoder, longest: int, essays: str) -> Haystack:
     unit, glue = (essays, " ") if form.essays else (NOISE, "\n")
-    most = (
-        16 * longest
-    )  # characters: no text has tokens so long on average, and no more than that need be counted
+    most = 16 * longest  # characters: no text has tokens so long on average, and no more than that need be counted
     return Haystack.of(glue.join([unit] * (most // (len(unit) + 1) + 1))[:most], glue, encoder)
 
 
-def _document(
-    form: NeedleForm, encoder: Encoder, hay: Haystack, length: int, number: int, stream: str
-) -> dict[str, Any]:
+def _document(form: NeedleForm, encoder: Encoder, hay: Haystack, length: int, number: int, stream: str) -> dict[str, Any]:
     chance = random.Random(f"{stream} {number}")
     key, value = _key(chance), _value(chance, form.kind)
     order = random.Random(f"{stream} depths {number // DEPTHS}").sample(range(DEPTHS), DEPTHS)
@@ -135,9 +129,7 @@ def _filled(asked: Callable[[int], tuple[str, int]], hay: Haystack, length: int)
     most = length - ROOM
     best = asked(0)
     if best[1] > most:
-        raise AmorError(
-            f"a length of {length} has no room for a needle, its question and {ROOM} more tokens; give a longer one"
-        )
+        raise AmorError(f"a length of {length} has no room for a needle, its question and {ROOM} more tokens; give a longer one")
     fit, beyond = 0, len(hay.words) + 1  # words that fit, and that do not
     guess, counted = 0, best[1]
     while beyond - fit > 1 and not _full(best, most):
@@ -152,9 +144,7 @@ def _filled(asked: Callable[[int], tuple[str, int]], hay: Haystack, length: int)
     while not _full(best, most) and end < len(hay.text) and (tried := asked(end + 1))[1] <= most:
         best, end = tried, end + 1
     if not _full(best, most):
-        raise AmorError(
-            f"a length of {length}: the tokenizer takes {len(hay.text):,} characters for {best[1]:,} tokens"
-        )
+        raise AmorError(f"a length of {length}: the tokenizer takes {len(hay.text):,} characters for {best[1]:,} tokens")
     return best
 
 
@@ -170,15 +160,11 @@ def _key(chance: random.Random) -> str:
 @cache
 def _word_lists() -> tuple[list[str], list[str]]:
     if importlib.util.find_spec("wonderwords") is None:
-        raise AmorError(
-            "the package wonderwords is needed for the keys of needles: pip install 'amor[eval]'"
-        )
+        raise AmorError("the package wonderwords is needed for the keys of needles: pip install 'amor[eval]'")
     from wonderwords import RandomWord
 
     words = RandomWord()
-    return sorted(set(words.filter(include_categories=["adjectives"]))), sorted(
-        set(words.filter(include_categories=["nouns"]))
-    )
+    return sorted(set(words.filter(include_categories=["adjectives"]))), sorted(set(words.filter(include_categories=["nouns"])))
 
 
 def _value(chance: random.Random, kind: Kind) -> str:
@@ -204,7 +190,4 @@ def one_line(texts: Iterable[str]) -> str:
 def score(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     """The fraction of its values that were generated, ignoring case, as the metric of the document's length."""
     written = results[0].lower()
-    return {
-        str(doc["max_length"]): sum(value.lower() in written for value in doc["outputs"])
-        / len(doc["outputs"])
-    }
+    return {str(doc["max_length"]): sum(value.lower() in written for value in doc["outputs"]) / len(doc["outputs"])}

@@ -62,17 +62,11 @@ def held_out(
     if path.is_dir():
         return judged.of_shards(path, context, count, tokenizer, vocab, apart)
     if tokenizer is None:
-        raise AmorError(
-            f"{path} is text, and the model folder has no tokenizer.json; name one with --tokenizer"
-        )
+        raise AmorError(f"{path} is text, and the model folder has no tokenizer.json; name one with --tokenizer")
     from amor.data.tokenizer import end_of_text
 
     spelled, end = judged.encoder(tokenizer), np.array([end_of_text(tokenizer)])
-    documents = (
-        found.text
-        for source in find_sources([str(path)], Reading(field=field))
-        for found in source.documents()
-    )
+    documents = (found.text for source in find_sources([str(path)], Reading(field=field)) for found in source.documents())
     ids = np.concatenate(
         [
             np.empty(0, dtype=np.int64),
@@ -124,9 +118,7 @@ def each_window(
         assert output.chunk.targets is not None
         nll, targets = output.nll.cpu(), output.chunk.targets.cpu()
         if not bool(torch.isfinite(nll).all()):
-            raise AmorError(
-                f"{model.config.name} gives losses that are not finite on this text; its weights are broken"
-            )
+            raise AmorError(f"{model.config.name} gives losses that are not finite on this text; its weights are broken")
         yield Window(
             nats=float(nll.double().sum()),
             tokens=targets.shape[1],
@@ -143,9 +135,7 @@ def each_window(
 def at(text: Windows, places: Sequence[int]) -> Windows:
     """Some of the windows."""
     reset = None if text.reset is None else text.reset[list(places)]
-    return replace(
-        text, tokens=text.tokens[list(places)], targets=text.targets[list(places)], reset=reset
-    )
+    return replace(text, tokens=text.tokens[list(places)], targets=text.targets[list(places)], reset=reset)
 
 
 def metrics(windows: Sequence[Window]) -> dict[str, float]:
@@ -171,8 +161,5 @@ def sizes(tokenizer: Tokenizer, vocab: int) -> torch.Tensor | None:
     if not speller.byte:
         return None
     keep = "surrogateescape"  # half a character stays the bytes it is
-    held = [
-        0 if token in speller.special else len(speller(token, keep).encode("utf-8", keep))
-        for token in range(vocab)
-    ]
+    held = [0 if token in speller.special else len(speller(token, keep).encode("utf-8", keep)) for token in range(vocab)]
     return torch.tensor(held)

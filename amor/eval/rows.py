@@ -90,17 +90,11 @@ def find(folder: Path, name: str) -> Path | None:
 def read(path: Path, kind: type) -> Rows:
     """Every row of a file as its type, or one line that names the file, the line and the field."""
     text = _unpacked(path)
-    lines = (
-        (f"{path} line {n}", line) for n, line in enumerate(text.split(b"\n"), 1) if line.strip()
-    )
-    rows: list[Any] = [
-        typed.convert(kind, typed.json_tree(line, where), where) for where, line in lines
-    ]
+    lines = ((f"{path} line {n}", line) for n, line in enumerate(text.split(b"\n"), 1) if line.strip())
+    rows: list[Any] = [typed.convert(kind, typed.json_tree(line, where), where) for where, line in lines]
     if not rows:
         raise AmorError(f"{path} holds no row; one JSON object per line is right")
-    return Rows(
-        rows, Data(source=str(path), sha256=hashlib.sha256(text).hexdigest(), rows=len(rows))
-    )
+    return Rows(rows, Data(source=str(path), sha256=hashlib.sha256(text).hexdigest(), rows=len(rows)))
 
 
 def check_rows(given: Iterable[Any], kind: type, source: str) -> Rows:
@@ -124,7 +118,5 @@ def _unpacked(path: Path) -> bytes:
     except OSError as error:
         raise AmorError(f"{path} cannot be read ({error.strerror or error})") from error
     if len(text) > MOST_BYTES:
-        raise AmorError(
-            f"{path}: larger than {MOST_BYTES >> 20} MB unpacked, which no set of this kind is"
-        )
+        raise AmorError(f"{path}: larger than {MOST_BYTES >> 20} MB unpacked, which no set of this kind is")
     return text

@@ -83,9 +83,7 @@ def run_suite(subject: EvalSubject, suite: str, settings: EvalSettings, ask: Ask
     return write_results(subject.out, about, outcome)
 
 
-def ask_on(
-    subject: EvalSubject, ranks: Ranks, suite: str, settings: EvalSettings, ask: Ask
-) -> tuple[Judge, SuiteOutcome | None]:
+def ask_on(subject: EvalSubject, ranks: Ranks, suite: str, settings: EvalSettings, ask: Ask) -> tuple[Judge, SuiteOutcome | None]:
     """The outcome of one rank's requests, with the judge that answered them."""
     title = f"{suite}{suffix(settings)}" + (f", rank {ranks.rank}" if ranks.count > 1 else "")
     with subject.store() as store, ProgressBars(title) as progress:
@@ -117,9 +115,7 @@ def write_results(folder: Path, about: About, outcome: SuiteOutcome) -> Path:
     return path
 
 
-def run_by_harness(
-    subject: EvalSubject, suite: str, loaded: LoadedSuite, settings: EvalSettings
-) -> Path | None:
+def run_by_harness(subject: EvalSubject, suite: str, loaded: LoadedSuite, settings: EvalSettings) -> Path | None:
     """The tasks of a suite through lm-evaluation-harness."""
     import lm_eval
 
@@ -128,9 +124,7 @@ def run_by_harness(
 
     def ask(judge: Judge, complete: bool) -> SuiteOutcome:
         resampled = RESAMPLED if complete else 0
-        tree = harness.evaluated(
-            AmorLM(judge), loaded.tasks, settings.limit, resampled, samples=complete
-        )
+        tree = harness.evaluated(AmorLM(judge), loaded.tasks, settings.limit, resampled, samples=complete)
         samples = tree.pop("samples", {})
         return SuiteOutcome(tree, loaded.data, loaded.skipped, samples, lengths=loaded.lengths)
 

@@ -31,9 +31,7 @@ from amor.state import State
 
 CHUNK = 4096  # columns per forward call of a long context, which bounds the memory of activations
 TOKENS = 8192  # per forward call at most, unless a single row is longer
-UNIT = (
-    2.0**32
-)  # gate scores are summed as integer multiples of 1/UNIT, so that sums do not depend on their order
+UNIT = 2.0**32  # gate scores are summed as integer multiples of 1/UNIT, so that sums do not depend on their order
 NO_MARGIN = 1e9  # margin of a gate that compares nothing with a threshold
 ROWS = 32  # contexts per batch
 
@@ -67,9 +65,7 @@ class ContextOutput:
     before: list[GateCounts]  # per context: at all tokens before
 
 
-Member = tuple[
-    int, int, tuple[int, ...]
-]  # of a batch: row of the context, index of the request, target
+Member = tuple[int, int, tuple[int, ...]]  # of a batch: row of the context, index of the request, target
 TokenScore = tuple[float, bool]  # log-likelihood of a token, and whether it is the likeliest
 
 
@@ -99,9 +95,7 @@ class Scorer:
         contexts = sorted(by_context, key=lambda c: (-len(c), c))
         score = self._by_forward if self.engine is None else self._by_steps
         for batch in batches(contexts, self.rows):
-            members = [
-                (row, i, requests[i].target) for row, c in enumerate(batch) for i in by_context[c]
-            ]
+            members = [(row, i, requests[i].target) for row, c in enumerate(batch) for i in by_context[c]]
             with each_alone():
                 scores = score(self.read(batch), members)
             yield from scores.items()
@@ -118,15 +112,8 @@ class Scorer:
             state, columns = output.out.state, output.chunk.place[1]
             fire, score, valid = output.fire.cpu(), output.score.cpu(), _valid(output)
             here = valid & (torch.arange(columns.start, columns.stop) < lengths[:, None] - 1)
-            before = [
-                a + b
-                for a, b in zip(
-                    before, count_gates(fire, score, here, self.thresholds), strict=True
-                )
-            ]
-            for row in (
-                ((lengths > columns.start) & (lengths <= columns.stop)).nonzero()[:, 0].tolist()
-            ):
+            before = [a + b for a, b in zip(before, count_gates(fire, score, here, self.thresholds), strict=True)]
+            for row in ((lengths > columns.start) & (lengths <= columns.stop)).nonzero()[:, 0].tolist():
                 at = int(lengths[row]) - 1 - columns.start
                 ends[row] = output.out.hidden[row, at], fire[:, row, at], score[:, row, at]
         hidden, fire, score = (torch.stack(each) for each in zip(*ends, strict=True))
@@ -147,9 +134,7 @@ class Scorer:
 
     def _by_forward(self, read: ContextOutput, members: list[Member]) -> dict[int, TargetScore]:
         # the first token of a target is predicted at the last token of its context
-        first = self._token_scores(
-            read.hidden[[row for row, *_ in members]], [target[0] for *_, target in members]
-        )
+        first = self._token_scores(read.hidden[[row for row, *_ in members]], [target[0] for *_, target in members])
         scores = {index: [each] for (_, index, _), each in zip(members, first, strict=True)}
         counts = {index: read.last[row] for row, index, _ in members}
         rest = sorted((m for m in members if len(m[2]) > 1), key=lambda m: (-len(m[2]), m[1]))
@@ -165,8 +150,7 @@ class Scorer:
                     scores[index] += [next(each) for _ in part]
                     counts[index] += done
         return {
-            index: self._sum(scores[index], {"prefill": read.before[row], "target": counts[index]})
-            for row, index, _ in members
+            index: self._sum(scores[index], {"prefill": read.before[row], "target": counts[index]}) for row, index, _ in members
         }
 
     def _by_steps(self, read: ContextOutput, members: list[Member]) -> dict[int, TargetScore]:
@@ -189,8 +173,7 @@ class Scorer:
                 scores[index].append((float(logprobs[row, target[at]]), best[row] == target[at]))
                 counts[index] += gates[row]
         return {
-            index: self._sum(scores[index], {"prefill": read.before[row], "decode": counts[index]})
-            for row, index, _ in members
+            index: self._sum(scores[index], {"prefill": read.before[row], "decode": counts[index]}) for row, index, _ in members
         }
 
     def _sum(self, scores: list[TokenScore], phases: Phases) -> TargetScore:
@@ -222,25 +205,17 @@ class Scorer:
         return [(-nll, hit) for nll, hit in zip(read.nll.tolist(), best.tolist(), strict=True)]
 
 
-def count_gates(
-    fire: Tensor, score: Tensor, here: Tensor, thresholds: Sequence[float]
-) -> list[GateCounts]:
+def count_gates(fire: Tensor, score: Tensor, here: Tensor, thresholds: Sequence[float]) -> list[GateCounts]:
     """What gates did where the mask `here` [B, T] is True, per row; fire and score [K, B, T]. All on the CPU."""
     tokens = here.sum(1).tolist()
     if not len(fire):
         return [GateCounts(tokens=0) for _ in tokens]
     level = torch.tensor(thresholds, dtype=torch.float64)[:, None, None]
     exact = (score.double() * UNIT).round().long().masked_fill(~here, 0).sum(2) / UNIT
-    margin = (
-        (score.double() - level).abs().nan_to_num(NO_MARGIN).masked_fill(~here, NO_MARGIN).amin(2)
-    )
-    per_row = zip(
-        tokens, *(t.T.tolist() for t in ((fire & here).sum(2), exact, margin)), strict=True
-    )
+    margin = (score.double() - level).abs().nan_to_num(NO_MARGIN).masked_fill(~here, NO_MARGIN).amin(2)
+    per_row = zip(tokens, *(t.T.tolist() for t in ((fire & here).sum(2), exact, margin)), strict=True)
     return [
-        GateCounts(tokens=n, fires=tuple(f), score=tuple(s), margin=tuple(m))
-        if n
-        else GateCounts(tokens=0)
+        GateCounts(tokens=n, fires=tuple(f), score=tuple(s), margin=tuple(m)) if n else GateCounts(tokens=0)
         for n, f, s, m in per_row
     ]
 
@@ -283,11 +258,7 @@ def batches(rows: Sequence[tuple[int, ...]], most: int) -> Iterator[list[tuple[i
     while start < len(rows):
         width = padded_width(len(rows[start]))
         end = start + 1
-        while (
-            end < len(rows)
-            and end - start < most
-            and (end + 1 - start) * width <= max(TOKENS, width)
-        ):
+        while end < len(rows) and end - start < most and (end + 1 - start) * width <= max(TOKENS, width):
             other = padded_width(len(rows[end]))
             if other != width and other <= LARGEST:
                 break

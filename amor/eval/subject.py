@@ -79,9 +79,7 @@ class EvalSubject:
         """The store of this rank, with the answers of all ranks in it."""
         name = f"requests.{self.ranks.rank}.jsonl" if self.ranks.rank else "requests.jsonl"
         own = self.out / name
-        return Store(
-            own, [path for path in sorted(self.out.glob("requests*.jsonl")) if path != own]
-        )
+        return Store(own, [path for path in sorted(self.out.glob("requests*.jsonl")) if path != own])
 
 
 def fingerprint(model: Amor) -> str:

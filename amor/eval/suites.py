@@ -44,9 +44,7 @@ class EvalRequest:
 
     def settings(self, gates: Gates) -> EvalSettings:
         """What scores depend on."""
-        return EvalSettings(
-            gates=gates, path=self.path, max_length=self.max_length, bos=self.bos, limit=self.limit
-        )
+        return EvalSettings(gates=gates, path=self.path, max_length=self.max_length, bos=self.bos, limit=self.limit)
 
 
 def untrained(model: Amor, seed: int) -> Amor:
@@ -54,9 +52,7 @@ def untrained(model: Amor, seed: int) -> Amor:
     return build(model.config, seed).eval()
 
 
-def evaluate(
-    subject: EvalSubject, names: Sequence[str], ways: Sequence[Gates], request: EvalRequest
-) -> dict[str, Any]:
+def evaluate(subject: EvalSubject, names: Sequence[str], ways: Sequence[Gates], request: EvalRequest) -> dict[str, Any]:
     """Evaluate every suite with the gates in every way; the files written, and the tasks skipped."""
     _check_tasks(names, request.tasks)
     written: dict[str, list[str]] = {}
@@ -92,9 +88,7 @@ def _check_tasks(names: Sequence[str], given: Sequence[str] | None) -> None:
     known = [task for name in names for task in tasks.in_suite(name)]
     for task in given or ():
         if task not in known:
-            raise AmorError(
-                f"--task: no {task[:80]!r} in {', '.join(names)}; {nearest(task[:80], known)}"
-            )
+            raise AmorError(f"--task: no {task[:80]!r} in {', '.join(names)}; {nearest(task[:80], known)}")
 
 
 @dataclass
@@ -151,9 +145,7 @@ def _length_extrapolation(subject: EvalSubject, request: EvalRequest) -> ReadySu
     return ReadySuite(skipped, bool(sources), run)
 
 
-def _segments(
-    judge: Judge, name: str, spans: list[lengths.Span], sizes: tuple[int, ...]
-) -> list[lengths.Segment]:
+def _segments(judge: Judge, name: str, spans: list[lengths.Span], sizes: tuple[int, ...]) -> list[lengths.Segment]:
     """The segments of one set of texts."""
 
     def compute(places: list[int]) -> Iterator[lengths.Segment]:
@@ -180,9 +172,7 @@ def _held_out_text(subject: EvalSubject, request: EvalRequest) -> ReadySuite:
         def compute(places: list[int]) -> Iterator[perplexity.Window]:
             some = perplexity.at(windows, places)
             gates, count = judge.scorer.gates, judge.count_tokens
-            return perplexity.each_window(
-                subject.model, subject.tokenizer, some, gates=gates, on_tokens=count
-            )
+            return perplexity.each_window(subject.model, subject.tokenizer, some, gates=gates, on_tokens=count)
 
         results = _stored(judge, HELD_OUT, questions, compute, perplexity.Window)
         if not complete:

@@ -136,9 +136,7 @@ class RowTask(HarnessSpec):
         if other is not None and (path := rows.find(folder, other.file)) is not None:
             found, data = rows.read(path, other.row)
             source = f"{path} (a stand-in: {other.note})"
-            return Rows(
-                [other.convert(row) for row in found], msgspec.structs.replace(data, source=source)
-            )
+            return Rows([other.convert(row) for row in found], msgspec.structs.replace(data, source=source))
         places = f"{folder}, {folder / 'eval'} or {folder / 'long'}"
         return f"no {self.file}.jsonl or .jsonl.gz in {places}; {self._supply(folder)}"
 
@@ -174,9 +172,7 @@ class HarnessTask(RowTask):
 
     def build(self, found: Rows, context: LoadContext) -> LoadedTask:
         docs, split = [self.harness_row(row) for row in found.rows], self.source().split
-        return LoadedTask(
-            harness.configured(self.definition(), docs, split, found.data.source), found.data
-        )
+        return LoadedTask(harness.configured(self.definition(), docs, split, found.data.source), found.data)
 
     def harness_row(self, row: Any) -> Row:
         """A row as the harness's own data set has it."""
@@ -213,15 +209,11 @@ class ClozeTask(RowTask):
     def build(self, found: Rows, context: LoadContext) -> LoadedTask:
         docs, source = cloze.documents(self.form, found.rows, context.tokenizer), found.data.source
         if not docs:
-            raise AmorError(
-                f"{source}: no row has an answer of two letters or more, so {self.name} is empty"
-            )
+            raise AmorError(f"{source}: no row has an answer of two letters or more, so {self.name} is empty")
         if left_out := len(found.rows) - len(docs):
             source += f" (rows left out, their answers being one letter: {left_out})"
         generation = {"until": ["\n"], "max_gen_toks": 48}
-        config = harness.generated(
-            self.name, [self.metric], "prompt", "answers", cloze.contains, generation
-        )
+        config = harness.generated(self.name, [self.metric], "prompt", "answers", cloze.contains, generation)
         task = harness.configured(config, docs, "test", source)
         data = msgspec.structs.replace(found.data, source=source)
         return LoadedTask(task, data, {self.name: _mean_tokens(docs)})
@@ -258,19 +250,13 @@ class NeedleTask(HarnessSpec):
         source = f"{self.maker} from {essays[0]}, seed {context.seed}, {context.samples} a length"
         metrics = [str(length) for length in context.lengths]
         generation = {"until": [], "max_gen_toks": niah.ANSWER}
-        config = harness.generated(
-            self.name, metrics, "input", "outputs", niah.score, generation, gen_prefix="gen_prefix"
-        )
+        config = harness.generated(self.name, metrics, "input", "outputs", niah.score, generation, gen_prefix="gen_prefix")
         task = harness.configured(config, docs, "test", source)
         means = {
-            f"{self.name},{length}": _mean_tokens(
-                [doc for doc in docs if doc["max_length"] == length]
-            )
+            f"{self.name},{length}": _mean_tokens([doc for doc in docs if doc["max_length"] == length])
             for length in context.lengths
         }
-        digest = hashlib.sha256(
-            "".join(json.dumps(doc) + "\n" for doc in docs).encode()
-        ).hexdigest()
+        digest = hashlib.sha256("".join(json.dumps(doc) + "\n" for doc in docs).encode()).hexdigest()
         return LoadedTask(task, Data(source=source, sha256=digest, rows=len(docs)), means)
 
 

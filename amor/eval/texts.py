@@ -46,9 +46,7 @@ class Documents:
         return Data(source=self.source + note, sha256=self.sha256, rows=len(segments))
 
 
-def find(
-    folder: Path | None, names: Iterable[str] | None = None
-) -> tuple[dict[str, Documents], dict[str, str]]:
+def find(folder: Path | None, names: Iterable[str] | None = None) -> tuple[dict[str, Documents], dict[str, str]]:
     """The sets that are there, and why others are skipped; folder None: the hub, names None: all sets."""
     found: dict[str, Documents] = {}
     skipped: dict[str, str] = {}

@@ -53,7 +53,11 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
         Backend("chunked", ANYWHERE),
         Backend("reference", ANYWHERE),
     ),
-    "attend": (Backend("native", ("cpu",)), Backend("masked", ANYWHERE)),
+    "attend": (
+        Backend("native", ("cpu",)),
+        Backend("masked", ANYWHERE),
+        Backend("reference", ANYWHERE),
+    ),
     "product": (Backend("native", ("cpu",)), Backend("reference", ANYWHERE)),
 }
 

@@ -1,6 +1,7 @@
-"""What `amor bench decode` finds, and `Decode`: its file as far as it is shown; other benchmarks and numbers stand beside it.
+"""The results of `amor bench decode`, and `DecodeFile`: its JSON file as reports read it.
 
-`Measured`, `Crossed` and `Written` are written whole; of each a report reads the fields of `Curve`, `Crossing` and `Firing`.
+A file holds more than is read back. `ModelTiming`, `CrossingDetails` and `BlockFiringRates` are
+written whole; reports read the fields of `DecodePoint`, `Crossing` and `FiringRate`.
 """
 
 from collections.abc import Collection
@@ -14,47 +15,49 @@ from amor.records import Amount, Number, Record, Words
 from amor.records.run import Machine
 
 
-def _known(what: str, name: str, choices: Collection[str]) -> None:
+def _check_known(what: str, name: str, choices: Collection[str]) -> None:
     if name not in choices:
         raise ValueError(f"no {what} {name!r}")
 
 
-class Spent(Record, frozen=True):
-    """What one token spends on average."""
+class DecodeCost(Record, frozen=True):
+    """What one decoded token costs, on average over a round."""
 
-    bytes: Amount
+    bytes: Amount  # read
     flops: Amount
-    spent: dict[str, tuple[Amount, Amount]]  # on what: FLOPs and bytes
-    head_passes: Amount
-    cheap_passes: Amount  # over the 8-bit copy of the head
+    breakdown: dict[str, tuple[Amount, Amount]]  # part of the model -> FLOPs and bytes
+    head_passes: Amount  # passes over the head's matrix
+    cheap_passes: Amount  # passes over the 8-bit copy of the head
 
 
-class Timed(Spent, frozen=True):
-    """And how long it takes: seconds of the best round, of the median and of each."""
+class DecodeTiming(DecodeCost, frozen=True):
+    """The cost of one token, and its seconds."""
 
-    seconds: Amount
-    median: Amount
+    seconds: Amount  # of the best round
+    median: Amount  # of the median round
     rounds: tuple[Amount, ...]
-    by_laps: Amount | None
-    tokens_per_second: Amount
+    tokens_per_second: Amount  # of the best round
 
 
-class AtRate(Timed, frozen=True):
-    """The same at a context and a firing rate."""
+class RateTiming(DecodeTiming, frozen=True):
+    """The same at one context and firing rate."""
 
-    context: typed.Positive
+    context: typed.Positive  # tokens before the step
     rate: typed.Share
 
 
-class Measured(AtRate, frozen=True):
-    """The same of one architecture; as a `Curve` is read."""
+class ModelTiming(RateTiming, frozen=True):
+    """The same for one architecture; `DecodePoint` reads it back."""
 
     label: typed.Name
     name: typed.Name
 
 
-class Curve(msgspec.Struct, frozen=True):
-    """Tokens a second of one architecture at one context; `label` is its name and, of a gated one, " f=RATE"."""
+class DecodePoint(msgspec.Struct, frozen=True):
+    """Tokens per second of one architecture at one context.
+
+    label: the architecture's name, and for a gated one " f=RATE".
+    """
 
     label: typed.Name
     context: typed.Positive
@@ -62,19 +65,22 @@ class Curve(msgspec.Struct, frozen=True):
     rate: typed.Share = 0.0
 
     def __post_init__(self) -> None:
-        _known("architecture", self.name, NAMES + VARIANT_NAMES)
+        _check_known("architecture", self.name, NAMES + VARIANT_NAMES)
 
     @property
     def name(self) -> str:
+        """The architecture."""
         return self.label.split(" ")[0]
 
     @property
     def gated(self) -> bool:
+        """Whether the architecture has gates."""
         return " f=" in self.label
 
 
 class Crossing(msgspec.Struct, frozen=True):
-    """From how many tokens on one is faster than the other: measured, and by formulas; None where it never is."""
+    """The context in tokens from which a gated model is faster than another: measured, and by
+    formulas; None where it never is."""
 
     gated: typed.Name
     other: typed.Name
@@ -84,76 +90,56 @@ class Crossing(msgspec.Struct, frozen=True):
     paper_formula: Number | None = None
 
 
-class Crossed(Crossing, frozen=True, kw_only=True):
-    """With what the formulas were given, and the contexts that were measured."""
+class CrossingDetails(Crossing, frozen=True, kw_only=True):
+    """A crossing with the inputs of its formulas and the contexts that were measured."""
 
     rate: typed.Share
     head_passes: Amount
     head_passes_of_other: Amount
-    measured_by_best: Number | None
+    measured_by_best: Number | None  # from best rounds; `measured` is from the median of pairs
     contexts: tuple[int, ...]
 
 
-class Firing(msgspec.Struct, frozen=True):
-    """How often the blocks of a trained model fired while it wrote on."""
+class FiringRate(msgspec.Struct, frozen=True):
+    """How often the blocks of a trained model fired while it wrote."""
 
-    prompt: typed.Positive
+    prompt: typed.Positive  # tokens
     temperature: Amount
-    rate: typed.Share
+    rate: typed.Share  # mean over blocks
 
 
-class Written(Firing, frozen=True, kw_only=True):
-    """Block by block, and whether the text was too short and had to be repeated."""
+class BlockFiringRates(FiringRate, frozen=True, kw_only=True):
+    """The same per block, and whether the text was shorter than the prompt and was repeated."""
 
     rates: tuple[typed.Share, ...]
     repeated: bool
 
 
-class Together(Record, frozen=True):
-    """Shares of tokens at which some block fires and at which all do, and of firings that another block's follows."""
+class SecondsPerToken(Record, frozen=True):
+    """Seconds of the best round, per token."""
 
-    some: typed.Share
-    all: typed.Share
-    followed: typed.Share
-
-
-class OnText(Record, frozen=True):
-    """How a trained model fires on a text, and for each block the share of tokens an 8-bit head leaves in doubt, twice."""
-
-    together: Together
-    doubts: tuple[tuple[typed.Share, typed.Share], ...]
-
-
-class Seconds(Record, frozen=True):
     seconds: Amount
 
 
-class Memory(Record, frozen=True):
-    """Bytes: weights and state as declared, and what the peak lies above them; None where that cannot be measured."""
+class DecodeResults(Record, frozen=True, omit_defaults=True):
+    """The results of one or more parts of the benchmark; None: not measured."""
 
-    declared: int
-    extra: int | None
-
-
-class Found(Record, frozen=True, omit_defaults=True):
-    """What one of the benchmark's measurements found."""
-
-    curves: tuple[Measured, ...] | None = None
-    crossings: tuple[Crossed, ...] | None = None
-    savings: dict[str, Timed | Seconds] | None = None
-    prefill: dict[str, Seconds] | None = None
-    firing_curve: tuple[AtRate, ...] | None = None
-    memory: Memory | None = None
+    curves: tuple[ModelTiming, ...] | None = None
+    crossings: tuple[CrossingDetails, ...] | None = None
+    prefill: dict[str, SecondsPerToken] | None = None
+    firing_curve: tuple[RateTiming, ...] | None = None
 
 
-class Decode(typed.File, frozen=True, forbid_unknown_fields=False):
+class DecodeFile(typed.File, frozen=True, forbid_unknown_fields=False):
+    """What `amor bench decode --out FILE` writes, as far as it is read back."""
+
     suite: Literal["decode"]
     scale: Words
     machine: Machine
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[DecodePoint, ...] = ()
     crossings: tuple[Crossing, ...] = ()
-    firing: tuple[Firing, ...] = ()
+    firing: tuple[FiringRate, ...] = ()
     model: Words | None = None  # the architecture whose firing was measured
 
     def __post_init__(self) -> None:
-        _known("scale", self.scale, SCALES)
+        _check_known("scale", self.scale, SCALES)

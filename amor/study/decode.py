@@ -9,7 +9,7 @@ import msgspec
 
 from amor import typed
 from amor.presets import SCALES
-from amor.records.bench import Decode
+from amor.records.bench import DecodeFile
 from amor.study.table import Cell, Table, TableRow
 
 PAPER = Path(__file__).with_name("paper.json")
@@ -38,14 +38,14 @@ def paper_decode() -> PaperDecode:
     return typed.read(PaperFile, PAPER).decode
 
 
-def tables(found: Decode) -> list[Table]:
+def tables(found: DecodeFile) -> list[Table]:
     """Of what `amor bench decode --out FILE` wrote. The paper's were measured at 1.5B on an H100: other hardware."""
     paper = paper_decode()
     parts = {speeds: found.curves, crossings: found.crossings, firing: found.firing}
     return [make(found, paper) for make, measured in parts.items() if measured]
 
 
-def speeds(found: Decode, paper: PaperDecode) -> Table:
+def speeds(found: DecodeFile, paper: PaperDecode) -> Table:
     contexts = sorted({c.context for c in found.curves})
     rows = []
     for label, name in {c.label: c.name for c in found.curves}.items():
@@ -56,7 +56,7 @@ def speeds(found: Decode, paper: PaperDecode) -> Table:
     return Table(f"Decode at {found.scale}: tokens/s by context", "model", columns, tuple(rows))
 
 
-def crossings(found: Decode, paper: PaperDecode) -> Table:
+def crossings(found: DecodeFile, paper: PaperDecode) -> Table:
     rows = []
     for one in found.crossings:
         same = found.scale == "440m" and one.gated == "amor-mamba2 f=0.4"
@@ -67,7 +67,7 @@ def crossings(found: Decode, paper: PaperDecode) -> Table:
     return Table("The context from which a gated model is faster", "faster than", columns, tuple(rows))
 
 
-def firing(found: Decode, paper: PaperDecode) -> Table:
+def firing(found: DecodeFile, paper: PaperDecode) -> Table:
     """Rates of the model that was measured, and beside them those the paper has of its architecture, if any."""
     name = _architecture(found.model, paper.fire_rate)
     rows = []

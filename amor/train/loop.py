@@ -34,7 +34,7 @@ from amor.train.recipe import Recipe
 from amor.train.step import Stepper
 from amor.train.stop import Stop
 from amor.train.trouble import NonFiniteError, Spikes, first_non_finite
-from amor.train.watch import CheckpointSaved, Observer, Observers, Record, RunEnded, RunStarted
+from amor.train.watch import CheckpointSaved, MetricsWriter, Observer, Observers, RunEnded, RunStarted
 
 
 def train(
@@ -52,7 +52,7 @@ def train(
     world = init_world(recipe.distributed, recipe.device)
     try:
         run = Run(out)
-        watching = Observers([Record(run), *observers] if world.is_main else [])
+        watching = Observers([MetricsWriter(run), *observers] if world.is_main else [])
         return Trainer(recipe, run, world, watching, machine or Machine()).go(go_on)
     except OSError as error:
         if error.errno is None:  # not the system's: e.g. a shared library that cannot be loaded

@@ -322,4 +322,3 @@ def names() -> list[str]:
 
 def _tiny_names() -> list[str]:
     return [f"{TINY}/{name}" for name in every_name()]
-

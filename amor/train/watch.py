@@ -102,7 +102,7 @@ class Observers(Observer):
             observer.on_end(ended)
 
 
-class Record(Observer):
+class MetricsWriter(Observer):
     """Writes metrics.jsonl and events.jsonl."""
 
     def __init__(self, run: Run):

@@ -49,8 +49,7 @@ SUITES = {
     "retrieval": Suite(
         table="retrieval_niah",
         ablations=("ablation_retrieval_1p5b",),
-        remark="it does not say which prompts it used, "
-        "so its SWDE, SQuAD and FDA stand under whichever of ours are here",
+        remark="it does not say which prompts it used, so its SWDE, SQuAD and FDA stand under whichever of ours are here",
     ),
     "niah": Suite(
         table="retrieval_niah",
@@ -64,8 +63,7 @@ SUITES = {
         ablations=("ablation_common_sense_1p5b",),
         scale="180M",
         figure="",
-        remark="of held-out FineWeb-Edu with the Llama 3.1 tokenizer; "
-        "perplexities compare on the same text and tokens only",
+        remark="of held-out FineWeb-Edu with the Llama 3.1 tokenizer; perplexities compare on the same text and tokens only",
         harness=False,
     ),
     LENGTHS: Suite(figure="extrapolation", harness=False),
@@ -93,9 +91,7 @@ def in_suite(name: str) -> dict[str, TaskSpec]:
 
 def suite(name: str) -> Suite:
     """A suite with the columns of its tasks."""
-    return replace(
-        SUITES[name], columns=tuple(c for task in in_suite(name).values() for c in task.columns)
-    )
+    return replace(SUITES[name], columns=tuple(c for task in in_suite(name).values() for c in task.columns))
 
 
 @dataclass
@@ -105,9 +101,7 @@ class LoadedSuite:
     tasks: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Data] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    lengths: dict[str, float] = field(
-        default_factory=dict
-    )  # mean tokens of prompts, by task or "task,length"
+    lengths: dict[str, float] = field(default_factory=dict)  # mean tokens of prompts, by task or "task,length"
 
 
 def load(

@@ -68,11 +68,7 @@ class PaperRow(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        parts = (
-            part
-            for section in self.full_text
-            for part in (section.section_name, *section.paragraphs)
-        )
+        parts = (part for section in self.full_text for part in (section.section_name, *section.paragraphs))
         return "\n\n".join(part for part in (self.title, self.abstract, *parts) if part)
 
 

@@ -19,9 +19,7 @@ TASKS = (
                 digits=2,
                 over=None,
             ),
-            ScoreColumn(
-                "bits/byte", NAME, "bits_per_byte", percent=False, lower=True, digits=3, over=None
-            ),
+            ScoreColumn("bits/byte", NAME, "bits_per_byte", percent=False, lower=True, digits=3, over=None),
         ),
     ),
 )

@@ -4,12 +4,8 @@ from amor.eval.cloze import ClozeForm, CompletionRow, KeyedRow, ask, without
 from amor.eval.rows import HubSource, Substitute
 from amor.eval.task_specs import ClozeTask, CompletionTask, ScoreColumn
 
-SUMMARY = (
-    "Summary of information above..."  # where SWDE's own prompt begins, which the cloze form drops
-)
-PAGES = Substitute(
-    "swde_completion", KeyedRow, "pages of SWDE, not the rows of hazyresearch/based-swde-v2"
-)
+SUMMARY = "Summary of information above..."  # where SWDE's own prompt begins, which the cloze form drops
+PAGES = Substitute("swde_completion", KeyedRow, "pages of SWDE, not the rows of hazyresearch/based-swde-v2")
 
 
 def prompt(text: str, row: CompletionRow) -> str:

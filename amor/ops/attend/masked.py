@@ -1,4 +1,4 @@
-"""Queries, each against the first keys of its row, by torch: the definition of what the gated block and the decode step do."""
+"""Attention by torch's fused kernel: each query against the first keys of its row, the rest masked."""
 
 import torch
 from torch import Tensor
@@ -7,23 +7,17 @@ from amor.ops.attend.dense import attend as dense
 from amor.ops.attend.gathered import attend as gathered
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
-    """q [n, H, d], k and v [B, H, L, d], rows and lengths [n] -> [n, H, d]."""
-    order = torch.argsort(rows, stable=True)
-    mask = torch.arange(k.shape[2], device=k.device) < lengths[order][:, None]
-    out = torch.empty_like(q)
-    out[order] = gathered(q[order], k, v, rows[order], mask)
-    return out
-
-
 def fired(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
-    """The same with gradients, for rows that ascend."""
+    """Queries q [n, H, d] sorted by row, query i against the first lengths[i] keys of row rows[i]
+    of k, v [B, H, L, d] -> [n, H, d]."""
     return gathered(q, k, v, rows, torch.arange(k.shape[2], device=k.device) < lengths[:, None])
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Query t of q [B, H, T, d] against keys 0..t -> [B, H, T, d]."""
     return dense(q, k, v, causal=True)
 
 
 def upto(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """Each query of q [B, H, T, d] against the first `lengths` [B, T] keys of its row -> [B, H, T, d]."""
     return dense(q, k, v, torch.arange(k.shape[2], device=k.device) < lengths[..., None])

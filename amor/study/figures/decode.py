@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amor.records.bench import Decode
+from amor.records.bench import DecodeFile
 from amor.study.figures.base import FigureKind
 from amor.study.figures.canvas import BLOCKS, INK, beside, figure
 
@@ -21,7 +21,7 @@ class DecodeFigure(FigureKind):
     kind = "decode"
 
     @staticmethod
-    def draw(found: Decode) -> Figure:
+    def draw(found: DecodeFile) -> Figure:
         """found: what `amor bench decode --out FILE` wrote. Solid lines are gated."""
         drawing = figure(5.2, 3.2)
         axes = drawing.add_axes((0.11, 0.14, 0.58, 0.76))
@@ -45,6 +45,6 @@ class DecodeFigure(FigureKind):
         axes.set_ylim(bottom=0)
         axes.set_xlabel("context, tokens")
         axes.set_ylabel("tokens/s")
-        axes.set_title(f"Decode at {found.scale}, {found.machine.threads} threads, float32, one row")
+        axes.set_title(f"DecodeFile at {found.scale}, {found.machine.threads} threads, float32, one row")
         beside(axes)
         return drawing

@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes at its peak, beyond what stood before it."""
+"""The peak memory of a piece of work, beyond what was in use before it."""
 
 import ctypes
 import gc
@@ -13,15 +13,16 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def resident(field: str = "VmRSS") -> int:
-    """Bytes of this process in main memory; VmHWM: the most there ever were."""
+    """Bytes of this process in main memory now; VmHWM: the most there ever were."""
     for line in STATUS.read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"{STATUS} has no {field}")
 
 
-def give_back() -> None:
-    """Hand freed memory back to the system, so that it cannot serve the next piece of work unseen."""
+def release_freed() -> None:
+    """Hand freed memory back to the system; otherwise the next piece of work would reuse it
+    without being charged for it."""
     gc.collect()
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
@@ -30,14 +31,15 @@ def give_back() -> None:
 
 
 def extra_peak(work: Callable[[], Any]) -> int | None:
-    """Bytes above the present that `work` holds at its peak, its result included; None where the system does not tell.
+    """Bytes in use at the peak of `work` beyond those in use now, its result included; None where
+    the system does not report memory.
 
-    Linux keeps a high-water mark that can be reset, so no moment is missed; where it cannot be reset a thread looks every
-    millisecond.
+    Linux keeps a high-water mark that can be reset, so no moment is missed; where it cannot be
+    reset, a thread samples every millisecond.
     """
     if not STATUS.exists():
         return None
-    give_back()
+    release_freed()
     try:
         CLEAR.write_text("5")
     except OSError:
@@ -53,13 +55,13 @@ def _sampled(work: Callable[[], Any]) -> int:
     before = most = resident()
     done = threading.Event()
 
-    def look() -> None:
+    def sample() -> None:
         nonlocal most
         while not done.is_set():
             most = max(most, resident())
             time.sleep(0.001)
 
-    watcher = threading.Thread(target=look, daemon=True)
+    watcher = threading.Thread(target=sample, daemon=True)
     watcher.start()
     result = work()
     done.set()
