@@ -112,7 +112,7 @@ def test_the_output_s_vector_is_what_the_final_norm_gives_and_a_measured_gain_th
     scores = others["entropy of the output's vector"](text.tokens, gates=all_scoring(others["entropy of the output's vector"]))
     close(scores.gates[0].score, -(said.exp() * said).sum(-1) / math.log(model.config.vocab))
     gain = others["gain by a linear map, once for all blocks"].blocks[0].gate
-    assert int(gain.measured) == 4 * 32 // choosing.EVERY and gain.reach > 0
+    assert int(gain.measured) == 4 * 32 // choosing.EVERY and gain.pred_std > 0
     kept = {name: held for name, held in model.state_dict().items() if ".gate." not in name}
     assert all(torch.equal(other.state_dict()[name], held) for other in others.values() for name, held in kept.items())
 
