@@ -1,6 +1,8 @@
-"""Answers of a model to evaluation requests, computed or taken from the store, with the gate counts of each.
+"""Answers of a model to evaluation requests, computed or taken from the store, with the gate counts
+of each.
 
-Log-likelihoods come from amor/eval/score.py, texts from the decode engine. Nothing here knows lm-evaluation-harness.
+Log-likelihoods come from amor/eval/score.py, texts from the decode engine. Nothing here knows
+lm-evaluation-harness.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class GenerationOptions:
 
 @dataclass
 class Judge:
-    """A model with everything its answers depend on, and the store of answers. Several ranks may share the requests."""
+    """A model with everything its answers depend on, and the store of answers. Several ranks may
+    share the requests."""
 
     model: Amor
     tokenizer: Tokenizer
@@ -123,13 +126,15 @@ class Judge:
         return ids if self.first is None else [self.first, *ids]
 
     def cut(self, ids: Sequence[int], room: int) -> tuple[int, ...]:
-        """The last tokens of a context that leave room for `room` more within max_length, as the harness truncates."""
+        """The last tokens of a context that leave room for `room` more within max_length, as the
+        harness truncates."""
         most = self.settings.max_length
         if most is None:
             return tuple(ids)
         if room >= most:
             raise AmorError(
-                f"max_length {most}: {room} tokens are to be judged or written, which leaves no context; give more"
+                f"max_length {most}: {room} tokens are to be judged or written, which leaves no "
+                "context; give more"
             )
         return tuple(ids[-(most - room) :])
 
@@ -139,7 +144,8 @@ class Judge:
         requests: Sequence[tuple[str, Any]],  # task and question
         compute: Callable[[list[int]], Iterator[tuple[int, Any, Phases]]],
     ) -> list[Any]:
-        """Answers from the store, or by compute(indices of requests), which yields (index, answer, gate counts)."""
+        """Answers from the store, or by compute(indices of requests), which yields (index, answer,
+        gate counts)."""
         keys = [key_of(self.name, kind, question) for _, question in requests]
         fresh: dict[str, int] = {}
         for place, key in enumerate(keys):
@@ -167,7 +173,8 @@ class Judge:
         return [self.store[key].said if key in self.store else None for key in keys]
 
     def score(self, requests: Sequence[tuple[str, ScoreRequest]]) -> list[tuple[float, bool]]:
-        """Log-likelihoods, each with whether its target is what greedy decoding writes; requests are (task, request)."""
+        """Log-likelihoods, each with whether its target is what greedy decoding writes; requests
+        are (task, request)."""
 
         def compute(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
             for at, score in self.scorer.score([requests[place][1] for place in places]):

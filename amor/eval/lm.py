@@ -3,7 +3,7 @@
     from amor.eval.lm import AmorLM
     lm_eval.simple_evaluate(model=AmorLM(judge), tasks=[...])
 
-What is asked becomes tokens here, as the harness's own models do it; the answers are those of a Judge.
+Requests become token ids here, as in the harness's own models; a Judge answers them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ except ImportError as error:
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-WRITTEN = 256  # tokens of a text where a task does not say
+WRITTEN = 256  # tokens of a generated text where a task does not limit it
 
 
 class AmorLM(TemplateLM):
+    """A Judge with the interface of the harness's models."""
+
     def __init__(self, judge: Judge):
         super().__init__()
         self.judge = judge
@@ -73,22 +75,23 @@ class AmorLM(TemplateLM):
             )
         if not target:
             raise AmorError(
-                f"nothing is to be judged: the continuation {continuation[:80]!r} has no token of its own"
+                f"nothing can be scored: the continuation {continuation[:80]!r} has no token of "
+                "its own"
             )
         before = before or [self.prefix_token_id]
         return ScoreRequest(self.judge.cut(before, len(target) - 1), tuple(target))
 
     def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-        asked = [
+        pending = [
             ("", ScoreRequest(self.judge.cut(context, len(target) - 1), tuple(target)))
             for _, context, target in requests
         ]
-        return self.judge.score(asked)
+        return self.judge.score(pending)
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        asked: list[tuple[str, ScoreRequest]] = []
+        pending: list[tuple[str, ScoreRequest]] = []
         counts: list[int] = []
         for request in requests:
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -99,16 +102,16 @@ class AmorLM(TemplateLM):
                     ids, prefix_token=self.prefix_token_id, max_seq_len=most, context_len=1
                 )
             ]
-            asked += [
+            pending += [
                 (str(request.task_name), ScoreRequest(tuple(context), tuple(target)))
                 for context, target in windows
             ]
             counts.append(len(windows))
-        found = iter(self.judge.score(asked))
-        return [sum(next(found)[0] for _ in range(count)) for count in counts]
+        scores = iter(self.judge.score(pending))
+        return [sum(next(scores)[0] for _ in range(count)) for count in counts]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        asked = []
+        pending = []
         for request in requests:
             prompt, options = request.args
             how = normalize_gen_kwargs(options, default_max_gen_toks=WRITTEN)
@@ -116,5 +119,5 @@ class AmorLM(TemplateLM):
                 tuple(how["until"]), int(how["max_gen_toks"]), float(how.get("temperature", 0.0))
             )
             ids = self.tok_encode(prompt) or [self.prefix_token_id]
-            asked.append((str(request.task_name), self.judge.cut(ids, writing.tokens), writing))
-        return self.judge.write(asked)
+            pending.append((str(request.task_name), self.judge.cut(ids, writing.tokens), writing))
+        return self.judge.write(pending)

@@ -1,4 +1,5 @@
-"""The harness's own model, to stand beside ours: any model of transformers, as `lm_eval --model hf` runs it."""
+"""The harness's own model, to stand beside ours: any model of transformers, as `lm_eval --model hf`
+runs it."""
 
 from __future__ import annotations
 

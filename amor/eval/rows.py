@@ -1,6 +1,8 @@
-"""Rows of evaluation data: where they come from, and reading them whole, checked field by field, before the harness gets them.
+"""Rows of evaluation data: where they come from, and reading them whole, checked field by field,
+before the harness gets them.
 
-A row type is a msgspec.Struct that names the fields a task needs; other fields are dropped, so that all rows of a set are alike.
+A row type is a msgspec.Struct that names the fields a task needs; other fields are dropped, so that
+all rows of a set are alike.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class HubSource:
 
 @dataclass(frozen=True)
 class Substitute:
-    """A local file that replaces a data set which is not there; results name it and its difference."""
+    """A local file that replaces a data set which is not there; results name it and its
+    difference."""
 
     file: str
     row: type
@@ -76,7 +79,8 @@ class Choices(msgspec.Struct):
             raise ValueError(f"{len(self.text)} texts but {len(self.label)} labels")
 
     def check_answer(self, given: str, label: str) -> None:
-        """An error where no choice has the label of the answer; `given` is the label as the row has it."""
+        """An error where no choice has the label of the answer; `given` is the label as the row has
+        it."""
         if label not in self.label:
             raise ValueError(f"answerKey {given!r} is none of the labels {', '.join(self.label)}")
 

@@ -1,12 +1,13 @@
 """One suite of one model: requests are answered by all ranks, results written by rank 0.
 
-    FOLDER/requests.jsonl            every answer, as it is computed (store.py)
-    FOLDER/<suite>.json              results in the harness's layout, and under `amor` where they come from
+    FOLDER/requests.jsonl     every answer, as it is computed (store.py)
+    FOLDER/<suite>.json       results in the harness's layout; under `amor` where they come from
     FOLDER/samples_<suite>_<task>.jsonl   every document with its answers, in the harness's form
 
-Names end with .closed or .open before .json where all gates were closed or open, and .decode where the decode path was taken.
-Each rank computes the requests whose keys are its own into its own store; then rank 0 reads all stores and writes the results.
-The bits of an answer depend on its request alone, so they are the same for any number of ranks.
+Names end with .closed or .open before .json where all gates were closed or open, and .decode where
+the decode path was taken. Each rank computes the requests whose keys are its own into its own
+store; then rank 0 reads all stores and writes the results. The bits of an answer depend on its
+request alone, so they are the same for any number of ranks.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ class SuiteOutcome:
     lengths: dict[str, float] = field(default_factory=dict)
 
 
-# (judge, complete) -> outcome; complete: all answers are at hand or computed, False: those of other ranks are missing
+# (judge, complete) -> outcome; complete: all answers are at hand or computed, False: those of other
+# ranks are missing
 Ask = Callable[[Judge, bool], SuiteOutcome | None]
 
 
 def run_suite(subject: EvalSubject, suite: str, settings: EvalSettings, ask: Ask) -> Path | None:
-    """Answer the requests of a suite on all ranks; the path of the results on rank 0, None on others."""
+    """Answer the requests of a suite on all ranks; the path of the results on rank 0, None on
+    others."""
     began = time.perf_counter()
     computed = tokens = 0
     if subject.ranks.count > 1:

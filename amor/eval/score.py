@@ -1,11 +1,12 @@
-"""Log-likelihoods of continuations: each context is read once and its state forked for its continuations; the LM head is
-computed at targets only.
+"""Log-likelihoods of continuations: each context is read once and its state forked for its
+continuations; the LM head is computed at targets only.
 
-A score depends on its request alone, to the bit: neither on how many requests are batched, nor on which, nor on their order.
-So a row is padded to a width that follows from its own length (another width would change how scans are cut into chunks, and
-with that the rounding), and matrix products are batch-invariant (`each_alone`).
-Two paths (`records.evals.Path`): `likelihood` runs the model's forward over whole targets; `decode` steps through the target
-token by token in the engine, where a closed gate really skips its work.
+A score depends on its request alone, to the bit: neither on how many requests are batched, nor on
+which, nor on their order. So a row is padded to a width that follows from its own length (another
+width would change how scans are cut into chunks, and with that the rounding), and matrix products
+are batch-invariant (`each_alone`). Two paths (`records.evals.Path`): `likelihood` runs the model's
+forward over whole targets; `decode` steps through the target token by token in the engine, where a
+closed gate really skips its work.
 """
 
 from __future__ import annotations
@@ -31,9 +32,8 @@ from amor.state import State
 
 CHUNK = 4096  # columns per forward call of a long context, which bounds the memory of activations
 TOKENS = 8192  # per forward call at most, unless a single row is longer
-UNIT = (
-    2.0**32
-)  # gate scores are summed as integer multiples of 1/UNIT, so that sums do not depend on their order
+# gate scores are summed as integer multiples of 1/UNIT, so that sums do not depend on order
+UNIT = 2.0**32
 NO_MARGIN = 1e9  # margin of a gate that compares nothing with a threshold
 ROWS = 32  # contexts per batch
 
@@ -57,7 +57,8 @@ class TargetScore:
 
 @dataclass(frozen=True)
 class ContextOutput:
-    """n contexts after their last token: hidden [n, D], fire and score [K, n] at that token, the state behind it."""
+    """n contexts after their last token: hidden [n, D], fire and score [K, n] at that token, the
+    state behind it."""
 
     hidden: Tensor
     fire: Tensor
@@ -92,7 +93,8 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, TargetScore]]:
-        """Every request once, with its index; longest contexts first, so that the estimate of the time left is early."""
+        """Every request once, with its index; longest contexts first, so that the estimate of the
+        time left is early."""
         by_context: dict[tuple[int, ...], list[int]] = {}
         for index, request in enumerate(requests):
             by_context.setdefault(request.context, []).append(index)
@@ -225,7 +227,8 @@ class Scorer:
 def count_gates(
     fire: Tensor, score: Tensor, here: Tensor, thresholds: Sequence[float]
 ) -> list[GateCounts]:
-    """What gates did where the mask `here` [B, T] is True, per row; fire and score [K, B, T]. All on the CPU."""
+    """What gates did where the mask `here` [B, T] is True, per row; fire and score [K, B, T]. All
+    on the CPU."""
     tokens = here.sum(1).tolist()
     if not len(fire):
         return [GateCounts(tokens=0) for _ in tokens]
@@ -264,7 +267,8 @@ def pad_rows(rows: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[
     """Rows of different lengths, longest first, as chunks padded on the right."""
     for start in range(0, len(rows[0]), CHUNK):
         some = [row[start : start + CHUNK] for row in rows]
-        # after the first chunk rows of all lengths share a batch: a width at which every chunk of a scan is whole
+        # after the first chunk rows of all lengths share a batch: a width at which every chunk of a
+        # scan is whole
         columns = max(padded_width(len(some[0])), LARGEST if start else 0)
         tokens = torch.tensor([[*row, *[0] * (columns - len(row))] for row in some], device=device)
         valid = torch.arange(columns) < torch.tensor([len(row) for row in some])[:, None]
@@ -273,12 +277,14 @@ def pad_rows(rows: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[
 
 
 def padded_width(length: int) -> int:
-    """Columns of a row: rounded up to the multiple that scans cut by, so that its chunks follow from its length alone."""
+    """Columns of a row: rounded up to the multiple that scans cut by, so that its chunks follow
+    from its length alone."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
 def batches(rows: Sequence[tuple[int, ...]], most: int) -> Iterator[list[tuple[int, ...]]]:
-    """Rows, longest first, in batches of limited tokens; short rows share a batch only with rows of the same width."""
+    """Rows, longest first, in batches of limited tokens; short rows share a batch only with rows of
+    the same width."""
     start = 0
     while start < len(rows):
         width = padded_width(len(rows[start]))

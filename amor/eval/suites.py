@@ -57,7 +57,8 @@ def untrained(model: Amor, seed: int) -> Amor:
 def evaluate(
     subject: EvalSubject, names: Sequence[str], ways: Sequence[Gates], request: EvalRequest
 ) -> dict[str, Any]:
-    """Evaluate every suite with the gates in every way; the files written, and the tasks skipped."""
+    """Evaluate every suite with the gates in every way; the files written, and the tasks
+    skipped."""
     _check_tasks(names, request.tasks)
     written: dict[str, list[str]] = {}
     skipped: dict[str, dict[str, str]] = {}
@@ -202,7 +203,8 @@ def _stored(
     compute: Callable[[list[int]], Iterator[T]],
     kind: type[T],
 ) -> list[T]:
-    """Typed results of pieces of text, computed or from the store; those of other ranks are left out."""
+    """Typed results of pieces of text, computed or from the store; those of other ranks are left
+    out."""
 
     def answers(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
         for place, each in zip(places, compute(places), strict=True):
@@ -213,7 +215,8 @@ def _stored(
 
 
 def _text_settings(settings: EvalSettings) -> EvalSettings:
-    """The settings without those that have no meaning for a text that is read from beginning to end."""
+    """The settings without those that have no meaning for a text that is read from beginning to
+    end."""
     return msgspec.structs.replace(settings, path="likelihood", max_length=None, bos=False)
 
 

@@ -1,4 +1,5 @@
-"""The documents of the sets of long texts (tasks/long_texts.py): from local files, from substitutes, or streamed from the hub.
+"""The documents of the sets of long texts (tasks/long_texts.py): from local files, from
+substitutes, or streamed from the hub.
 
 A set that is not there is skipped by name, with the command that supplies it.
 """
@@ -31,7 +32,8 @@ class TextDocuments:
     sha256: str = ""
 
     def __iter__(self) -> Iterator[str]:
-        """Sets made for questions repeat a document with every question; repetitions are dropped."""
+        """Sets made for questions repeat a document with every question; repetitions are
+        dropped."""
         digests: set[bytes] = set()
         for text in self.read():
             digest = hashlib.sha256(text.encode()).digest()
@@ -49,12 +51,14 @@ class TextDocuments:
 def find(
     folder: Path | None, names: Iterable[str] | None = None
 ) -> tuple[dict[str, TextDocuments], dict[str, str]]:
-    """The sets that are there, and why others are skipped; folder None: the hub, names None: all sets."""
+    """The sets that are there, and why others are skipped; folder None: the hub, names None: all
+    sets."""
     found: dict[str, TextDocuments] = {}
     skipped: dict[str, str] = {}
     if folder is not None and not folder.is_dir():
         raise AmorError(
-            f"no folder {folder}; give one that holds lengths_<set>.jsonl, or leave out --data to read the hub's sets"
+            f"no folder {folder}; give one that holds lengths_<set>.jsonl, or leave out --data "
+            "to read the hub's sets"
         )
     sets = tasks.in_suite(tasks.LENGTHS)
     for name in sets if names is None else names:
@@ -92,7 +96,8 @@ def lines(path: Path, kind: type) -> Iterator[str]:
 
 
 def from_hub(spec: TextSet) -> TextDocuments | str:
-    """A set of the hub; its first document is fetched, so that an unreachable hub is known before the work begins."""
+    """A set of the hub; its first document is fetched, so that an unreachable hub is known before
+    the work begins."""
     hub = spec.hub
     source = Source(f"hf:{hub.name}", Reading(field=hub.field, config=hub.config, split=hub.split))
     texts = TextDocuments(

@@ -1,7 +1,8 @@
 """The evaluation tasks: one file each (or one per family), found by being in this folder.
 
-A file states TASKS, a tuple of specs (amor/eval/task_specs.py): what is asked, the type of a row, the columns of tables.
-SUITES is the one place where suites are named. Tables read both without importing torch or the harness.
+A file states TASKS, a tuple of specs (amor/eval/task_specs.py): what is asked, the type of a row,
+the columns of tables. SUITES is the one place where suites are named. Tables read both without
+importing torch or the harness.
 """
 
 from __future__ import annotations
@@ -100,14 +101,14 @@ def suite(name: str) -> Suite:
 
 @dataclass
 class LoadedSuite:
-    """The tasks of a suite as objects of the harness, where their rows come from, and why others are skipped."""
+    """The tasks of a suite as objects of the harness, where their rows come from, and why others
+    are skipped."""
 
     tasks: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Data] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    lengths: dict[str, float] = field(
-        default_factory=dict
-    )  # mean tokens of prompts, by task or "task,length"
+    # mean tokens of prompts, by task or "task,length"
+    lengths: dict[str, float] = field(default_factory=dict)
 
 
 def load(
@@ -120,9 +121,11 @@ def load(
     samples: int = 500,
     names: Iterable[str] | None = None,
 ) -> LoadedSuite:
-    """Load the tasks of a suite, or those named, from a folder of files (`data`) or from the hub (None).
+    """Load the tasks of a suite, or those named, from a folder of files (`data`) or from the hub
+    (None).
 
-    A task is loaded whole or skipped with a reason; a row that cannot be read is an error that names file and line.
+    A task is loaded whole or skipped with a reason; a row that cannot be read is an error that
+    names file and line.
     """
     wanted = _wanted(suite, names)
     harness.need("lm_eval", "datasets")

@@ -1,4 +1,5 @@
-"""FDA: an attribute of a device report, generated after the report; as the harness asks, and as a cloze window."""
+"""FDA: an attribute of a device report, generated after the report; as the harness asks, and as a
+cloze window."""
 
 from amor.eval.cloze import ClozeForm, CompletionRow, KeyedRow, ask, without
 from amor.eval.rows import HubSource, Substitute

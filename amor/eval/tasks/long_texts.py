@@ -1,4 +1,5 @@
-"""The six sets of long texts of length extrapolation: the data set of each, and the local file that may replace it.
+"""The six sets of long texts of length extrapolation: the data set of each, and the local file that
+may replace it.
 
 FOLDER/lengths_<set>.jsonl (also .gz), one {"text": ...} per line, is the set itself.
 """

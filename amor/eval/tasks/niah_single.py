@@ -1,4 +1,5 @@
-"""S-NIAH 1 to 3: one needle in noise or essays, prompts of exact length by our own generator (amor/eval/niah.py)."""
+"""S-NIAH 1 to 3: one needle in noise or essays, prompts of exact length by our own generator
+(amor/eval/niah.py)."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Perplexity of held-out text (`amor eval --suite perplexity --text TEXT`): per token, and bits per byte."""
+"""Perplexity of held-out text (`amor eval --suite perplexity --text TEXT`): per token, and bits per
+byte."""
 
 from amor.eval.task_specs import Column, TaskSpec
 

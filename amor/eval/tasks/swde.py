@@ -1,4 +1,5 @@
-"""SWDE: an attribute of a web page, generated after the page; as the harness asks, and as a cloze window."""
+"""SWDE: an attribute of a web page, generated after the page; as the harness asks, and as a cloze
+window."""
 
 from amor.eval.cloze import ClozeForm, CompletionRow, KeyedRow, ask, without
 from amor.eval.rows import HubSource, Substitute
