@@ -176,6 +176,46 @@ def test_an_untrained_model_is_the_floor(model, data, tmp_path):
     assert mine["fingerprint"] != found["fingerprint"]
 
 
+WEATHER = """
+from amor.eval.cloze import ClozeForm, ClozeRow
+from amor.eval.rows import HubSource
+from amor.eval.task_specs import ClozeTask, Column
+
+FORM = ClozeForm(lambda row: row.context, lambda row: [], lambda text, row: text + row.question, lambda row: row.answers)
+TASKS = (
+    ClozeTask(
+        name="weather", suite="retrieval", metric="contains", columns=(Column("Weather", "weather", "contains"),),
+        row=ClozeRow, file="weather_reports", hub=HubSource("nobody/weather"), form=FORM,
+    ),
+)
+"""
+
+
+def test_a_new_task_is_one_file(model, tmp_path, monkeypatch, capsys):
+    """A file in a folder of tasks, and its rows: the command runs it, and tables have its column."""
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "weather.py").write_text(WEATHER)
+    (tmp_path / "weather_reports.jsonl").write_text('{"context": "It rains in June.", "question": " It", "answers": ["rains"]}\n')
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path / "more")])
+    tasks.all_tasks.cache_clear()
+    try:
+        out = tmp_path / "out"
+        words = ("--suite", "retrieval", "--task", "weather")
+        found = evaluate(model, tmp_path, out, *words)["retrieval.json"]
+        assert found["results"]["weather"]["contains,none"] in (0, 1) and found["amor"]["data"]["weather"]["rows"] == 1
+        assert set(found["amor"]["gates"]["weather"]) == {"prefill", "decode"}
+        capsys.readouterr()
+        assert main(["table", str(out), "--suite", "retrieval"]) == 0 and "Weather" in capsys.readouterr().out
+        assert (
+            main(["eval", str(model), "--data", str(tmp_path), "--out", str(out), "--suite", "retrieval", "--task", "wether"])
+            == 2
+        )
+        assert "did you mean 'weather'?" in capsys.readouterr().err
+    finally:
+        tasks.all_tasks.cache_clear()
+        sys.modules.pop("amor.eval.tasks.weather", None)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -279,6 +279,24 @@ def test_the_files_that_name_kimi_delta_attention_are_those_of_the_recipe():
     assert len(listed) <= 5
 
 
+def test_an_evaluation_task_is_named_in_one_file():
+    """docs/extending.md promises that a task is one file: what is asked, its rows and its columns."""
+    sources = {path: path.read_text() for path in FILES if room(path) not in ("bench",)}  # examples of benchmarks
+    for task in (
+        "hellaswag",
+        "piqa",
+        "winogrande",
+        "openbookqa",
+        "truthfulqa_mc2",
+        "cloze_swde",
+        "cloze_nq",
+        "cloze_drop",
+        "pg19",
+    ):
+        naming = [path for path, text in sources.items() if re.search(rf"\b{task}\b", text)]
+        assert len(naming) == 1 and naming[0].parent.name == "tasks", (task, naming)
+
+
 def test_everything_the_table_of_additions_names_is_there():
     table = (ROOT / "docs" / "extending.md").read_text().split("## A mixer")[0]
     for named in set(re.findall(r"`(amor/[\w/.]+)", table)):

@@ -1,5 +1,7 @@
-"""Evaluation: the paper's suites through lm-evaluation-harness, offline too, with the gate in every row."""
+"""Evaluation: the paper's suites through lm-evaluation-harness, offline too, with the gate in every
+row."""
 
 import os
 
-os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported: the harness's bars would stand among ours
+# read when tqdm is imported: the bars of the harness would mix with ours
+os.environ.setdefault("TQDM_DISABLE", "1")

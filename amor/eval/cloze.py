@@ -1,8 +1,10 @@
-"""The cloze form of six reading tasks: a window of the document around the answer, then the beginning of a sentence to complete.
+"""The cloze form of six reading tasks: a window of the document around the answer, then the
+beginning of a sentence to complete.
 
-It is the protocol that prefix-linear-attention's fork of the harness introduced ("2K context" means: a window of 2,048 - 50
-tokens of the document, centred on the answer). Prompts and windows differ from the harness's own `swde`, `fda` and
-`squad_completion`, so scores of the two must not be mixed.
+It is the protocol that prefix-linear-attention's fork of the harness introduced ("2K context"
+means: a window of 2,048 - 50 tokens of the document, centred on the answer). Prompts and windows
+differ from the harness's own `swde`, `fda` and `squad_completion`, so scores of the two must not be
+mixed.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class ClozeRow(msgspec.Struct):
     question: Text
     answers: Texts
     alt_answers: list[str] = []
-    tok_pos: Annotated[int, Meta(ge=0)] | None = None  # centre of the window where no answer is in the context
+    tok_pos: Annotated[int, Meta(ge=0)] | None = (
+        None  # centre of the window where no answer is in the context
+    )
 
     def __post_init__(self) -> None:
         if not self.question.strip():
@@ -61,7 +65,8 @@ class ClozeRow(msgspec.Struct):
 class ClozeForm:
     """How the prompt of a task is made of a row.
 
-    `sought` gives the words whose first occurrence centres the window; none: the beginning of the document.
+    `sought` gives the words whose first occurrence centres the window; none: the beginning of the
+    document.
     """
 
     context: Callable[[Any], str]
@@ -72,14 +77,15 @@ class ClozeForm:
 
 
 def documents(form: ClozeForm, rows: list[Any], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """One document per row; `tokens` is the length of its prompt. Rows with a sought word of one letter are left out."""
+    """One document per row; `tokens` is the length of its prompt. Rows with a sought word of one
+    letter are left out."""
     encoder = Encoder(tokenizer, "uint32")
-    found = []
+    docs = []
     for number, row in enumerate(rows):
         cut = window(encoder, form.context(row), form.sought(row), form.length - ANSWER, row)
         if cut is not None:
             prompt = form.prompt(cut, row)
-            found.append(
+            docs.append(
                 {
                     "row": number,
                     "prompt": prompt,
@@ -87,13 +93,17 @@ def documents(form: ClozeForm, rows: list[Any], tokenizer: Tokenizer) -> list[di
                     "tokens": len(encoder(prompt)),
                 }
             )
-    return found
+    return docs
 
 
-def window(encoder: Encoder, context: str, sought: list[str], budget: int, row: Any = None) -> str | None:
-    """At most `budget` tokens of a context: half before the first place of a sought word, what is left over behind it.
+def window(
+    encoder: Encoder, context: str, sought: list[str], budget: int, row: Any = None
+) -> str | None:
+    """At most `budget` tokens of a context: half before the first place of a sought word, what is
+    left over behind it.
 
-    A word that is not found leaves the last half of the budget. None where a sought word is too short to be looked for.
+    A word that is not found leaves the last half of the budget. None where a sought word is too
+    short to be looked for.
     """
     if any(len(word) <= 1 for word in sought):
         return None

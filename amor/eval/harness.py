@@ -1,4 +1,4 @@
-"""The door to lm-evaluation-harness' tasks: their own definitions, with rows handed over instead of fetched."""
+"""Tasks of lm-evaluation-harness: its own definitions, with rows given instead of fetched."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ FEWSHOT_SEED = 1234  # the harness's own
 
 
 def need(*packages: str) -> None:
+    """An error that names the first package that is not installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise AmorError(f"the package {package} is needed for these tasks: {INSTALL}")
@@ -46,11 +47,14 @@ def hub_of(config: dict[str, Any]) -> HubSource:
 
 
 def configured(config: dict[str, Any], rows: list[Row], split: str, source: str) -> Any:
-    """A task from its definition and its rows. Splits that zero-shot tasks do not read are left out."""
+    """A task from its definition and its rows. Splits that zero-shot tasks do not read are left
+    out."""
     from lm_eval.api.task import ConfigurableTask
 
     table = hub.table(rows)
-    if config.get("process_docs"):  # once: the harness would do it anew wherever it looks at its documents
+    if config.get(
+        "process_docs"
+    ):  # once: the harness would do it anew wherever it looks at its documents
         table = hub.changed(table, config["process_docs"])
     changes = {key: config.get(key) if config.get(key) == split else None for key in SPLITS}
     changes |= {
@@ -63,7 +67,8 @@ def configured(config: dict[str, Any], rows: list[Row], split: str, source: str)
 
 
 def completion(kind: type, name: str, rows: list[Row], split: str, source: str) -> Any:
-    """A task that the harness has as a class (swde, fda, squad_completion); its own mean tells no standard error."""
+    """A task that the harness has as a class (swde, fda, squad_completion); its own mean has no
+    standard error."""
     from lm_eval.api.metrics import mean
 
     class Completed(kind):
@@ -76,7 +81,7 @@ def completion(kind: type, name: str, rows: list[Row], split: str, source: str) 
 
 
 def given(kind: type, tables: dict[str, Any], **arguments: Any) -> Any:
-    """A task whose data set is handed over."""
+    """A task of the harness whose data set is given."""
 
     class Given(kind):
         def download(self, *_: Any, **__: Any) -> None:
@@ -94,7 +99,8 @@ def class_of(path: str) -> type:
 
 
 def with_first_line(config: dict[str, Any]) -> dict[str, Any]:
-    """LongBench's definition with one more score: of the first line that was written, for a base model never stops."""
+    """LongBench's definition with one more score: of the first line that was written, for a base
+    model never stops."""
     score = config["process_results"]
 
     def process_results(doc: Row, results: list[str]) -> dict[str, float]:
@@ -117,7 +123,8 @@ def generated(
     generation: Row,
     **more: Any,
 ) -> Row:
-    """A definition of ours: text is written greedily behind a field of the document, and scored by a function."""
+    """A definition of ours: text is written greedily behind a field of the document, and scored by
+    a function."""
     return {
         "task": name,
         "output_type": "generate_until",
@@ -125,7 +132,10 @@ def generated(
         "doc_to_text": text,
         "doc_to_target": target,
         "process_results": score,
-        "metric_list": [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics],
+        "metric_list": [
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+            for metric in metrics
+        ],
         "generation_kwargs": {"do_sample": False, "temperature": 0.0, **generation},
         "metadata": {"version": 1.0},
         **more,
@@ -133,7 +143,8 @@ def generated(
 
 
 def needles_lack() -> str | None:
-    """What is missing for the harness's own needles, and the command that supplies it; None where all is there."""
+    """What is missing for the harness's own needles, and the command that supplies it; None where
+    all is there."""
     for package in ("nltk", "wonderwords", "transformers"):
         if importlib.util.find_spec(package) is None:
             return f"the package {package} is missing: pip install {package}"
@@ -155,7 +166,8 @@ def needles(
     seed: int,
     essays: str,
 ) -> list[Row]:
-    """The documents of the harness's niah_single_NUMBER, lengths in turn. It draws from the global `random`, left as it was."""
+    """The documents of the harness's niah_single_NUMBER, lengths in turn. It draws from the global
+    `random`, left as it was."""
     from lm_eval.tasks.ruler import niah_utils, prepare_niah
 
     before = random.getstate()
@@ -180,11 +192,18 @@ def needles(
         random.setstate(before)
     kept = ("input", "gen_prefix", "outputs", "max_length")
     rows = [held[at] for at in range(samples) for held in by_length if at < len(held)]
-    return [{key: row[key] for key in kept} | {"tokens": len(encoder(f"{row['input']} {row['gen_prefix']}"))} for row in rows]
+    return [
+        {key: row[key] for key in kept}
+        | {"tokens": len(encoder(f"{row['input']} {row['gen_prefix']}"))}
+        for row in rows
+    ]
 
 
-def evaluated(lm: Any, tasks: dict[str, Any], limit: int | None, resampled: int, samples: bool) -> dict[str, Any]:
-    """Tasks through the harness as by its simple_evaluate, without the time in which that reads every task there is."""
+def evaluated(
+    lm: Any, tasks: dict[str, Any], limit: int | None, resampled: int, samples: bool
+) -> dict[str, Any]:
+    """Tasks through the harness as by its simple_evaluate, without the time in which that reads
+    every task there is."""
     import lm_eval
     from lm_eval.evaluator import evaluate
 
@@ -193,6 +212,8 @@ def evaluated(lm: Any, tasks: dict[str, Any], limit: int | None, resampled: int,
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
     given = {"limit": limit, "bootstrap_iters": resampled}
-    found = evaluate(lm=lm, task_dict={"tasks": tasks, "groups": {}}, log_samples=samples, **given)
+    results = evaluate(
+        lm=lm, task_dict={"tasks": tasks, "groups": {}}, log_samples=samples, **given
+    )
     config = {"model": "amor", "fewshot_seed": FEWSHOT_SEED, **given}
-    return {**found, "config": config, "lm_eval_version": lm_eval.__version__}
+    return {**results, "config": config, "lm_eval_version": lm_eval.__version__}

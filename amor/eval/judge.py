@@ -1,6 +1,8 @@
-"""Answers of a model to evaluation requests, computed or taken from the store, with the gate counts of each.
+"""Answers of a model to evaluation requests, computed or taken from the store, with the gate counts
+of each.
 
-Log-likelihoods come from amor/eval/score.py, texts from the decode engine. Nothing here knows lm-evaluation-harness.
+Log-likelihoods come from amor/eval/score.py, texts from the decode engine. Nothing here knows
+lm-evaluation-harness.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class GenerationOptions:
 
 @dataclass
 class Judge:
-    """A model with everything its answers depend on, and the store of answers. Several ranks may share the requests."""
+    """A model with everything its answers depend on, and the store of answers. Several ranks may
+    share the requests."""
 
     model: Amor
     tokenizer: Tokenizer
@@ -113,7 +116,9 @@ class Judge:
             token = self.tokenizer.token_to_id(word)
             if token is not None:
                 return int(token)
-        raise AmorError(f"--bos: the tokenizer has no token to begin with; looked for {', '.join(BOS_TOKENS)}")
+        raise AmorError(
+            f"--bos: the tokenizer has no token to begin with; looked for {', '.join(BOS_TOKENS)}"
+        )
 
     def encode(self, text: str) -> list[int]:
         """Token ids, behind the tokenizer's BOS token where the settings ask for one."""
@@ -121,12 +126,16 @@ class Judge:
         return ids if self.first is None else [self.first, *ids]
 
     def cut(self, ids: Sequence[int], room: int) -> tuple[int, ...]:
-        """The last tokens of a context that leave room for `room` more within max_length, as the harness truncates."""
+        """The last tokens of a context that leave room for `room` more within max_length, as the
+        harness truncates."""
         most = self.settings.max_length
         if most is None:
             return tuple(ids)
         if room >= most:
-            raise AmorError(f"max_length {most}: {room} tokens are to be judged or written, which leaves no context; give more")
+            raise AmorError(
+                f"max_length {most}: {room} tokens are to be judged or written, which leaves no "
+                "context; give more"
+            )
         return tuple(ids[-(most - room) :])
 
     def answer(
@@ -135,18 +144,23 @@ class Judge:
         requests: Sequence[tuple[str, Any]],  # task and question
         compute: Callable[[list[int]], Iterator[tuple[int, Any, Phases]]],
     ) -> list[Any]:
-        """Answers from the store, or by compute(indices of requests), which yields (index, answer, gate counts)."""
+        """Answers from the store, or by compute(indices of requests), which yields (index, answer,
+        gate counts)."""
         keys = [key_of(self.name, kind, question) for _, question in requests]
         fresh: dict[str, int] = {}
         for place, key in enumerate(keys):
             if key not in self.store and key not in fresh:
                 fresh[key] = place
-        wanted = [place for key, place in fresh.items() if int(key[:8], 16) % self.ranks == self.rank]
+        wanted = [
+            place for key, place in fresh.items() if int(key[:8], 16) % self.ranks == self.rank
+        ]
         self.progress.begin(kind, len(wanted))
         before = time.perf_counter()
         for index, said, phases in compute(wanted) if wanted else ():
             now = time.perf_counter()
-            self.store.add([Answer(key=keys[index], kind=kind, said=said, gates=phases, seconds=now - before)])
+            self.store.add(
+                [Answer(key=keys[index], kind=kind, said=said, gates=phases, seconds=now - before)]
+            )
             self.computed += 1
             self.progress.step(1)
             before = now
@@ -159,17 +173,22 @@ class Judge:
         return [self.store[key].said if key in self.store else None for key in keys]
 
     def score(self, requests: Sequence[tuple[str, ScoreRequest]]) -> list[tuple[float, bool]]:
-        """Log-likelihoods, each with whether its target is what greedy decoding writes; requests are (task, request)."""
+        """Log-likelihoods, each with whether its target is what greedy decoding writes; requests
+        are (task, request)."""
 
         def compute(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
             for at, score in self.scorer.score([requests[place][1] for place in places]):
                 yield places[at], [score.logprob, score.greedy], score.phases
 
-        questions = [(task, [list(request.context), list(request.target)]) for task, request in requests]
+        questions = [
+            (task, [list(request.context), list(request.target)]) for task, request in requests
+        ]
         answers = self.answer("loglikelihood", questions, compute)
         return [(0.0, False) if said is None else (said[0], said[1]) for said in answers]
 
-    def write(self, requests: Sequence[tuple[str, tuple[int, ...], GenerationOptions]]) -> list[str]:
+    def write(
+        self, requests: Sequence[tuple[str, tuple[int, ...], GenerationOptions]]
+    ) -> list[str]:
         """Texts generated after prompts; requests are (task, prompt, options)."""
 
         def compute(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
@@ -184,13 +203,19 @@ class Judge:
         questions = [(task, [list(prompt), *how]) for task, prompt, how in requests]
         return [said or "" for said in self.answer("generate_until", questions, compute)]
 
-    def _generate(self, prompts: list[tuple[int, ...]], how: GenerationOptions) -> Iterator[tuple[int, str, Phases]]:
-        scorer = Scorer(self.model, gates=self.scorer.gates, engine=self._engine(), on_tokens=self.count_tokens)
+    def _generate(
+        self, prompts: list[tuple[int, ...]], how: GenerationOptions
+    ) -> Iterator[tuple[int, str, Phases]]:
+        scorer = Scorer(
+            self.model, gates=self.scorer.gates, engine=self._engine(), on_tokens=self.count_tokens
+        )
         before: dict[tuple[int, ...], GateCounts] = {}
 
         def prefill(ids: list[list[int]]) -> Session:
             sessions = []
-            for each in ids:  # each alone: its bits, and with them its text, do not depend on the others
+            for (
+                each
+            ) in ids:  # each alone: its bits, and with them its text, do not depend on the others
                 with each_alone():
                     read = scorer.read([tuple(each)])
                 before[tuple(each)] = read.before[0]

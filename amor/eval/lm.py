@@ -3,7 +3,7 @@
     from amor.eval.lm import AmorLM
     lm_eval.simple_evaluate(model=AmorLM(judge), tasks=[...])
 
-What is asked becomes tokens here, as the harness's own models do it; the answers are those of a Judge.
+Requests become token ids here, as in the harness's own models; a Judge answers them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ try:
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
-    raise AmorError(f"evaluation needs lm-evaluation-harness ({error}); pip install 'amor[eval]'") from None
+    raise AmorError(
+        f"evaluation needs lm-evaluation-harness ({error}); pip install 'amor[eval]'"
+    ) from None
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-WRITTEN = 256  # tokens of a text where a task does not say
+WRITTEN = 256  # tokens of a generated text where a task does not limit it
 
 
 class AmorLM(TemplateLM):
+    """A Judge with the interface of the harness's models."""
+
     def __init__(self, judge: Judge):
         super().__init__()
         self.judge = judge
@@ -48,12 +52,18 @@ class AmorLM(TemplateLM):
     def tokenizer_name(self) -> str:
         return "amor"
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
         ids = self.judge.encode(string)
         return ids[1:] if add_special_tokens is False and self.judge.first is not None else ids
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        return self.judge.score([(str(request.task_name), self._request(*request.args)) for request in requests])
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        return self.judge.score(
+            [(str(request.task_name), self._request(*request.args)) for request in requests]
+        )
 
     def _request(self, context: str, continuation: str) -> ScoreRequest:
         if context:
@@ -64,35 +74,50 @@ class AmorLM(TemplateLM):
                 self.tok_encode(continuation, add_special_tokens=False),
             )
         if not target:
-            raise AmorError(f"nothing is to be judged: the continuation {continuation[:80]!r} has no token of its own")
+            raise AmorError(
+                f"nothing can be scored: the continuation {continuation[:80]!r} has no token of "
+                "its own"
+            )
         before = before or [self.prefix_token_id]
         return ScoreRequest(self.judge.cut(before, len(target) - 1), tuple(target))
 
     def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-        asked = [("", ScoreRequest(self.judge.cut(context, len(target) - 1), tuple(target))) for _, context, target in requests]
-        return self.judge.score(asked)
+        pending = [
+            ("", ScoreRequest(self.judge.cut(context, len(target) - 1), tuple(target)))
+            for _, context, target in requests
+        ]
+        return self.judge.score(pending)
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        asked: list[tuple[str, ScoreRequest]] = []
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        pending: list[tuple[str, ScoreRequest]] = []
         counts: list[int] = []
         for request in requests:
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
             most = self.judge.settings.max_length or max(len(ids), 1)
             windows = [
                 make_disjoint_window(window)
-                for window in get_rolling_token_windows(ids, prefix_token=self.prefix_token_id, max_seq_len=most, context_len=1)
+                for window in get_rolling_token_windows(
+                    ids, prefix_token=self.prefix_token_id, max_seq_len=most, context_len=1
+                )
             ]
-            asked += [(str(request.task_name), ScoreRequest(tuple(context), tuple(target))) for context, target in windows]
+            pending += [
+                (str(request.task_name), ScoreRequest(tuple(context), tuple(target)))
+                for context, target in windows
+            ]
             counts.append(len(windows))
-        found = iter(self.judge.score(asked))
-        return [sum(next(found)[0] for _ in range(count)) for count in counts]
+        scores = iter(self.judge.score(pending))
+        return [sum(next(scores)[0] for _ in range(count)) for count in counts]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        asked = []
+        pending = []
         for request in requests:
             prompt, options = request.args
             how = normalize_gen_kwargs(options, default_max_gen_toks=WRITTEN)
-            writing = GenerationOptions(tuple(how["until"]), int(how["max_gen_toks"]), float(how.get("temperature", 0.0)))
+            writing = GenerationOptions(
+                tuple(how["until"]), int(how["max_gen_toks"]), float(how.get("temperature", 0.0))
+            )
             ids = self.tok_encode(prompt) or [self.prefix_token_id]
-            asked.append((str(request.task_name), self.judge.cut(ids, writing.tokens), writing))
-        return self.judge.write(asked)
+            pending.append((str(request.task_name), self.judge.cut(ids, writing.tokens), writing))
+        return self.judge.write(pending)

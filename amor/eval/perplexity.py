@@ -1,7 +1,9 @@
-"""Perplexity of held-out text: a token, and bits a byte, which compare across tokenizers; errors over windows.
+"""Perplexity of held-out text: per token, and bits per byte, which compare across tokenizers;
+errors over windows.
 
-The text is prepared tokens (a folder of `amor prepare`: its valid split) or a file of documents, which are then encoded as
-`amor prepare` would. Windows are spread over it, none over another, and every one is read from its beginning.
+The text is prepared tokens (a folder of `amor prepare`: its valid split) or a file of documents,
+which are then encoded as `amor prepare` would. Windows are spread over it, none over another, and
+every one is read from its beginning.
 """
 
 from __future__ import annotations
@@ -40,11 +42,11 @@ WINDOWS = 1000  # at most
 
 
 class Window(Record, frozen=True):
-    """What a model said of one window; small enough to be kept by whoever may be stopped."""
+    """The loss of one window; small enough to be stored."""
 
     nats: Number  # of all its targets
     tokens: typed.Positive
-    bytes: typed.Count | None  # of text that the targets spell; None where no tokenizer tells
+    bytes: typed.Count | None  # of the text of the targets; None where the tokenizer cannot tell
     gates: GateCounts
 
 
@@ -54,7 +56,7 @@ def held_out(
     vocab: int,
     context: int,
     count: int = WINDOWS,
-    apart: bool = False,  # prepared tokens only: a document sees nothing of the one before it
+    apart: bool = False,  # prepared tokens only: the state is reset at every document
     field: str = "text",  # of .jsonl files
 ) -> Windows:
     """Windows of `context` tokens of a folder of prepared tokens or of a file."""
@@ -62,11 +64,17 @@ def held_out(
     if path.is_dir():
         return judged.of_shards(path, context, count, tokenizer, vocab, apart)
     if tokenizer is None:
-        raise AmorError(f"{path} is text, and the model folder has no tokenizer.json; name one with --tokenizer")
+        raise AmorError(
+            f"{path} is text, and the model folder has no tokenizer.json; name one with --tokenizer"
+        )
     from amor.data.tokenizer import end_of_text
 
     spelled, end = judged.encoder(tokenizer), np.array([end_of_text(tokenizer)])
-    documents = (found.text for source in find_sources([str(path)], Reading(field=field)) for found in source.documents())
+    documents = (
+        document.text
+        for source in find_sources([str(path)], Reading(field=field))
+        for document in source.documents()
+    )
     ids = np.concatenate(
         [
             np.empty(0, dtype=np.int64),
@@ -85,7 +93,7 @@ def valid_of(path: str | Path) -> Path:
 
 
 def data(path: str | Path, text: Windows) -> Data:
-    """What to say of the text in the results."""
+    """The text as results describe it."""
     path = valid_of(path)
     held = Shards.open(path).hash if path.is_dir() else sha256_of(path)
     return Data(source=str(path), sha256=held, rows=len(text))
@@ -96,13 +104,12 @@ def each_window(
     tokenizer: Tokenizer | None,  # None: bytes are not counted
     text: Windows,
     *,
-    gates: Sequence[Gate] | None = None,  # one a block, instead of the model's own
-    forward: Callable[..., Output] | None = None,  # what is called in the model's place
+    gates: Sequence[Gate] | None = None,  # one per block; None: the model's own
+    forward: Callable[..., Output] | None = None,  # called instead of the model
     on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
 ) -> Iterator[Window]:
-    """One after another, each by itself to the bit: whoever keeps what was found asks for the others (`at`) alone.
-
-    Several at a time would round otherwise, with the number of rows."""
+    """The loss of each window, one window per forward call, so that its bits do not depend on the
+    others."""
     thresholds = [float(gate.threshold) for gate in (own_gates(model) if gates is None else gates)]
     spelled = None if tokenizer is None else sizes(tokenizer, model.config.vocab)
     chunks = run_windows(
@@ -118,7 +125,10 @@ def each_window(
         assert output.chunk.targets is not None
         nll, targets = output.nll.cpu(), output.chunk.targets.cpu()
         if not bool(torch.isfinite(nll).all()):
-            raise AmorError(f"{model.config.name} gives losses that are not finite on this text; its weights are broken")
+            raise AmorError(
+                f"{model.config.name} gives losses that are not finite on this text; its weights "
+                "are broken"
+            )
         yield Window(
             nats=float(nll.double().sum()),
             tokens=targets.shape[1],
@@ -135,7 +145,9 @@ def each_window(
 def at(text: Windows, places: Sequence[int]) -> Windows:
     """Some of the windows."""
     reset = None if text.reset is None else text.reset[list(places)]
-    return replace(text, tokens=text.tokens[list(places)], targets=text.targets[list(places)], reset=reset)
+    return replace(
+        text, tokens=text.tokens[list(places)], targets=text.targets[list(places)], reset=reset
+    )
 
 
 def metrics(windows: Sequence[Window]) -> dict[str, float]:
@@ -144,8 +156,8 @@ def metrics(windows: Sequence[Window]) -> dict[str, float]:
         raise AmorError("perplexity of no windows; give at least one")
     nats = torch.tensor([one.nats for one in windows], dtype=torch.float64)
     loss, error = ratio(nats, torch.tensor([one.tokens for one in windows]))
-    found = min(perplexity(loss), MOST)
-    numbers = {"perplexity,none": found, "perplexity_stderr,none": min(found * error, MOST)}
+    value = min(perplexity(loss), MOST)
+    numbers = {"perplexity,none": value, "perplexity_stderr,none": min(value * error, MOST)}
     if sum(one.bytes or 0 for one in windows):
         bits, error = ratio(nats / math.log(2), torch.tensor([one.bytes or 0 for one in windows]))
         numbers |= {"bits_per_byte,none": bits, "bits_per_byte_stderr,none": error}
@@ -153,13 +165,17 @@ def metrics(windows: Sequence[Window]) -> dict[str, float]:
 
 
 def sizes(tokenizer: Tokenizer, vocab: int) -> torch.Tensor | None:
-    """[V] the bytes of text each token spells: 0 for special ones, which are no text.
+    """[V] the bytes of text of each token; 0 for special tokens.
 
-    None for a tokenizer that does not work on bytes: what its tokens spell depends on their neighbours.
+    None for a tokenizer that does not work on bytes: the text of its tokens depends on their
+    neighbours.
     """
     speller = Speller(tokenizer)
     if not speller.byte:
         return None
     keep = "surrogateescape"  # half a character stays the bytes it is
-    held = [0 if token in speller.special else len(speller(token, keep).encode("utf-8", keep)) for token in range(vocab)]
+    held = [
+        0 if token in speller.special else len(speller(token, keep).encode("utf-8", keep))
+        for token in range(vocab)
+    ]
     return torch.tensor(held)

@@ -1,6 +1,8 @@
-"""Rows of evaluation data: where they come from, and reading them whole, checked field by field, before the harness gets them.
+"""Rows of evaluation data: where they come from, and reading them whole, checked field by field,
+before the harness gets them.
 
-A row type is a msgspec.Struct that names the fields a task needs; other fields are dropped, so that all rows of a set are alike.
+A row type is a msgspec.Struct that names the fields a task needs; other fields are dropped, so that
+all rows of a set are alike.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class HubSource:
 
 @dataclass(frozen=True)
 class Substitute:
-    """A local file that replaces a data set which is not there; results name it and its difference."""
+    """A local file that replaces a data set which is not there; results name it and its
+    difference."""
 
     file: str
     row: type
@@ -76,7 +79,8 @@ class Choices(msgspec.Struct):
             raise ValueError(f"{len(self.text)} texts but {len(self.label)} labels")
 
     def check_answer(self, given: str, label: str) -> None:
-        """An error where no choice has the label of the answer; `given` is the label as the row has it."""
+        """An error where no choice has the label of the answer; `given` is the label as the row has
+        it."""
         if label not in self.label:
             raise ValueError(f"answerKey {given!r} is none of the labels {', '.join(self.label)}")
 
@@ -90,11 +94,17 @@ def find(folder: Path, name: str) -> Path | None:
 def read(path: Path, kind: type) -> Rows:
     """Every row of a file as its type, or one line that names the file, the line and the field."""
     text = _unpacked(path)
-    lines = ((f"{path} line {n}", line) for n, line in enumerate(text.split(b"\n"), 1) if line.strip())
-    rows: list[Any] = [typed.convert(kind, typed.json_tree(line, where), where) for where, line in lines]
+    lines = (
+        (f"{path} line {n}", line) for n, line in enumerate(text.split(b"\n"), 1) if line.strip()
+    )
+    rows: list[Any] = [
+        typed.convert(kind, typed.json_tree(line, where), where) for where, line in lines
+    ]
     if not rows:
         raise AmorError(f"{path} holds no row; one JSON object per line is right")
-    return Rows(rows, Data(source=str(path), sha256=hashlib.sha256(text).hexdigest(), rows=len(rows)))
+    return Rows(
+        rows, Data(source=str(path), sha256=hashlib.sha256(text).hexdigest(), rows=len(rows))
+    )
 
 
 def check_rows(given: Iterable[Any], kind: type, source: str) -> Rows:
@@ -118,5 +128,7 @@ def _unpacked(path: Path) -> bytes:
     except OSError as error:
         raise AmorError(f"{path} cannot be read ({error.strerror or error})") from error
     if len(text) > MOST_BYTES:
-        raise AmorError(f"{path}: larger than {MOST_BYTES >> 20} MB unpacked, which no set of this kind is")
+        raise AmorError(
+            f"{path}: larger than {MOST_BYTES >> 20} MB unpacked, which no set of this kind is"
+        )
     return text

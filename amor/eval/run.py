@@ -1,12 +1,13 @@
 """One suite of one model: requests are answered by all ranks, results written by rank 0.
 
-    FOLDER/requests.jsonl            every answer, as it is computed (store.py)
-    FOLDER/<suite>.json              results in the harness's layout, and under `amor` where they come from
+    FOLDER/requests.jsonl     every answer, as it is computed (store.py)
+    FOLDER/<suite>.json       results in the harness's layout; under `amor` where they come from
     FOLDER/samples_<suite>_<task>.jsonl   every document with its answers, in the harness's form
 
-Names end with .closed or .open before .json where all gates were closed or open, and .decode where the decode path was taken.
-Each rank computes the requests whose keys are its own into its own store; then rank 0 reads all stores and writes the results.
-The bits of an answer depend on its request alone, so they are the same for any number of ranks.
+Names end with .closed or .open before .json where all gates were closed or open, and .decode where
+the decode path was taken. Each rank computes the requests whose keys are its own into its own
+store; then rank 0 reads all stores and writes the results. The bits of an answer depend on its
+request alone, so they are the same for any number of ranks.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ class SuiteOutcome:
     lengths: dict[str, float] = field(default_factory=dict)
 
 
-# (judge, complete) -> outcome; complete: all answers are at hand or computed, False: those of other ranks are missing
+# (judge, complete) -> outcome; complete: all answers are at hand or computed, False: those of other
+# ranks are missing
 Ask = Callable[[Judge, bool], SuiteOutcome | None]
 
 
 def run_suite(subject: EvalSubject, suite: str, settings: EvalSettings, ask: Ask) -> Path | None:
-    """Answer the requests of a suite on all ranks; the path of the results on rank 0, None on others."""
+    """Answer the requests of a suite on all ranks; the path of the results on rank 0, None on
+    others."""
     began = time.perf_counter()
     computed = tokens = 0
     if subject.ranks.count > 1:
@@ -83,7 +86,9 @@ def run_suite(subject: EvalSubject, suite: str, settings: EvalSettings, ask: Ask
     return write_results(subject.out, about, outcome)
 
 
-def ask_on(subject: EvalSubject, ranks: Ranks, suite: str, settings: EvalSettings, ask: Ask) -> tuple[Judge, SuiteOutcome | None]:
+def ask_on(
+    subject: EvalSubject, ranks: Ranks, suite: str, settings: EvalSettings, ask: Ask
+) -> tuple[Judge, SuiteOutcome | None]:
     """The outcome of one rank's requests, with the judge that answered them."""
     title = f"{suite}{suffix(settings)}" + (f", rank {ranks.rank}" if ranks.count > 1 else "")
     with subject.store() as store, ProgressBars(title) as progress:
@@ -115,7 +120,9 @@ def write_results(folder: Path, about: About, outcome: SuiteOutcome) -> Path:
     return path
 
 
-def run_by_harness(subject: EvalSubject, suite: str, loaded: LoadedSuite, settings: EvalSettings) -> Path | None:
+def run_by_harness(
+    subject: EvalSubject, suite: str, loaded: LoadedSuite, settings: EvalSettings
+) -> Path | None:
     """The tasks of a suite through lm-evaluation-harness."""
     import lm_eval
 
@@ -124,7 +131,9 @@ def run_by_harness(subject: EvalSubject, suite: str, loaded: LoadedSuite, settin
 
     def ask(judge: Judge, complete: bool) -> SuiteOutcome:
         resampled = RESAMPLED if complete else 0
-        tree = harness.evaluated(AmorLM(judge), loaded.tasks, settings.limit, resampled, samples=complete)
+        tree = harness.evaluated(
+            AmorLM(judge), loaded.tasks, settings.limit, resampled, samples=complete
+        )
         samples = tree.pop("samples", {})
         return SuiteOutcome(tree, loaded.data, loaded.skipped, samples, lengths=loaded.lengths)
 

@@ -1,11 +1,12 @@
-"""Log-likelihoods of continuations: each context is read once and its state forked for its continuations; the LM head is
-computed at targets only.
+"""Log-likelihoods of continuations: each context is read once and its state forked for its
+continuations; the LM head is computed at targets only.
 
-A score depends on its request alone, to the bit: neither on how many requests are batched, nor on which, nor on their order.
-So a row is padded to a width that follows from its own length (another width would change how scans are cut into chunks, and
-with that the rounding), and matrix products are batch-invariant (`each_alone`).
-Two paths (`records.evals.Path`): `likelihood` runs the model's forward over whole targets; `decode` steps through the target
-token by token in the engine, where a closed gate really skips its work.
+A score depends on its request alone, to the bit: neither on how many requests are batched, nor on
+which, nor on their order. So a row is padded to a width that follows from its own length (another
+width would change how scans are cut into chunks, and with that the rounding), and matrix products
+are batch-invariant (`each_alone`). Two paths (`records.evals.Path`): `likelihood` runs the model's
+forward over whole targets; `decode` steps through the target token by token in the engine, where a
+closed gate really skips its work.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from amor.state import State
 
 CHUNK = 4096  # columns per forward call of a long context, which bounds the memory of activations
 TOKENS = 8192  # per forward call at most, unless a single row is longer
-UNIT = 2.0**32  # gate scores are summed as integer multiples of 1/UNIT, so that sums do not depend on their order
+# gate scores are summed as integer multiples of 1/UNIT, so that sums do not depend on order
+UNIT = 2.0**32
 NO_MARGIN = 1e9  # margin of a gate that compares nothing with a threshold
 ROWS = 32  # contexts per batch
 
@@ -55,7 +57,8 @@ class TargetScore:
 
 @dataclass(frozen=True)
 class ContextOutput:
-    """n contexts after their last token: hidden [n, D], fire and score [K, n] at that token, the state behind it."""
+    """n contexts after their last token: hidden [n, D], fire and score [K, n] at that token, the
+    state behind it."""
 
     hidden: Tensor
     fire: Tensor
@@ -65,7 +68,9 @@ class ContextOutput:
     before: list[GateCounts]  # per context: at all tokens before
 
 
-Member = tuple[int, int, tuple[int, ...]]  # of a batch: row of the context, index of the request, target
+Member = tuple[
+    int, int, tuple[int, ...]
+]  # of a batch: row of the context, index of the request, target
 TokenScore = tuple[float, bool]  # log-likelihood of a token, and whether it is the likeliest
 
 
@@ -88,14 +93,17 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, TargetScore]]:
-        """Every request once, with its index; longest contexts first, so that the estimate of the time left is early."""
+        """Every request once, with its index; longest contexts first, so that the estimate of the
+        time left is early."""
         by_context: dict[tuple[int, ...], list[int]] = {}
         for index, request in enumerate(requests):
             by_context.setdefault(request.context, []).append(index)
         contexts = sorted(by_context, key=lambda c: (-len(c), c))
         score = self._by_forward if self.engine is None else self._by_steps
         for batch in batches(contexts, self.rows):
-            members = [(row, i, requests[i].target) for row, c in enumerate(batch) for i in by_context[c]]
+            members = [
+                (row, i, requests[i].target) for row, c in enumerate(batch) for i in by_context[c]
+            ]
             with each_alone():
                 scores = score(self.read(batch), members)
             yield from scores.items()
@@ -112,8 +120,15 @@ class Scorer:
             state, columns = output.out.state, output.chunk.place[1]
             fire, score, valid = output.fire.cpu(), output.score.cpu(), _valid(output)
             here = valid & (torch.arange(columns.start, columns.stop) < lengths[:, None] - 1)
-            before = [a + b for a, b in zip(before, count_gates(fire, score, here, self.thresholds), strict=True)]
-            for row in ((lengths > columns.start) & (lengths <= columns.stop)).nonzero()[:, 0].tolist():
+            before = [
+                a + b
+                for a, b in zip(
+                    before, count_gates(fire, score, here, self.thresholds), strict=True
+                )
+            ]
+            for row in (
+                ((lengths > columns.start) & (lengths <= columns.stop)).nonzero()[:, 0].tolist()
+            ):
                 at = int(lengths[row]) - 1 - columns.start
                 ends[row] = output.out.hidden[row, at], fire[:, row, at], score[:, row, at]
         hidden, fire, score = (torch.stack(each) for each in zip(*ends, strict=True))
@@ -134,7 +149,9 @@ class Scorer:
 
     def _by_forward(self, read: ContextOutput, members: list[Member]) -> dict[int, TargetScore]:
         # the first token of a target is predicted at the last token of its context
-        first = self._token_scores(read.hidden[[row for row, *_ in members]], [target[0] for *_, target in members])
+        first = self._token_scores(
+            read.hidden[[row for row, *_ in members]], [target[0] for *_, target in members]
+        )
         scores = {index: [each] for (_, index, _), each in zip(members, first, strict=True)}
         counts = {index: read.last[row] for row, index, _ in members}
         rest = sorted((m for m in members if len(m[2]) > 1), key=lambda m: (-len(m[2]), m[1]))
@@ -150,7 +167,8 @@ class Scorer:
                     scores[index] += [next(each) for _ in part]
                     counts[index] += done
         return {
-            index: self._sum(scores[index], {"prefill": read.before[row], "target": counts[index]}) for row, index, _ in members
+            index: self._sum(scores[index], {"prefill": read.before[row], "target": counts[index]})
+            for row, index, _ in members
         }
 
     def _by_steps(self, read: ContextOutput, members: list[Member]) -> dict[int, TargetScore]:
@@ -173,7 +191,8 @@ class Scorer:
                 scores[index].append((float(logprobs[row, target[at]]), best[row] == target[at]))
                 counts[index] += gates[row]
         return {
-            index: self._sum(scores[index], {"prefill": read.before[row], "decode": counts[index]}) for row, index, _ in members
+            index: self._sum(scores[index], {"prefill": read.before[row], "decode": counts[index]})
+            for row, index, _ in members
         }
 
     def _sum(self, scores: list[TokenScore], phases: Phases) -> TargetScore:
@@ -205,17 +224,26 @@ class Scorer:
         return [(-nll, hit) for nll, hit in zip(read.nll.tolist(), best.tolist(), strict=True)]
 
 
-def count_gates(fire: Tensor, score: Tensor, here: Tensor, thresholds: Sequence[float]) -> list[GateCounts]:
-    """What gates did where the mask `here` [B, T] is True, per row; fire and score [K, B, T]. All on the CPU."""
+def count_gates(
+    fire: Tensor, score: Tensor, here: Tensor, thresholds: Sequence[float]
+) -> list[GateCounts]:
+    """What gates did where the mask `here` [B, T] is True, per row; fire and score [K, B, T]. All
+    on the CPU."""
     tokens = here.sum(1).tolist()
     if not len(fire):
         return [GateCounts(tokens=0) for _ in tokens]
     level = torch.tensor(thresholds, dtype=torch.float64)[:, None, None]
     exact = (score.double() * UNIT).round().long().masked_fill(~here, 0).sum(2) / UNIT
-    margin = (score.double() - level).abs().nan_to_num(NO_MARGIN).masked_fill(~here, NO_MARGIN).amin(2)
-    per_row = zip(tokens, *(t.T.tolist() for t in ((fire & here).sum(2), exact, margin)), strict=True)
+    margin = (
+        (score.double() - level).abs().nan_to_num(NO_MARGIN).masked_fill(~here, NO_MARGIN).amin(2)
+    )
+    per_row = zip(
+        tokens, *(t.T.tolist() for t in ((fire & here).sum(2), exact, margin)), strict=True
+    )
     return [
-        GateCounts(tokens=n, fires=tuple(f), score=tuple(s), margin=tuple(m)) if n else GateCounts(tokens=0)
+        GateCounts(tokens=n, fires=tuple(f), score=tuple(s), margin=tuple(m))
+        if n
+        else GateCounts(tokens=0)
         for n, f, s, m in per_row
     ]
 
@@ -239,7 +267,8 @@ def pad_rows(rows: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[
     """Rows of different lengths, longest first, as chunks padded on the right."""
     for start in range(0, len(rows[0]), CHUNK):
         some = [row[start : start + CHUNK] for row in rows]
-        # after the first chunk rows of all lengths share a batch: a width at which every chunk of a scan is whole
+        # after the first chunk rows of all lengths share a batch: a width at which every chunk of a
+        # scan is whole
         columns = max(padded_width(len(some[0])), LARGEST if start else 0)
         tokens = torch.tensor([[*row, *[0] * (columns - len(row))] for row in some], device=device)
         valid = torch.arange(columns) < torch.tensor([len(row) for row in some])[:, None]
@@ -248,17 +277,23 @@ def pad_rows(rows: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[
 
 
 def padded_width(length: int) -> int:
-    """Columns of a row: rounded up to the multiple that scans cut by, so that its chunks follow from its length alone."""
+    """Columns of a row: rounded up to the multiple that scans cut by, so that its chunks follow
+    from its length alone."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
 def batches(rows: Sequence[tuple[int, ...]], most: int) -> Iterator[list[tuple[int, ...]]]:
-    """Rows, longest first, in batches of limited tokens; short rows share a batch only with rows of the same width."""
+    """Rows, longest first, in batches of limited tokens; short rows share a batch only with rows of
+    the same width."""
     start = 0
     while start < len(rows):
         width = padded_width(len(rows[start]))
         end = start + 1
-        while end < len(rows) and end - start < most and (end + 1 - start) * width <= max(TOKENS, width):
+        while (
+            end < len(rows)
+            and end - start < most
+            and (end + 1 - start) * width <= max(TOKENS, width)
+        ):
             other = padded_width(len(rows[end]))
             if other != width and other <= LARGEST:
                 break

@@ -1,7 +1,8 @@
-"""Answers as they are found, one line each, so that a run that was killed goes on where it was and computes nothing twice.
+"""The store of answers, one JSON line each, so that an evaluation that was killed resumes and
+computes nothing twice.
 
-A line is known by a key: what was asked, of which model and tokenizer, run in which way. The harness has a store of its own,
-which is not used: it does not ask which model an answer is from, and knows nothing of gates.
+The key of a line is the hash of the question, of model and tokenizer, and of the settings. The
+harness's own cache is not used: its keys do not name the model, and it has no gate counts.
 """
 
 from __future__ import annotations
@@ -27,20 +28,24 @@ Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until", "segm
 
 
 class Answer(Record, frozen=True):
+    """One line of the store."""
+
     key: typed.Name
     kind: Kind
-    said: Any  # a log-likelihood and whether it is greedy; a text; what else the kind says
+    said: Any  # [log-likelihood, whether it is greedy]; a text; or a segment of a text
     gates: Phases = msgspec.field(default_factory=dict)
     seconds: Amount = 0.0
 
 
-def key_of(fingerprint: str, kind: Kind, asked: Any) -> str:
-    text = json.dumps([fingerprint, kind, asked], sort_keys=True, ensure_ascii=False)
+def key_of(fingerprint: str, kind: Kind, question: Any) -> str:
+    """The sha256 of everything an answer depends on."""
+    text = json.dumps([fingerprint, kind, question], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Store:
-    """A file of answers that only grows; `more` are further files that are read and not written, as of other ranks."""
+    """A file of answers that only grows; `more` are further files that are read and not written, as
+    of other ranks."""
 
     def __init__(self, path: Path, more: Iterable[Path] = ()):
         self.path = path
@@ -67,7 +72,7 @@ class Store:
                 self.answers[answer.key] = answer
         if torn:
             log.warning(
-                "%s: %d line(s) cannot be read, as after a kill; what they held is computed again",
+                "%s: %d line(s) cannot be read, as after a kill; those answers are computed again",
                 path,
                 torn,
             )
@@ -86,12 +91,14 @@ class Store:
         return self.answers[key]
 
     def add(self, answers: Iterable[Answer]) -> None:
+        """Append answers to the file, and flush it."""
         for answer in answers:
             self.answers[answer.key] = answer
             self.file.write(msgspec.json.encode(answer) + b"\n")
         self.file.flush()
 
     def close(self) -> None:
+        """Close the file."""
         self.file.close()
 
     def __enter__(self) -> Store:

@@ -1,4 +1,5 @@
-"""The model under evaluation: which weights it has, where its answers are stored, and the ranks that share the work."""
+"""The model under evaluation: which weights it has, where its answers are stored, and the ranks
+that share the work."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Ranks:
     @staticmethod
     @contextmanager
     def here() -> Iterator[Ranks]:
-        """The ranks of this process; all leave together, since one that ends early may break the others' connections."""
+        """The ranks of this process; all leave together, since one that ends early may break the
+        others' connections."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
             yield Ranks()
@@ -79,7 +81,9 @@ class EvalSubject:
         """The store of this rank, with the answers of all ranks in it."""
         name = f"requests.{self.ranks.rank}.jsonl" if self.ranks.rank else "requests.jsonl"
         own = self.out / name
-        return Store(own, [path for path in sorted(self.out.glob("requests*.jsonl")) if path != own])
+        return Store(
+            own, [path for path in sorted(self.out.glob("requests*.jsonl")) if path != own]
+        )
 
 
 def fingerprint(model: Amor) -> str:
@@ -106,7 +110,8 @@ def describe_model(model: Amor, folder: str, untrained: bool) -> Model:
 
 
 def trained_for(folder: Path) -> tuple[int | None, int | None]:
-    """Steps and tokens a checkpoint was trained for, by the metrics of the run it lies in; None where not known."""
+    """Steps and tokens a checkpoint was trained for, by the metrics of the run it lies in; None
+    where not known."""
     folder = folder.resolve()
     step, run = folder.name.removeprefix("step-"), Run(folder.parent.parent)
     if folder.parent.name != "checkpoints" or not step.isdigit() or not run.metrics.is_file():

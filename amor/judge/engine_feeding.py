@@ -1,7 +1,9 @@
-"""Ways of feeding tokens to the decode engine, for `amor check`: prompts, steps, rows that join and leave.
+"""Ways of feeding tokens to the decode engine, for `amor check`: prompts, steps, rows that join and
+leave.
 
-Outputs inside a prompt are not observed, only those from the prompt's last token on. A decision inside it whose score lies at
-the threshold could fall either way unobserved, so a prompt ends before the first token with such a decision.
+Outputs inside a prompt are not observed, only those from the prompt's last token on. A decision
+inside it whose score lies at the threshold could fall either way unobserved, so a prompt ends
+before the first token with such a decision.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from amor.state import State
 
 
 class EngineFeeder:
-    """Rows of a feeder fed to an engine, and its output for each token from the end of the row's prompt on."""
+    """Rows of a feeder fed to an engine, and its output for each token from the end of the row's
+    prompt on."""
 
     def __init__(self, feeder: Feeder, engine: Engine):
         self.feeder, self.engine = feeder, engine
@@ -42,7 +45,8 @@ class EngineFeeder:
         self.drop_finished()
 
     def begin(self, row: int) -> None:
-        """Start a row from an empty state, so that even its first token is a step and not the model's forward."""
+        """Start a row from an empty state, so that even its first token is a step and not the
+        model's forward."""
         self.session = self.engine.resume(self.engine.model.start(1))
         self.rows = [row]
 
@@ -120,7 +124,8 @@ def engine_steps_only(feeder: Feeder, engine: Engine) -> list[FeedOutput]:
 
 
 def engine_chunks(feeder: Feeder, engine: Engine, clear: list[int]) -> list[FeedOutput]:
-    """Every row by itself: a prompt of random length in chunks of random size, then token by token."""
+    """Every row by itself: a prompt of random length in chunks of random size, then token by
+    token."""
     fed = EngineFeeder(feeder, engine)
     for row, length in enumerate(feeder.lengths):
         prompt = feeder.random.randint(1, min(length, clear[row]))
@@ -130,7 +135,8 @@ def engine_chunks(feeder: Feeder, engine: Engine, clear: list[int]) -> list[Feed
 
 
 def engine_rows(feeder: Feeder, engine: Engine, clear: list[int]) -> list[FeedOutput]:
-    """Ragged prompts together; more rows join later, the order changes at every step, rows leave where they end."""
+    """Ragged prompts together; more rows join later, the order changes at every step, rows leave
+    where they end."""
     fed, count = EngineFeeder(feeder, engine), len(feeder.lengths)
     prompts = [feeder.random.randint(1, min(n, clear[row])) for row, n in enumerate(feeder.lengths)]
     halves = list(range(count // 2)), list(range(count // 2, count))

@@ -1,4 +1,5 @@
-"""Validation: nll per token over windows of text, firing rates of the gates, accuracy on questions of generated tasks."""
+"""Validation: nll per token over windows of text, firing rates of the gates, accuracy on questions
+of generated tasks."""
 
 from collections.abc import Callable
 
@@ -17,12 +18,16 @@ def evaluate(
     model: Amor,
     text: WindowSource,
     rows: int,  # windows per forward call
-    forward: Callable[..., Output] | None = None,  # called instead of the model, e.g. under autocast
-    total: Callable[[Tensor], Tensor] = lambda sums: sums,  # sums over all ranks, each of which reads its own windows
+    # called instead of the model, e.g. under autocast
+    forward: Callable[..., Output] | None = None,
+    # sums over all ranks, each of which reads its own windows
+    total: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Valid:
-    """Mean nll, perplexity and firing rates over all windows, and the accuracy where the text has questions."""
+    """Mean nll, perplexity and firing rates over all windows, and the accuracy where the text has
+    questions."""
     blocks, device = len(model.blocks), model.embed.weight.device
-    # nll, targets, tokens, right answers, answers; per block fired tokens, and fired tokens of answers
+    # nll, targets, tokens, right answers, answers; per block fired tokens, and fired tokens of
+    # answers
     sums = torch.zeros(5 + 2 * blocks, dtype=torch.float64, device=device)
     for output in run_windows(model, text, rows=rows, forward=forward):
         targets = output.chunk.targets

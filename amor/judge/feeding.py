@@ -1,4 +1,5 @@
-"""Ways of feeding the same tokens to a model's forward, which `amor check` compares: cut, padded, packed, rolled back."""
+"""Ways of feeding the same tokens to a model's forward, which `amor check` compares: cut, padded,
+packed, rolled back."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from amor.state import State
 
 
 class Feeder:
-    """A model and rows of tokens [B, T], of which row b has lengths[b] tokens; `random` draws cuts and orders."""
+    """A model and rows of tokens [B, T], of which row b has lengths[b] tokens; `random` draws cuts
+    and orders."""
 
     def __init__(self, model: Amor, tokens: Tensor, lengths: list[int], seed: int):
         self.model, self.tokens, self.lengths = model, tokens, lengths
@@ -29,7 +31,8 @@ class Feeder:
 
     def feed(self, tokens: Tensor, state: State | None = None, **more: Tensor) -> Output:
         """One call of the model's forward, with targets."""
-        # only gates that use gains read targets; here they are a function of the token, so that any cut gives the same
+        # only gates that use gains read targets; here they are a function of the token, so that any
+        # cut gives the same
         targets = (tokens * 31 + 7) % self.model.config.vocab
         return self.model(tokens, state, targets=targets, **more)
 
@@ -48,7 +51,8 @@ class Feeder:
 
 @dataclass(frozen=True)
 class FeedOutput:
-    """What a way of feeding gave; `start` is the column of the first token that it has an output for."""
+    """What a way of feeding gave; `start` is the column of the first token that it has an output
+    for."""
 
     logits: Tensor  # [B, T, V]
     scores: list[Tensor]  # per block [B, T]
@@ -99,7 +103,8 @@ def _in_pieces(feeder: Feeder, row: Tensor, cuts: list[int], state: State | None
 
 
 def _padded(feeder: Feeder, places: Callable[[int, int], Tensor]) -> list[FeedOutput]:
-    """All rows in one batch, each row's tokens in the columns `places(length, width)`; pads hold a junk token."""
+    """All rows in one batch, each row's tokens in the columns `places(length, width)`; pads hold a
+    junk token."""
     width = max(feeder.lengths) + 3
     tokens = torch.full((len(feeder.lengths), width), feeder.model.config.vocab - 1)
     valid = torch.zeros_like(tokens, dtype=torch.bool)
@@ -184,7 +189,8 @@ def through_disk(feeder: Feeder) -> list[FeedOutput]:
 
 
 def rolled_back(feeder: Feeder) -> list[FeedOutput]:
-    """Feed a wrong continuation, roll it back together with some right tokens, and feed those again."""
+    """Feed a wrong continuation, roll it back together with some right tokens, and feed those
+    again."""
     outputs = []
     for row in feeder.rows():
         cut = row.shape[1] // 2

@@ -1,8 +1,10 @@
-"""Fit routers to a trained model: collect inputs and targets of every block, fit a network per block, set thresholds.
+"""Fit routers to a trained model: collect inputs and targets of every block, fit a network per
+block, set thresholds.
 
-The weights of the model are not touched. Vectors are collected once, with the model's own gates deciding. The linear part of a
-router is solved for (ridge regression, the ridge chosen on held-back tokens); the hidden layer is then trained by AdamW from
-there, and the epoch with the smallest error on the held-back tokens is kept.
+The weights of the model are not touched. Vectors are collected once, with the model's own gates
+deciding. The linear part of a router is solved for (ridge regression, the ridge chosen on held-back
+tokens); the hidden layer is then trained by AdamW from there, and the epoch with the smallest error
+on the held-back tokens is kept.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from amor.records.fit import CalibrationBin, Decisions, NetworkFit
 
 BATCH, EPOCHS = 1024, 20
 LR, DECAY = 1e-3, 1e-2
-HELD_BACK = 0.1  # fraction of the collected tokens, the last ones, that choose the ridge and the epoch
+# fraction of the collected tokens, the last ones, that choose the ridge and the epoch
+HELD_BACK = 0.1
 RIDGES = tuple(10.0**p for p in range(-6, 2))  # times the mean variance of a channel
 BINS = 10
 
 
 def with_routers(model: Amor, options: dict[str, Any], decide: str) -> Amor:
-    """The weights of a model behind fresh routers, which keep the statistics of the gates they replace."""
+    """The weights of a model behind fresh routers, which keep the statistics of the gates they
+    replace."""
     own = own_gates(model)
     given = {
         "replaced": own[0].kind if type(own[0]).Options is not RouterOptions else "",
@@ -45,7 +49,8 @@ def with_routers(model: Amor, options: dict[str, Any], decide: str) -> Amor:
 
 
 def with_gates(model: Amor, keys: dict[str, Any], own: Sequence[Gate] = ()) -> Amor:
-    """The same weights behind the gates that these keys of the config describe; routers keep the statistics of `own`."""
+    """The same weights behind the gates that these keys of the config describe; routers keep the
+    statistics of `own`."""
     other = build(model.config.change(**keys)).to(model.embed.weight)
     weights = {name: t for name, t in model.state_dict().items() if ".gate." not in name}
     other.load_state_dict(weights, strict=False)
@@ -79,7 +84,8 @@ def collect(
     every: int,
     on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> list[Measured | None]:
-    """Inputs and targets for the gates of `other`, per block, on one of `every` columns; the gates of `model` decide."""
+    """Inputs and targets for the gates of `other`, per block, on one of `every` columns; the gates
+    of `model` decide."""
     columns = torch.arange(0, text.columns, every)
     parts: list[tuple[Measured | None, ...]] = []
 
@@ -104,7 +110,8 @@ def fit(
     text: Windows,
     options: dict[str, Any],
     decide: str = "each",
-    rate: float | None = None,  # of firing; None: the trained threshold of the gates that are replaced
+    # of firing; None: the trained threshold of the gates that are replaced
+    rate: float | None = None,
     every: int = 2,
     seed: int = 0,
     on_tokens: Callable[[int], None] = ignore_tokens,
@@ -138,7 +145,8 @@ def threshold_options(model: Amor, rate: float | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def set_statistics(gate: Router, native: Gate, x: Tensor) -> None:
-    """Quantiles of the router's own scores; median and std of the gate it replaces, where it predicts that gate's score."""
+    """Quantiles of the router's own scores; median and std of the gate it replaces, where it
+    predicts that gate's score."""
     gate.observe(gate.predict(x))
     options: Any = gate.options
     if options.rate is None and options.target == "entropy" and isinstance(native, Adaptive):
@@ -180,7 +188,8 @@ Pairs = tuple[Tensor, Tensor]  # x [n, D] and y [n]
 
 
 def ridge(train: Pairs, held: Pairs) -> Pairs:
-    """Weights [D] and bias of the linear map with the smallest squared error on held-back tokens."""
+    """Weights [D] and bias of the linear map with the smallest squared error on held-back
+    tokens."""
     x, y = train[0].double(), train[1].double()
     center, level = x.mean(0), y.mean()
     C, c = (x - center).T @ (x - center) / len(x), (x - center).T @ (y - level) / len(x)
@@ -197,7 +206,8 @@ def ridge(train: Pairs, held: Pairs) -> Pairs:
 
 
 def descend(network: list[Tensor], train: Pairs, held: Pairs, error: float, seed: int) -> tuple[float, int]:
-    """Train a network in place by AdamW; its smallest error on held-back tokens and the epoch of it. 0: the linear map."""
+    """Train a network in place by AdamW; its smallest error on held-back tokens and the epoch of
+    it. 0: the linear map."""
     best, kept, epoch_of = error, [t.clone() for t in network], 0
     for t in network:
         t.requires_grad_()
@@ -228,7 +238,8 @@ def _error(network: Sequence[Tensor], held: Pairs) -> float:
 
 @torch.no_grad()
 def compare_decisions(model: Amor, other: Amor, windows: Windows) -> list[Decisions]:
-    """Per block: how often a router decides as the model's own gate does, and its predictions against the measured values.
+    """Per block: how often a router decides as the model's own gate does, and its predictions
+    against the measured values.
 
     The model's own gates decide, so that both are given the same vectors.
     """
@@ -256,7 +267,8 @@ def compare_decisions(model: Amor, other: Amor, windows: Windows) -> list[Decisi
 
 
 def calibration(predicted: Tensor, value: Tensor) -> tuple[CalibrationBin, ...]:
-    """Bins of equally many tokens by prediction: the mean prediction and the mean of the measured values."""
+    """Bins of equally many tokens by prediction: the mean prediction and the mean of the measured
+    values."""
     order = predicted.flatten().argsort()
     pairs = zip(predicted.flatten()[order].chunk(BINS), value.flatten()[order].chunk(BINS), strict=True)
     return tuple(CalibrationBin(predicted=float(p.double().mean()), measured=float(v.double().mean())) for p, v in pairs)
@@ -264,7 +276,8 @@ def calibration(predicted: Tensor, value: Tensor) -> tuple[CalibrationBin, ...]:
 
 @torch.no_grad()
 def calibrate_gates(model: Amor, text: Windows) -> Amor:
-    """A copy of the model whose gates hold the quantiles of their scores on a text; thresholds stay as they are."""
+    """A copy of the model whose gates hold the quantiles of their scores on a text; thresholds stay
+    as they are."""
     other = copy.deepcopy(model)
     scores = join_chunks(run_windows(model, text)).score
     for gate, score in zip(own_gates(other), scores, strict=True):

@@ -1,4 +1,5 @@
-"""Gates to pass to a model's forward instead of its own: one with fixed decisions, one that records what it is given."""
+"""Gates to pass to a model's forward instead of its own: one with fixed decisions, one that records
+what it is given."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from amor.models.amor import Amor
 
 
 class ForcedGate(Gate[Nothing]):
-    """Fires everywhere (True), nowhere (False), or where a mask [rows, columns] of the tokens read is True."""
+    """Fires everywhere (True), nowhere (False), or where a mask [rows, columns] of the tokens read
+    is True."""
 
     kind = "forced"
     Options = Nothing
@@ -25,7 +27,8 @@ class ForcedGate(Gate[Nothing]):
 
 
 class RecordingGate(Gate[Nothing]):
-    """Decides as another gate does, and records the named fields of the evidence (e.g. "entropy") of every call."""
+    """Decides as another gate does, and records the named fields of the evidence (e.g. "entropy")
+    of every call."""
 
     kind = "recording"
     Options = Nothing
@@ -49,7 +52,8 @@ class RecordingGate(Gate[Nothing]):
         return self.gate(evidence)
 
     def values(self, name: str, dim: int) -> Tensor:
-        """All calls concatenated: along dim 0 where each call had other rows, 1 where each had other columns."""
+        """All calls concatenated: along dim 0 where each call had other rows, 1 where each had
+        other columns."""
         return torch.cat(self.recorded[name], dim)
 
 

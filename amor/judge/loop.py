@@ -1,8 +1,10 @@
-"""The one loop that feeds text to a model: chunk after chunk, the state carried from each to the next.
+"""The one loop that feeds text to a model: chunk after chunk, the state carried from each to the
+next.
 
-`run_windows` feeds windows of equal length, `run_chunks` any sequence of chunks (amor/eval/score.py: rows of different lengths,
-padded). How a text is cut into rows and chunks changes results by rounding only. The model is not changed: gates, the way of
-computing and residuals of the backbone are arguments of its forward.
+`run_windows` feeds windows of equal length, `run_chunks` any sequence of chunks
+(amor/eval/score.py: rows of different lengths, padded). How a text is cut into rows and chunks
+changes results by rounding only. The model is not changed: gates, the way of computing and
+residuals of the backbone are arguments of its forward.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ ROWS = 8  # windows per forward call; enough to keep matrix products busy at the
 CHUNK = 1024  # columns per forward call of a long text, which bounds the memory of activations
 
 Place = tuple[slice, slice]  # rows and columns of a text
-# one gate per block, for all tokens, or a function that gives them for a place; None: the model's own gates
+# one gate per block, for all tokens, or a function that gives them for a place; None: the model's
+# own gates
 GateChoice = Sequence[Gate] | Callable[[Place], Sequence[Gate]] | None
-Residuals = dict[tuple[int, int], Tensor]  # outputs of the backbone, by first row and first column of the chunk
+# outputs of the backbone, by first row and first column of the chunk
+Residuals = dict[tuple[int, int], Tensor]
 
 
 def ignore_tokens(count: int) -> None:
@@ -34,7 +38,8 @@ def ignore_tokens(count: int) -> None:
 
 
 class WindowSource(Protocol):
-    """Windows of text: amor.data.loader.Windows, or windows that are read from disk when they are needed."""
+    """Windows of text: amor.data.loader.Windows, or windows that are read from disk when they are
+    needed."""
 
     def __len__(self) -> int: ...
 
@@ -50,7 +55,8 @@ class Chunk:
     targets: Tensor | None = None  # None: no loss is computed
     reset: Tensor | None = None  # True at the first token of a document
     valid: Tensor | None = None  # False at padding; None: there is none
-    asked: Tensor | None = None  # number of the question that a target answers, 0 for none; of generated tasks
+    # number of the question that a target answers, 0 for none; of generated tasks
+    asked: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class ChunkOutput:
 
     @property
     def nll(self) -> Tensor:
-        """[rows, columns] negative log-likelihood of each target in nats; 0 where there is no target."""
+        """[rows, columns] negative log-likelihood of each target in nats; 0 where there is no
+        target."""
         assert self.out.nll is not None, "a chunk without targets has no loss"
         return self.out.nll
 
@@ -99,9 +106,11 @@ def run_chunks(
     gates: GateChoice = None,
     compute: str = "auto",  # as the forward takes it
     residuals: Residuals | None = None,
-    on_tokens: Callable[[int], None] = ignore_tokens,  # called after each chunk with its number of tokens
+    # called after each chunk with its number of tokens
+    on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> Iterator[ChunkOutput]:
-    """Feed consecutive chunks of the same rows, each from the state that the chunk before it left."""
+    """Feed consecutive chunks of the same rows, each from the state that the chunk before it
+    left."""
     for chunk in chunks:
         key = chunk.place[0].start, chunk.place[1].start
         out = forward(
@@ -129,11 +138,14 @@ def run_windows(
     columns: int | None = None,  # of a chunk; None: whole windows
     gates: GateChoice = None,
     compute: str = "auto",
-    residuals: Residuals | None = None,  # filled by the first run and reused by later ones: gates do not change the backbone
-    forward: Callable[..., Output] | None = None,  # called instead of the model, e.g. under autocast
+    # filled by the first run and reused by later ones: gates do not change the backbone
+    residuals: Residuals | None = None,
+    # called instead of the model, e.g. under autocast
+    forward: Callable[..., Output] | None = None,
     on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> Iterator[ChunkOutput]:
-    """Feed every window of a text from its beginning, `rows` windows at a time in chunks of `columns` columns."""
+    """Feed every window of a text from its beginning, `rows` windows at a time in chunks of
+    `columns` columns."""
     for first in range(0, len(text), rows):
         windows = text[first : first + rows].to(model.embed.weight.device)
         yield from run_chunks(
@@ -147,7 +159,8 @@ def run_windows(
 
 
 def cut_columns(windows: Windows, first_row: int, columns: int) -> Iterator[Chunk]:
-    """Windows as chunks of at most `columns` columns; first_row is the place of the first window in its text."""
+    """Windows as chunks of at most `columns` columns; first_row is the place of the first window in
+    its text."""
     rows = slice(first_row, first_row + len(windows))
     for start in range(0, windows.columns, columns):
         part = windows.between(start, min(start + columns, windows.columns))

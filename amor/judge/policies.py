@@ -1,8 +1,9 @@
 """The loss of a model on windows of text under any choice of the tokens that fire.
 
-With one block, whether a token fires changes the prediction at that token and nothing else (keys and values are always
-computed), so two passes, all closed and all open, give the loss of every choice. With more blocks a firing changes what
-later blocks read and remember, so every choice is run again.
+With one block, whether a token fires changes the prediction at that token and nothing else (keys
+and values are always computed), so two passes, all closed and all open, give the loss of every
+choice. With more blocks a firing changes what later blocks read and remember, so every choice is
+run again.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ from amor.models.amor import Amor
 
 @dataclass
 class PolicyEvaluator:
-    """A model and n windows of T tokens. Results are [n, T] on the CPU, or [K, n, T] with one plane per block."""
+    """A model and n windows of T tokens. Results are [n, T] on the CPU, or [K, n, T] with one plane
+    per block."""
 
     model: Amor
     windows: Windows
     gates: Sequence[Gate]  # to be evaluated, one per block
     rows: int = ROWS  # windows per forward call
     on_tokens: Callable[[int], None] = ignore_tokens  # called with the number of tokens read
-    residuals: Residuals = field(default_factory=dict)  # the backbone's output, computed once for all choices
+    # the backbone's output, computed once for all choices
+    residuals: Residuals = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.gates:
@@ -49,6 +52,7 @@ class PolicyEvaluator:
 
     @property
     def blocks(self) -> int:
+        """How many gated blocks the model has: K."""
         return len(self.gates)
 
     @property
@@ -75,7 +79,8 @@ class PolicyEvaluator:
 
     @cached_property
     def nll_closed(self) -> Tensor:
-        """[n, T] negative log-likelihood per token with every block closed; computed at first use."""
+        """[n, T] negative log-likelihood per token with every block closed; computed at first
+        use."""
         return self.run(force_all(self.model, False)).nll
 
     @cached_property
@@ -84,7 +89,8 @@ class PolicyEvaluator:
         return self.run(force_all(self.model, True)).nll
 
     def nll_with_mask(self, fire: Tensor) -> Tensor:
-        """Negative log-likelihood per token [n, T] with block k firing exactly where fire[k] is True ([K, n, T])."""
+        """Negative log-likelihood per token [n, T] with block k firing exactly where fire[k] is
+        True ([K, n, T])."""
         if self.blocks == 1:
             return torch.where(fire[0], self.nll_open, self.nll_closed)
         return self.run(lambda place: [ForcedGate(block[place]) for block in fire]).nll
@@ -92,8 +98,8 @@ class PolicyEvaluator:
     def with_own_gates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """With the gates to be evaluated: nll [n, T]; fire, entropy and gain [K, n, T].
 
-        The gain of a block is the nll in nats that firing it saves at a token, with the blocks before it as they decided
-        and those after it closed.
+        The gain of a block is the nll in nats that firing it saves at a token, with the blocks
+        before it as they decided and those after it closed.
         """
         recording = [RecordingGate(gate, "entropy", "gain") for gate in self.gates]
         output = self.run(recording)
@@ -112,10 +118,11 @@ class PolicyEvaluator:
         return recording.values("gain", 0).cpu()
 
     def oracle(self, first: Tensor, choose: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """[K, n, T] a mask chosen by the true gain, block after block: choose(k, gain [n, T]) -> mask [n, T].
+        """[K, n, T] a mask chosen by the true gain, block after block: choose(k, gain [n, T]) ->
+        mask [n, T].
 
-        `first` is the gain of block 0, which no choice changes. Where one gate decides for all blocks, so does the
-        oracle, by the gain of all blocks together.
+        `first` is the gain of block 0, which no choice changes. Where one gate decides for all
+        blocks, so does the oracle, by the gain of all blocks together.
         """
         if self.once:
             return choose(0, self.nll_closed - self.nll_open).expand(self.shape)
@@ -125,9 +132,11 @@ class PolicyEvaluator:
         return fire
 
     def top_fraction(self, rate: float) -> Tensor:
-        """[K, n, T] True at the highest scores of every block, on exactly the fraction `rate` of all tokens.
+        """[K, n, T] True at the highest scores of every block, on exactly the fraction `rate` of
+        all tokens.
 
-        Blocks are chosen in order: each score is computed with the blocks before it firing as chosen.
+        Blocks are chosen in order: each score is computed with the blocks before it firing as
+        chosen.
         """
         fire = torch.zeros(self.shape, dtype=torch.bool)
         for k, gate in enumerate(self.gates):
@@ -149,6 +158,7 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def shuffled(fire: Tensor, seed: int) -> Tensor:
-    """The mask [K, n, T] with tokens permuted at random, all blocks alike: every block fires as often as before."""
+    """The mask [K, n, T] with tokens permuted at random, all blocks alike: every block fires as
+    often as before."""
     order = torch.randperm(fire[0].numel(), generator=torch.Generator().manual_seed(seed))
     return fire.flatten(1)[:, order].view_as(fire)

@@ -1,9 +1,11 @@
-"""Recall on a generated task: whether the model's best token answers each question, on rows it was not trained on.
+"""Recall on a generated task: whether the model's best token answers each question, on rows it was
+not trained on.
 
     recall(model, task.change(pairs=64, length=256), rows=512, gates=force_all(model, True))
 
-A question of several tokens is answered when each of them is the best token after the true ones before it, that is, when
-greedy decoding writes all of them. Standard errors are bootstrapped over rows.
+A question of several tokens is answered when each of them is the best token after the true ones
+before it, that is, when greedy decoding writes all of them. Standard errors are bootstrapped over
+rows.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def recall(
     if rows < 1:
         raise AmorError(f"{rows} rows to be judged by; give at least 1")
     check_vocab(model, task)
-    text = Questions(task.change(loss="all"), rows, seed)  # so that there is a loss elsewhere as well
+    # so that there is a loss elsewhere as well
+    text = Questions(task.change(loss="all"), rows, seed)
     at_a_time = max(1, TOKENS // task.length)
     chunks = run_windows(model, text, rows=at_a_time, gates=gates, on_tokens=on_tokens)
     parts = [_row_sums(model, output) for output in chunks]
@@ -91,7 +94,8 @@ def recall(
 
 
 def right_answers(model: Amor, output: ChunkOutput) -> Tensor:
-    """[rows, columns] True where the best token is that of the answer; False where there is no question."""
+    """[rows, columns] True where the best token is that of the answer; False where there is no
+    question."""
     targets, asked = output.chunk.targets, is_answer(output.chunk)
     assert targets is not None
     best = head.read(output.out.hidden[asked], model.head_weight, topk=1).topk
@@ -108,7 +112,8 @@ def is_answer(chunk: Chunk) -> Tensor:
 
 
 def count_answered(hits: Tensor, asked: Tensor) -> Tensor:
-    """[rows] the number of questions of which every token is right; asked [rows, columns]: their numbers, 0 for none."""
+    """[rows] the number of questions of which every token is right; asked [rows, columns]: their
+    numbers, 0 for none."""
     count = int(asked.max())
     wrong = torch.zeros(len(asked), count + 1, dtype=torch.long, device=asked.device).scatter_add_(1, asked, (~hits).long())
     there = torch.zeros_like(wrong).scatter_add_(1, asked, torch.ones_like(asked))

@@ -1,8 +1,9 @@
 """A trace of one text: per token the entropy, where attention ran, and what that changed.
 
-Every token has two roles. As the token *read*, it has an entropy at each block (of the token after it, over
-log(vocab)) and the decisions those led to. As the token *predicted*, it has a surprise in nats and its probability with
-the gates as they are, closed everywhere and open everywhere. Nothing predicts the first token.
+Every token has two roles. As the token *read*, it has an entropy at each block (of the token after
+it, over log(vocab)) and the decisions those led to. As the token *predicted*, it has a surprise in
+nats and its probability with the gates as they are, closed everywhere and open everywhere. Nothing
+predicts the first token.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def trace(
     title: str = "",
     gates: Sequence[Gate] | None = None,  # one per block; None: the model's own
 ) -> Trace:
-    """The trace of one text of token ids; errors where it is empty or not of the model's vocabulary."""
+    """The trace of one text of token ids; errors where it is empty or not of the model's
+    vocabulary."""
     if not len(ids):
         raise AmorError("the text is empty; a trace needs at least one token")
     worst = max(ids)
@@ -87,7 +89,8 @@ def chance(log: float) -> float:
 
 
 def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[CorpusOutput, Tensor, dict[str, list[float]]]:
-    """The output with these gates, its hidden vectors [T, D], and the nll [T] with these gates, all closed, all open."""
+    """The output with these gates, its hidden vectors [T, D], and the nll [T] with these gates, all
+    closed, all open."""
     text, residuals = of_text(ids), Residuals()
     chunks = list(run_windows(model, text, columns=CHUNK, gates=gates, residuals=residuals))
     output = join_chunks(chunks)
@@ -99,7 +102,8 @@ def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[
 
 
 def guesses(model: Amor, hidden: Tensor, speller: Speller) -> tuple[list[float], list[tuple[Guess, ...]]]:
-    """After each token: the entropy of the final distribution, and its best tokens with their probabilities."""
+    """After each token: the entropy of the final distribution, and its best tokens with their
+    probabilities."""
     count = min(GUESSES, model.config.vocab)
     reading = head.read(hidden, model.head_weight, entropy=True, topk=count)
     assert reading.topk is not None and reading.logsumexp is not None and reading.entropy is not None
@@ -111,7 +115,8 @@ def guesses(model: Amor, hidden: Tensor, speller: Speller) -> tuple[list[float],
 
 
 def summary(rows: Sequence[Token]) -> tuple[ClassRow, ...]:
-    """By class of token: how many, mean entropy and firing rate per block after reading one, mean surprise at one."""
+    """By class of token: how many, mean entropy and firing rate per block after reading one, mean
+    surprise at one."""
     groups = [("all", list(rows)), *((name, [r for r in rows if r.kind == name]) for name in KINDS)]
     groups.append(("rare", [r for r in rows if r.rare]))
     return tuple(
@@ -128,4 +133,5 @@ def summary(rows: Sequence[Token]) -> tuple[ClassRow, ...]:
 
 
 def mean(values: Sequence[float]) -> float | None:
+    """The mean, or None of nothing."""
     return sum(values) / len(values) if values else None

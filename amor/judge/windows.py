@@ -1,4 +1,5 @@
-"""Text cut into windows: spread evenly over a text, the same ones every time, or the rows of an evaluation batch."""
+"""Text cut into windows: spread evenly over a text, the same ones every time, or the rows of an
+evaluation batch."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def of_shards(
     vocab: int,
     apart: bool,  # whether the state is reset where a document begins
 ) -> Windows:
-    """Evenly spaced windows of prepared tokens, [n, context]; an error where vocabulary or tokenizer do not fit."""
+    """Evenly spaced windows of prepared tokens, [n, context]; an error where vocabulary or
+    tokenizer do not fit."""
     shards = Shards.open(folder)
     shards.check(vocab, None if tokenizer is None else tokenizer_hash(tokenizer))
     starts = spaced(shards.tokens, context, count, str(folder))
@@ -53,7 +55,8 @@ def of_text(ids: Sequence[int]) -> Windows:
 
 @dataclass(frozen=True)
 class BatchWindows:
-    """Rows first .. last - 1 of the first batch of an evaluation source, read from disk when they are indexed."""
+    """Rows first .. last - 1 of the first batch of an evaluation source, read from disk when they
+    are indexed."""
 
     source: Judging
     first: int
@@ -80,7 +83,8 @@ def about(windows: Windows) -> TextSource:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Token ids of a text as in training: names of special tokens are plain text, and no token is added."""
+    """Token ids of a text as in training: names of special tokens are plain text, and no token is
+    added."""
     return encoder(tokenizer)(text)
 
 
@@ -93,7 +97,8 @@ def encoder(tokenizer: Tokenizer) -> Encoder:
 
 
 def spaced(tokens: int, context: int, count: int, source: str) -> np.ndarray:
-    """First tokens of at most `count` windows that do not overlap, evenly spaced over a text of `tokens` tokens."""
+    """First tokens of at most `count` windows that do not overlap, evenly spaced over a text of
+    `tokens` tokens."""
     if context < 1 or count < 2:
         raise AmorError(f"context {context} and windows {count}: at least 1 and 2 are needed (errors come from the windows)")
     fit = (tokens - 1) // context

@@ -1,7 +1,8 @@
-"""What `amor eval` finds: results in lm-evaluation-harness' own layout, and under one more key, `amor`, where they come from.
+"""What `amor eval` finds: results in lm-evaluation-harness' own layout, and under one more key,
+`amor`, where they come from.
 
-A file holds one suite of one model with its gates run in one way. Tables and figures read `Evaluation`; the harness's other keys
-stand beside it for other people's tools.
+A file holds one suite of one model with its gates run in one way. Tables and figures read
+`Evaluation`; the harness's other keys stand beside it for other people's tools.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,7 +14,8 @@ from amor import typed
 from amor.records import Amount, Number, Record, Words
 
 Gates = Literal["model", "closed", "open"]  # as the model has them; none fires; all fire
-Path = Literal["likelihood", "decode"]  # windows through the forward; token by token through the engine
+# windows through the forward; token by token through the engine
+Path = Literal["likelihood", "decode"]
 
 
 class GateCounts(Record, frozen=True):
@@ -21,8 +23,10 @@ class GateCounts(Record, frozen=True):
 
     tokens: typed.Count
     fires: tuple[typed.Count, ...] = ()
-    score: tuple[Number, ...] = ()  # summed: over `tokens` it is the mean of what the gate compared with its threshold
-    margin: tuple[Number, ...] = ()  # the least distance of a score to the threshold; 0 where there was no token
+    # summed: over `tokens` it is the mean of what the gate compared with its threshold
+    score: tuple[Number, ...] = ()
+    # the least distance of a score to the threshold; 0 where there was no token
+    margin: tuple[Number, ...] = ()
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -41,7 +45,8 @@ class GateCounts(Record, frozen=True):
         )
 
 
-# prefill: context tokens but the last; then what was read by the forward (target) or in steps (decode)
+# prefill: context tokens but the last; then what was read by the forward (target) or in steps
+# (decode)
 Phases = dict[Literal["prefill", "target", "decode"], GateCounts]
 
 
@@ -69,13 +74,16 @@ class EvalSettings(Record, frozen=True):
 
     gates: Gates = "model"
     path: Path = "likelihood"
-    max_length: typed.Positive | None = None  # tokens of a request; more are cut on the left. None: nothing is cut
+    # tokens of a request; more are cut on the left. None: nothing is cut
+    max_length: typed.Positive | None = None
     bos: bool = False  # whether the tokenizer's first token stands before each context
     limit: typed.Positive | None = None  # documents of each task
     harness: Words = ""  # version of lm-evaluation-harness
 
 
 class Timing(Record, frozen=True):
+    """How long an evaluation took, and how much of it was computed."""
+
     seconds: Amount
     computed: typed.Count  # requests
     reused: typed.Count  # found in the store
@@ -83,14 +91,16 @@ class Timing(Record, frozen=True):
 
 
 class LengthCurve(Record, frozen=True):
-    """Perplexity of one set of long texts against length: of whole prefixes, and of the last 1,024 tokens before each length."""
+    """Perplexity of one set of long texts against length: of whole prefixes, and of the last 1,024
+    tokens before each length."""
 
     lengths: tuple[typed.Positive, ...]
     segments: typed.Positive
     prefix: tuple[Number, ...]
     bucket: tuple[Number, ...]
     errors: tuple[Number, ...]  # standard errors of `prefix`, over segments
-    rates: tuple[tuple[typed.Share, ...], ...] = ()  # of each bucket, how many tokens fired, a block
+    # of each bucket, the fraction of tokens that fired, per block
+    rates: tuple[tuple[typed.Share, ...], ...] = ()
 
 
 class About(typed.File, frozen=True):
@@ -103,11 +113,12 @@ class About(typed.File, frozen=True):
     data: dict[str, Data]
     gates: dict[str, Phases]  # by task
     timing: Timing
-    curves: dict[str, LengthCurve] = msgspec.field(default_factory=dict)  # of length-extrapolation, by set
-    lengths: dict[str, Amount] = msgspec.field(
-        default_factory=dict
-    )  # mean true tokens of prompts, by task, where a length is part of the task
-    skipped: dict[str, Words] = msgspec.field(default_factory=dict)  # tasks that could not be run, and why
+    # of length-extrapolation, by set
+    curves: dict[str, LengthCurve] = msgspec.field(default_factory=dict)
+    # mean tokens of prompts, by task, where a length is part of the task
+    lengths: dict[str, Amount] = msgspec.field(default_factory=dict)
+    # tasks that could not be run, and why
+    skipped: dict[str, Words] = msgspec.field(default_factory=dict)
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -119,7 +130,8 @@ class Evaluation(msgspec.Struct, frozen=True):
     versions: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def score(self, task: str, metric: str) -> tuple[float, float] | None:
-        """A number and its standard error (0 where the harness tells none), or None where it was not measured.
+        """A number and its standard error (0 where the harness tells none), or None where it was
+        not measured.
 
         The harness writes -1 for lengths that were not asked for."""
         found = self.results.get(task, {}).get(f"{metric},none")

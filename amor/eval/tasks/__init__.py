@@ -1,7 +1,8 @@
 """The evaluation tasks: one file each (or one per family), found by being in this folder.
 
-A file states TASKS, a tuple of specs (amor/eval/task_specs.py): what is asked, the type of a row, the columns of tables.
-SUITES is the one place where suites are named. Tables read both without importing torch or the harness.
+A file states TASKS, a tuple of specs (amor/eval/task_specs.py): what is asked, the type of a row,
+the columns of tables. SUITES is the one place where suites are named. Tables read both without
+importing torch or the harness.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ SUITES = {
     "retrieval": Suite(
         table="retrieval_niah",
         ablations=("ablation_retrieval_1p5b",),
-        remark="it does not say which prompts it used, so its SWDE, SQuAD and FDA stand under whichever of ours are here",
+        remark="it does not say which prompts it used, "
+        "so its SWDE, SQuAD and FDA stand under whichever of ours are here",
     ),
     "niah": Suite(
         table="retrieval_niah",
@@ -63,7 +65,8 @@ SUITES = {
         ablations=("ablation_common_sense_1p5b",),
         scale="180M",
         figure="",
-        remark="of held-out FineWeb-Edu with the Llama 3.1 tokenizer; perplexities compare on the same text and tokens only",
+        remark="of held-out FineWeb-Edu with the Llama 3.1 tokenizer; "
+        "perplexities compare on the same text and tokens only",
         harness=False,
     ),
     LENGTHS: Suite(figure="extrapolation", harness=False),
@@ -91,17 +94,21 @@ def in_suite(name: str) -> dict[str, TaskSpec]:
 
 def suite(name: str) -> Suite:
     """A suite with the columns of its tasks."""
-    return replace(SUITES[name], columns=tuple(c for task in in_suite(name).values() for c in task.columns))
+    return replace(
+        SUITES[name], columns=tuple(c for task in in_suite(name).values() for c in task.columns)
+    )
 
 
 @dataclass
 class LoadedSuite:
-    """The tasks of a suite as objects of the harness, where their rows come from, and why others are skipped."""
+    """The tasks of a suite as objects of the harness, where their rows come from, and why others
+    are skipped."""
 
     tasks: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Data] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    lengths: dict[str, float] = field(default_factory=dict)  # mean tokens of prompts, by task or "task,length"
+    # mean tokens of prompts, by task or "task,length"
+    lengths: dict[str, float] = field(default_factory=dict)
 
 
 def load(
@@ -114,9 +121,11 @@ def load(
     samples: int = 500,
     names: Iterable[str] | None = None,
 ) -> LoadedSuite:
-    """Load the tasks of a suite, or those named, from a folder of files (`data`) or from the hub (None).
+    """Load the tasks of a suite, or those named, from a folder of files (`data`) or from the hub
+    (None).
 
-    A task is loaded whole or skipped with a reason; a row that cannot be read is an error that names file and line.
+    A task is loaded whole or skipped with a reason; a row that cannot be read is an error that
+    names file and line.
     """
     wanted = _wanted(suite, names)
     harness.need("lm_eval", "datasets")

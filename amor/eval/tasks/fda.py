@@ -1,10 +1,13 @@
-"""FDA: an attribute of a device report, generated after the report; as the harness asks, and as a cloze window."""
+"""FDA: an attribute of a device report, generated after the report; as the harness asks, and as a
+cloze window."""
 
 from amor.eval.cloze import ClozeForm, CompletionRow, KeyedRow, ask, without
 from amor.eval.rows import HubSource, Substitute
 from amor.eval.task_specs import ClozeTask, CompletionTask, ScoreColumn
 
-SUMMARIES = Substitute("fda_completion", KeyedRow, "FDA summaries, not the rows of hazyresearch/based-fda")
+SUMMARIES = Substitute(
+    "fda_completion", KeyedRow, "FDA summaries, not the rows of hazyresearch/based-fda"
+)
 
 
 def prompt(text: str, row: CompletionRow) -> str:

@@ -1,4 +1,5 @@
-"""The six sets of long texts of length extrapolation: the data set of each, and the local file that may replace it.
+"""The six sets of long texts of length extrapolation: the data set of each, and the local file that
+may replace it.
 
 FOLDER/lengths_<set>.jsonl (also .gz), one {"text": ...} per line, is the set itself.
 """
@@ -68,7 +69,11 @@ class PaperRow(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        parts = (part for section in self.full_text for part in (section.section_name, *section.paragraphs))
+        parts = (
+            part
+            for section in self.full_text
+            for part in (section.section_name, *section.paragraphs)
+        )
         return "\n\n".join(part for part in (self.title, self.abstract, *parts) if part)
 
 

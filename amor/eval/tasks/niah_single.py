@@ -1,4 +1,5 @@
-"""S-NIAH 1 to 3: one needle in noise or essays, prompts of exact length by our own generator (amor/eval/niah.py)."""
+"""S-NIAH 1 to 3: one needle in noise or essays, prompts of exact length by our own generator
+(amor/eval/niah.py)."""
 
 from dataclasses import replace
 
@@ -11,7 +12,9 @@ FORMS = {1: NeedleForm(False, "number"), 2: NeedleForm(True, "number"), 3: Needl
 
 def _task(number: int, form: NeedleForm) -> NeedleTask:
     name = f"niah_single_{number}"
-    task = NeedleTask(name=name, suite="niah", form=form, title=f"S{number} {{}}", paper=name, place=number)
+    task = NeedleTask(
+        name=name, suite="niah", form=form, title=f"S{number} {{}}", paper=name, place=number
+    )
     return replace(task, columns=tuple(task.column_at(length) for length in LENGTHS))
 
 

@@ -1,4 +1,5 @@
-"""S-NIAH 1 to 3 by the harness's own generator, whose lengths are upper bounds; the paper's numbers are compared with either."""
+"""S-NIAH 1 to 3 by the harness's own generator, whose lengths are upper bounds; the paper's numbers
+are compared with either."""
 
 from amor.eval.task_specs import HarnessNeedleTask
 from amor.eval.tasks.niah_single import FORMS

@@ -1,4 +1,5 @@
-"""Perplexity of held-out text (`amor eval --suite perplexity --text TEXT`): per token, and bits per byte."""
+"""Perplexity of held-out text (`amor eval --suite perplexity --text TEXT`): per token, and bits per
+byte."""
 
 from amor.eval.task_specs import ScoreColumn, TaskSpec
 
@@ -19,7 +20,9 @@ TASKS = (
                 digits=2,
                 over=None,
             ),
-            ScoreColumn("bits/byte", NAME, "bits_per_byte", percent=False, lower=True, digits=3, over=None),
+            ScoreColumn(
+                "bits/byte", NAME, "bits_per_byte", percent=False, lower=True, digits=3, over=None
+            ),
         ),
     ),
 )

@@ -1,4 +1,5 @@
-"""SQuAD as completion: the answer, generated after a paragraph; as the harness asks, and as a cloze window."""
+"""SQuAD as completion: the answer, generated after a paragraph; as the harness asks, and as a cloze
+window."""
 
 import msgspec
 

@@ -1,11 +1,16 @@
-"""SWDE: an attribute of a web page, generated after the page; as the harness asks, and as a cloze window."""
+"""SWDE: an attribute of a web page, generated after the page; as the harness asks, and as a cloze
+window."""
 
 from amor.eval.cloze import ClozeForm, CompletionRow, KeyedRow, ask, without
 from amor.eval.rows import HubSource, Substitute
 from amor.eval.task_specs import ClozeTask, CompletionTask, ScoreColumn
 
-SUMMARY = "Summary of information above..."  # where SWDE's own prompt begins, which the cloze form drops
-PAGES = Substitute("swde_completion", KeyedRow, "pages of SWDE, not the rows of hazyresearch/based-swde-v2")
+SUMMARY = (
+    "Summary of information above..."  # where SWDE's own prompt begins, which the cloze form drops
+)
+PAGES = Substitute(
+    "swde_completion", KeyedRow, "pages of SWDE, not the rows of hazyresearch/based-swde-v2"
+)
 
 
 def prompt(text: str, row: CompletionRow) -> str:

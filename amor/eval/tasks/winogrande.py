@@ -1,4 +1,5 @@
-"""WinoGrande: which of two options a blank stands for, by log-likelihood of what follows the blank."""
+"""WinoGrande: which of two options a blank stands for, by log-likelihood of what follows the
+blank."""
 
 from typing import Literal
 
