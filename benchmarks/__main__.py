@@ -1,8 +1,8 @@
 """Measure this project against other libraries and against its own goals: python -m benchmarks
 SUITE.
 
-The suites are those of this folder and those of `amor bench`. Some need transformers, an extra:
-pip install "amor[peers]".
+The suites are those of this folder and those of `amor bench`. Some need the extra `peers`
+(transformers).
 
   python -m benchmarks peers --only decode --json
   python -m benchmarks train --bars benchmarks/bars.toml

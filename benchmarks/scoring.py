@@ -35,16 +35,8 @@ ROWS = ("questions",)
 MODELS = ("mamba2", "amor-mamba2")
 TASK, BATCH = "arc_easy", 16  # BATCH: requests that HFLM scores at a time
 WORDS = (
-    "river",
-    "stone",
-    "light",
-    "window",
-    "garden",
-    "iron",
-    "winter",
-    "letter",
-    "horse",
-    "bread",
+    *("river", "stone", "light", "morning", "window", "garden", "iron", "winter"),
+    *("letter", "paper", "horse", "road", "bread"),
 )
 MAX_LENGTH = 2048  # tokens of a request of HFLM
 

@@ -70,6 +70,8 @@ def quickly() -> Callable[[str], dict]:
 
     @cache
     def run(suite: str) -> dict:
+        if suite == "memory" and not peak.STATUS.exists():
+            pytest.skip("this system does not report the memory of a process")
         told = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(told):
             make_ceilings_small(patch)
@@ -96,13 +98,13 @@ def test_every_row_carries_shapes_backends_times_and_numbers(suite: str, rows: i
             assert ratio["low"] <= ratio["median"] <= ratio["high"] and ratio["best"] > 0
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", [suite for suite in SUITES if suite not in ("dense", "batch")])  # these have no bars
 def test_every_bar_of_this_project_names_a_number_that_its_suite_finds(suite: str, quickly: Callable[[str], dict]) -> None:
     found = quickly(suite)
     numbers = {(suite, row["name"], name) for row in found["rows"] for kind in KINDS for name in row[kind]}
     wanted = {(bar.suite, bar.row, bar.name) for bar in bars.load(BARS, rows_of_suites()) if bar.suite == suite}
-    assert (wanted or suite in ("dense", "batch")) and wanted - numbers <= EXEMPT
-    assert {bar["verdict"] for bar in found["bars"] if (suite, bar["row"], bar["name"]) not in EXEMPT} <= {"not judged"}
+    assert wanted and wanted - numbers <= EXEMPT
+    assert {bar["verdict"] for bar in found["bars"] if (suite, bar["row"], bar["name"]) not in EXEMPT} == {"not judged"}
     assert {bar["verdict"] for bar in found["bars"] if (suite, bar["row"], bar["name"]) in EXEMPT} <= {"not measured"}
 
 

@@ -74,8 +74,8 @@ SHRUNK = [
     (r"--contexts [\d,]+", "--contexts 24,48", "contexts of thousands take minutes"),
     (r"--scale 180m --parts", "--parts", "--quick has a scale of its own"),
     (r"--rounds \d+", "", "one round; added below"),
-    (r"((bench|benchmarks) (?!.*--quick).*)", r"\1 --quick", "shapes that take seconds"),
-    (r"((bench|benchmarks) .*)", r"\1 --rounds 1", "one round shows that everything runs"),
+    (r"((amor bench|-m benchmarks) (?!.*--quick).*)", r"\1 --quick", "shapes that take seconds"),
+    (r"((amor bench|-m benchmarks) .*)", r"\1 --rounds 1", "one round shows that everything runs"),
     (r"(bench decode(?!.*(--parts|--model )).*)", r"\1 --parts contexts", "tests/test_bench.py has all parts"),
     (r"(bench decode(?!.*--models? ).*)", r"\1 --models mamba2,amor-mamba2", "two of eight architectures"),
     (r"(benchmarks peers(?!.*--only).*)", r"\1 --only mamba2-layer", "tests/test_bench.py has every row"),
@@ -354,7 +354,8 @@ def ran(command, made, monkeypatch):
         elif words[0] != "amor":
             done = subprocess.run(words, capture_output=True, text=True, check=False)
             return done.stderr if done.returncode else ""
-        begin_anew(words[1:], made)
+        if command is main:
+            begin_anew(words[1:], made)
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             try:
