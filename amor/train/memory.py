@@ -5,12 +5,12 @@ formula, checked against the measured peak of real steps (tests/test_train_memor
 
 * Per token a module keeps for the backward pass, in float32 numbers: the input and output of every
   linear layer, the channels of every short convolution, the width of every norm, and the state of
-  its recurrence once per chunk. An input that several layers read is counted for each of them, which
-  stands for the temporaries of the backward pass.
+  its recurrence once per chunk. An input that several layers read is counted for each of them,
+  which stands for the temporaries of the backward pass.
 * The loss keeps the gradient of the head's weights from the forward to the backward pass.
-* With `recompute` a layer keeps its input alone. While the backward pass is in a layer, that layer's
-  activations exist beside their gradients, half as much again; when it begins, the gated blocks'
-  exist instead. The larger of the two counts.
+* With `recompute` a layer keeps its input alone. While the backward pass is in a layer, that
+  layer's activations exist beside their gradients, half as much again; when it begins, the gated
+  blocks' exist instead. The larger of the two counts.
 * A frozen backbone keeps nothing; the temporaries of one layer at a time are half its activations.
 """
 
@@ -41,7 +41,9 @@ class MemoryEstimate:
 
 
 def estimate_memory(model: Amor, recipe: Recipe) -> MemoryEstimate:
-    """For one rank of the world torchrun has set, or for one process. The model may be on the meta device."""
+    """For one rank of the world torchrun has set, or for one process. The model may be on the meta
+    device.
+    """
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if recipe.distributed == "fsdp" else 1
     weights = BYTES * sum(p.numel() for p in model.parameters()) // ranks
     gradients = BYTES * trained(model) // ranks

@@ -10,7 +10,8 @@ from amor.train.optim import describe, groups
 from amor.train.recipe import Recipe
 from amor.train.sample import EVERY
 
-# Fraction of the matrix-product rate that a training step reaches. A guess: the share of docs/training.md
+# Fraction of the matrix-product rate that a training step reaches. A guess: the share of
+# docs/training.md
 # (0.58 to 0.64) counts products alone, and gates, norms and recurrences take time too.
 REACHED = 0.4
 
@@ -63,8 +64,8 @@ def predict(recipe: Recipe, flops: float, source: str) -> Prediction:
 def train_flops(model: Amor, context: int) -> float:
     """FLOPs of matrix products per trained token.
 
-    Three times the forward, one head pass per gate that reads the head, and two more on the sample of
-    every gate that learns from gains.
+    Three times the forward, one head pass per gate that reads the head, and two more on the sample
+    of every gate that learns from gains.
     """
     half = context // 2  # attention sees half the context on average
     forward = model.cost(half, fire_rate=1.0, heads=1).flops
@@ -87,7 +88,8 @@ def lines(prediction: Prediction) -> list[str]:
         f"parameters  {prediction.parameters:,}",
         *(f"  {line}" for line in prediction.groups),
         f"steps       {prediction.steps:,} of {prediction.step_tokens:,} tokens: {tokens}",
-        f"memory      {memory.total / 1e9:.2f} GB per rank ({sizes}; float32, activations of one micro-batch, by a formula)",
+        f"memory      {memory.total / 1e9:.2f} GB per rank ({sizes}; float32, "
+        "activations of one micro-batch, by a formula)",
         f"work        {prediction.flops:.3g} FLOPs",
         f"time        {spoken(prediction.seconds)} at {prediction.reached:.0%} of "
         f"{prediction.flops_per_second:.3g} FLOP/s ({prediction.flops_source})",
