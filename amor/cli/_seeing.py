@@ -1,4 +1,6 @@
-"""Shared by every verb that trains: the observers of the run, the machine, and the report at its end."""
+"""Shared by every verb that trains: the observers of the run, the machine, and the report at its
+end.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,7 +36,9 @@ def as_result(ended: RunEnded) -> dict[str, Any]:
 
 
 def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
-    """Evaluate the newest checkpoint (on text, or on the run's task) and write the report; the JSON result."""
+    """Evaluate the newest checkpoint (on text, or on the run's task) and write the report; the JSON
+    result.
+    """
     from amor.study import report
     from amor.train.look import evaluate_recall, summarise_run
     from amor.train.resume import recipe_of
@@ -50,7 +54,9 @@ def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def observing(recipe: Recipe) -> Iterator[tuple[list[Observer], Machine]]:
-    """Observers for a run of this recipe, and its machine; terminal and trackers are closed however the run ends."""
+    """Observers for a run of this recipe, and its machine; terminal and trackers are closed however
+    the run ends.
+    """
     machine = measured(recipe)
     ceiling = machine.gemm_gflops
     with ExitStack() as stack:
@@ -63,7 +69,9 @@ def observing(recipe: Recipe) -> Iterator[tuple[list[Observer], Machine]]:
 
 
 def measured(recipe: Recipe) -> Machine:
-    """The machine; with its matrix-product rate if one process trains on the CPU, the only case that is measured."""
+    """The machine; with its matrix-product rate if one process trains on the CPU, the only case
+    that is measured.
+    """
     machine = describe()
     if recipe.distributed == "none" and (recipe.device == "cpu" or (recipe.device == "auto" and not machine.gpus)):
         return replace(machine, gemm_gflops=round(gemm_rate(), 1), flops_per_token=flops_per_token(recipe))

@@ -10,9 +10,8 @@ from amor.train.optim import describe, groups
 from amor.train.recipe import Recipe
 from amor.train.sample import EVERY
 
-# Fraction of the matrix-product rate that a training step reaches. A guess: the share of
-# docs/training.md
-# (0.58 to 0.64) counts products alone, and gates, norms and recurrences take time too.
+# Fraction of the matrix-product rate that a training step reaches. A guess: the measured 0.58 to
+# 0.64 (docs/training.md) are of products alone; gates, norms and recurrences take time too.
 REACHED = 0.4
 
 
