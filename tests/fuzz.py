@@ -39,7 +39,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 SECONDS = 10.0
 MEMORY = 2 << 30
 WORKERS = multiprocessing.get_context("forkserver")
-WORKERS.set_forkserver_preload(["amor.train.loop", "amor.cli", "torch.distributed.checkpoint"])
+WORKERS.set_forkserver_preload(["amor.train.loop", "amor.cli"])
 
 NONSENSE: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 3, 2**31, 2**63, 2**64, 10**12, 10**30, -(2**63), 0.5, -0.5, 1e308, 1e-308),

@@ -116,7 +116,7 @@ def test_a_tensor_that_takes_no_part_is_named():
     model(text(20) % 211, targets=text(20) % 211, gates=force_all(model, False)).loss.backward()
     seen.look(model)
     assert any("blocks.0" in name for name in seen.silent) and "embed.weight" not in seen.silent
-    assert "did their gate fire" in seen.told(3) or "no part in the loss" in seen.told(3)
+    assert "did their gate fire" in seen.summary(3) or "no part in the loss" in seen.summary(3)
 
 
 def test_a_gate_that_never_fires_leaves_blocks_without_gradients_and_the_command_says_so(backbone, data, tmp_path):

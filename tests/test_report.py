@@ -282,7 +282,7 @@ def test_the_live_picture_fits_its_terminal(width):
     shown.on_event(Event(event="x", message="something [strange]"))
     shown.close()
     plain = Console(file=io.StringIO(), width=width)
-    plain.print(shown.picture())
+    plain.print(shown.render())
     lines = plain.file.getvalue().splitlines()
     assert len(lines) < 24 and all(len(line) <= width for line in lines)
     for words in ("step 20/40", "to go", "0.2500", "ceiling", "0.720", "30.0%"):

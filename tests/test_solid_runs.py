@@ -17,9 +17,7 @@ from amor import typed
 from amor.cli import BUG, main
 from amor.cli import report as report_verb
 from amor.errors import AmorError
-from amor.models.build import build
 from amor.ops import chunks
-from amor.ops.backends import kernels
 from amor.records.bench import DecodeFile
 from amor.records.findings import Findings
 from amor.records.run import Event, GateLine, Machine, Step, StepTiming
@@ -30,8 +28,6 @@ from amor.study.table import as_text
 from amor.train import checkpoint, retention
 from amor.train.look import summarise_run
 from amor.train.loop import train
-from amor.train.predict import Kept, activations, in_layer
-from amor.train.recipe import load
 
 NONSENSE = [None, True, -1, 0, 10**30, 1e308, "", "x", [], {}, [None], {"a": None}, "\ud800"]
 
@@ -278,40 +274,6 @@ def test_the_numbers_of_a_gate_are_means_over_the_end_of_a_run(whole, tmp_path):
     assert f"{sum(range(361, 401)) / 40 / 1000:.1%}" in text  # fires
     assert f"{sum(range(361, 401, 2)) / 20 / 400:.3f}" in text  # tau, where it has one
     assert "4.0% - 36.0%" in text  # of all steps, as the paper reports it
-
-
-SAME = "head=chunked,linear=reference,scan=chunked,conv=reference,attend=masked,gated_norm=reference,rowwise=reference"
-
-
-def counted(name, context, recompute, *changes):
-    """Bytes predicted, and bytes that a forward on this CPU keeps by the same operators outside of layers that compute again."""
-    recipe = load(f"tiny/{name}", [f"context={context}", "micro_batch=2", "batch=2", f"recompute={recompute}", *changes])
-    model = build(recipe.config(), 0)
-    model.backbone.recompute = recipe.recompute
-    tokens, kept = torch.zeros(2, context, dtype=torch.long), Kept(model)
-    with kernels(SAME), kept:
-        model(tokens, targets=tokens, compute="full_with_mask")
-    return activations(build(recipe.config(), device="meta"), recipe), kept.bytes, model
-
-
-@pytest.mark.parametrize("name", ["transformer", "amor-mamba2"])
-def test_predicted_activations_are_what_a_forward_keeps(name):
-    predicted, measured, _ = counted(name, 128, "false")
-    assert predicted == pytest.approx(measured, rel=0.03)
-    assert counted(name, 256, "false")[0] == pytest.approx(2 * predicted, rel=0.02)  # nothing of size T x T is kept
-
-
-@pytest.mark.parametrize(("name", "changes"), [("transformer", ()), ("amor-mamba2", ("model.changes.blocks.count=9",))])
-def test_predicted_activations_count_blocks_norms_and_loss_beside_layers_that_compute_again(name, changes):
-    predicted, outside, model = counted(name, 96, "true", *changes)
-    h = torch.randn(2, 96, model.config.width, requires_grad=True)
-    state, kept = model.start(2), Kept(model, h)
-    with kernels(SAME), kept:
-        model.backbone.layers[0](h, state.parts[0], state.layout(96, None, None))
-    assert in_layer(build(model.config, device="meta"), 0, 2, 96) == pytest.approx(kept.bytes, rel=0.03)
-    inputs = len(model.config.pattern) * 4 * h.numel()
-    assert predicted == pytest.approx(inputs + max(outside, kept.bytes), rel=0.03)
-    assert (outside > kept.bytes) == bool(changes)  # many blocks keep more than a layer
 
 
 def test_findings_are_what_they_were_written_as(whole):

@@ -9,9 +9,9 @@ from amor.errors import AmorError
 from amor.mixers.attention import AttentionOptions
 from amor.mixers.fused import FusedOptions
 from amor.models.build import build
-from amor.presets import ABLATION_NAMES, NAMES
+from amor.presets import ABLATION_NAMES, NAMES, every_name
 from amor.train.optim import adamw, groups, set_rate
-from amor.train.predict import activations, lines, predict
+from amor.train.predict import lines, predict
 from amor.train.recipe import Rates, Recipe, load
 from amor.train.recipe import names as every_recipe
 from amor.train.schedule import shape
@@ -92,13 +92,18 @@ def test_memory_kept_for_the_backward_pass_is_less_when_it_is_recomputed():
     assert kept.memory.optimiser == 8 * kept.parameters
 
 
-@pytest.mark.parametrize("recompute", ["true", "false"])
-def test_memory_of_a_context_too_long_to_walk_is_what_walking_it_would_count(monkeypatch, recompute):
-    recipe = load("tiny/amor-mamba2", ["context=1024", "micro_batch=2", f"recompute={recompute}"])
-    model = build(recipe.config(), device="meta")
-    walked = activations(model, recipe)
-    monkeypatch.setattr("amor.train.predict.MOST_TOKENS", 512)
-    assert activations(model, recipe) == pytest.approx(walked, rel=0.01)
+def test_tiny_and_any_recipe_take_a_model_by_name_and_every_preset_is_a_tiny_recipe():
+    named, chosen = load("tiny/mamba2-serial"), load("tiny", (), "mamba2-serial")
+    assert named == chosen and (named.name, named.model.name, named.steps) == ("mamba2-serial", "mamba2-serial", 2000)
+    assert load("tiny").model.name == "amor-mamba2"
+    paper = load("paper/180m", (), "mamba2-serial")
+    assert (paper.name, paper.model.name, paper.model.scale) == ("180m-mamba2-serial", "mamba2-serial", "180m")
+    assert load("paper/180m").name == "180m"
+    assert set(every_recipe()) >= {f"tiny/{name}" for name in every_name()} | {"tiny/demo", "tiny/authors", "paper/authors-180m"}
+    with pytest.raises(AmorError, match="did you mean 'mamba2-serial'"):
+        load("tiny", (), "mamba2-seriel").config()
+    with pytest.raises(AmorError, match="--model mamba2: the run starts from there; leave one of the two away"):
+        load("tiny", ["model.start=there"], "mamba2")
 
 
 def test_the_rate_warms_up_to_the_peak_and_ends_at_the_floor():

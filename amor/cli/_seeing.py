@@ -1,4 +1,6 @@
-"""What every verb that trains shares: who watches the run, what the machine is, and the report at its end."""
+"""Shared by every verb that trains: the observers of the run, the machine, and the report at its
+end.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +20,7 @@ from amor.train.watch import Observer, RunEnded
 
 
 class Reporter(Observer):
-    """At the end of a run looks at the model and writes RUN/report.html; a stopped run gets none."""
+    """Evaluates the model at the end of a run and writes RUN/report.html; not for a stopped run."""
 
     def on_end(self, ended: RunEnded) -> None:
         if ended.done:
@@ -26,15 +28,17 @@ class Reporter(Observer):
 
 
 def as_result(ended: RunEnded) -> dict[str, Any]:
-    """The end of a run that was seen, as a verb tells it."""
+    """The JSON result of a verb that trained a run with `observing`."""
     from amor.study import report
 
-    found = {"ok": True, **typed.tree(ended)}
-    return found | {"report": str(Run(ended.folder).folder / report.FILE)} if ended.done else found
+    result = {"ok": True, **typed.tree(ended)}
+    return result | {"report": str(Run(ended.folder).folder / report.FILE)} if ended.done else result
 
 
 def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
-    """Findings of the newest checkpoint, or what it recalls of its task, and the page drawn from them."""
+    """Evaluate the newest checkpoint (on text, or on the run's task) and write the report; the JSON
+    result.
+    """
     from amor.study import report
     from amor.train.look import evaluate_recall, summarise_run
     from amor.train.resume import recipe_of
@@ -43,14 +47,16 @@ def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
         recalled = evaluate_recall(run)
         print("\n".join(lines(recalled)))
         return {"report": str(report.write(run)), "recall": typed.tree(recalled)}
-    found = summarise_run(run, data)
-    told = {"step": found.step, "judged": typed.tree(found.judged), "unigram": typed.tree(found.unigram)}
-    return {"report": str(report.write(run)), **told}
+    findings = summarise_run(run, data)
+    scores = {"judged": typed.tree(findings.judged), "unigram": typed.tree(findings.unigram)}
+    return {"report": str(report.write(run)), "step": findings.step, **scores}
 
 
 @contextmanager
 def observing(recipe: Recipe) -> Iterator[tuple[list[Observer], Machine]]:
-    """Observers for a run of this recipe, and its machine; the terminal and the trackers are given back however it ends."""
+    """Observers for a run of this recipe, and its machine; terminal and trackers are closed however
+    the run ends.
+    """
     machine = measured(recipe)
     ceiling = machine.gemm_gflops
     with ExitStack() as stack:
@@ -63,7 +69,9 @@ def observing(recipe: Recipe) -> Iterator[tuple[list[Observer], Machine]]:
 
 
 def measured(recipe: Recipe) -> Machine:
-    """The machine, with its ceiling where one process trains on the CPU: the only one that is measured."""
+    """The machine; with its matrix-product rate if one process trains on the CPU, the only case
+    that is measured.
+    """
     machine = describe()
     if recipe.distributed == "none" and (recipe.device == "cpu" or (recipe.device == "auto" and not machine.gpus)):
         return replace(machine, gemm_gflops=round(gemm_rate(), 1), flops_per_token=flops_per_token(recipe))

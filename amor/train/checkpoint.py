@@ -1,9 +1,9 @@
 """One checkpoint: a model folder with the trainer's state beside the weights; complete or absent.
 
-    step-000100/  config.json, model.safetensors, tokenizer.json   what amor.load opens
-                  optimizer.safetensors                            AdamW's two moments of every trained parameter
-                  trainer.json                                     step, data fingerprint, gradient norms
-                  manifest.json                                    size and sha256 of every other file
+    step-000100/config.json, model.safetensors, tokenizer.json   what amor.load opens
+                optimizer.safetensors   AdamW's two moments of every trained parameter
+                trainer.json            step, data fingerprint, gradient norms
+                manifest.json           size and sha256 of every other file
 
 A checkpoint is written under a temporary name, synced to disk and renamed, so whoever lists the
 folder sees complete ones only. Which checkpoints of a run are kept is decided in retention.py.
@@ -86,9 +86,10 @@ def save(
     state: TrainerState,
     tokenizer: "Tokenizer | None",
 ) -> Path:
-    """Write the checkpoint of state.step. Every rank calls it: tensors are gathered on rank 0, which writes.
+    """Write the checkpoint of state.step.
 
-    A full disk is an AmorError and leaves the earlier checkpoints as they were.
+    Every rank calls it: tensors are gathered on rank 0, which writes. A full disk is an AmorError
+    and leaves the earlier checkpoints as they were.
     """
     final = run.checkpoints / name_of(state.step)
     writing = run.checkpoints / f"{WRITING}{final.name}"
@@ -120,7 +121,7 @@ def save(
 
 
 def gathered(world: World, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Full tensors in host memory on rank 0, nothing on the others. A collective: every rank calls it."""
+    """Full tensors in host memory on rank 0, nothing on the others. A collective."""
     full = ((name, world.full_tensor(t.detach())) for name, t in tensors.items())
     return {name: t.cpu().contiguous() for name, t in full if world.is_main}
 
@@ -180,7 +181,9 @@ def moments_of(model: Amor, optimizer: torch.optim.Optimizer) -> dict[str, Tenso
     return moments
 
 
-def load_moments(folder: Path, model: Amor, optimizer: torch.optim.Optimizer, updates: int, world: World) -> None:
+def load_moments(
+    folder: Path, model: Amor, optimizer: torch.optim.Optimizer, updates: int, world: World
+) -> None:
     """Put the moments of a checkpoint into an optimiser, whatever number of ranks wrote them.
 
     updates: optimiser steps behind them, TrainerState.updates.
@@ -231,7 +234,8 @@ def refuse_old_form(folder: Path) -> None:
     """Refuse a checkpoint of an earlier amor, which kept moments in torch's distributed format."""
     if (folder / "optimizer").is_dir() and not (folder / MOMENTS).exists():
         raise AmorError(
-            f"{folder} was written by an earlier amor: its moments are in optimizer/, and are now kept in "
+            f"{folder} was written by an earlier amor: its moments are in optimizer/, "
+            "and are now kept in "
             f"{MOMENTS}; finish this run with that amor, or begin another --out with "
             f"--set model.start={folder} (weights are read as before)"
         )

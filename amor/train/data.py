@@ -1,4 +1,6 @@
-"""The data of a run, text or a generated task: batches to learn from, windows to be judged by, checked before the first step."""
+"""The data of a run, text or a generated task: training batches and validation windows, checked
+before the first step.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,20 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Batches to learn from and windows to be judged by."""
+    """Training batches, and one batch of validation windows (None: no evaluation)."""
 
     train: Batches | Generated
     valid: Batches | Generated | None
-    end_of_text: int | None  # None: a row is a document
-    tokenizer: "Tokenizer | None"  # None: tokens that stand for no text
+    end_of_text: int | None  # the token that ends a document; None: a row is a document
+    tokenizer: "Tokenizer | None"  # None: a task, whose tokens are not text
 
     @classmethod
     def open(cls, recipe: Recipe, world: World) -> "TrainingData":
-        """Everything that can be wrong with the data is found here, before the first step."""
+        """Open and check the data of a recipe; whatever is wrong with it is an error here."""
         if recipe.task:
             return cls.made(recipe, world)
         if not recipe.data:
-            raise AmorError("the recipe names no data; give --data FOLDER, written by `amor prepare`")
+            raise AmorError(
+                "the recipe names no data; give --data FOLDER, written by `amor prepare`"
+            )
         shards, judged = splits(recipe.data)
         judged = judged if recipe.eval.every else None
         for split in (shards, judged):
@@ -40,11 +44,18 @@ class TrainingData:
             if recipe.verify and world.is_main:
                 split.verify()
         valid = None if judged is None else _windows(judged, recipe, world)
-        return cls(Batches(shards, recipe.context, recipe.batch, recipe.seed), valid, shards.end_of_text, shards.tokenizer())
+        return cls(
+            Batches(shards, recipe.context, recipe.batch, recipe.seed),
+            valid,
+            shards.end_of_text,
+            shards.tokenizer(),
+        )
 
     @classmethod
     def made(cls, recipe: Recipe, world: World) -> "TrainingData":
-        """Of a task: nothing is read, and as many rows as are asked for are watched."""
+        """The rows of a generated task; eval.windows of them, rounded to a multiple of the ranks,
+        are for validation.
+        """
         task, valid = read_task(recipe.task), None
         if recipe.eval.every:
             rows = max(recipe.eval.windows // world.size, 1) * world.size
@@ -53,18 +64,22 @@ class TrainingData:
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Of what a recipe would learn from, step by step; no token is read."""
+    """Fingerprint of the training data of a recipe, in the order of its steps; no token is read."""
     if recipe.task:
         return Generated(read_task(recipe.task), recipe.batch, recipe.seed).fingerprint
     return Batches(splits(recipe.data)[0], recipe.context, recipe.batch, recipe.seed).fingerprint
 
 
 def _windows(judged: Shards, recipe: Recipe, world: World) -> Batches:
-    """What a run is judged by: as many windows as asked for, or as there are, the same number for every rank."""
-    windows = min(recipe.eval.windows, (judged.tokens - 1) // recipe.context) // world.size * world.size
+    """The validation windows: eval.windows, or all there are; the same number for every rank."""
+    windows = (
+        min(recipe.eval.windows, (judged.tokens - 1) // recipe.context) // world.size * world.size
+    )
     if not windows:
         raise AmorError(
-            f"{judged.folder} holds {judged.tokens:,} tokens, less than a window of {recipe.context:,} + 1 for each of "
-            f"{world.size} ranks; hold out more text, or leave validation away with --set eval.every=0"
+            f"{judged.folder} holds {judged.tokens:,} tokens, "
+            f"less than a window of {recipe.context:,} + 1 for each of "
+            f"{world.size} ranks; hold out more text, "
+            "or leave validation away with --set eval.every=0"
         )
     return Batches(judged, recipe.context, windows, recipe.seed)

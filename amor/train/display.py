@@ -1,6 +1,7 @@
-"""Watching a run: a live picture on a terminal, plain lines anywhere else; both say the same.
+"""Progress of a run: a live display on a terminal, the same as plain lines anywhere else.
 
-Loss, tokens a second, share of the machine's ceiling, time to go; of every block how often it fires and at which threshold.
+Loss, tokens per second, share of the machine's peak rate, time left; per block how often it fires
+and at which threshold.
 """
 
 import sys
@@ -12,7 +13,16 @@ from typing import TYPE_CHECKING, TextIO
 
 from amor.records.run import Evaluated, Event, GateLine, Step
 from amor.train.recipe import Recipe
-from amor.train.watch import CheckpointSaved, Lines, Observer, RunEnded, RunStarted, answers, learned, number
+from amor.train.watch import (
+    CheckpointSaved,
+    Lines,
+    Observer,
+    RunEnded,
+    RunStarted,
+    answers,
+    learned,
+    number,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -23,11 +33,12 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class Pace:
-    """How fast a run goes, what share of the ceiling that is, and how long it has to go."""
+    """Speed of a run, the share of the machine's peak rate that this is, and the time left."""
 
     def __init__(self, started: RunStarted, ceiling: float | None):
-        """ceiling: FLOP/s the machine reaches on a matrix product; None where nobody measured it."""
-        self.first, self.steps, self.step_tokens = started.step, started.steps, started.recipe.step_tokens
+        """ceiling: FLOP/s of the machine on a large matrix product; None if it was not measured."""
+        self.first, self.steps = started.step, started.steps
+        self.step_tokens = started.recipe.step_tokens
         self.ceiling = ceiling
         self.flops = flops_per_token(started.recipe) if ceiling else 0.0
         self.began = self.warm = time.monotonic()
@@ -35,6 +46,7 @@ class Pace:
         self.done = self.first
 
     def took(self, step: int, seconds: float) -> None:
+        """Take in a step and its duration."""
         if not self.recent:
             self.warm = time.monotonic()
         self.done = step
@@ -42,25 +54,31 @@ class Pace:
 
     @property
     def tokens_per_second(self) -> float:
+        """Mean of the last RECENT steps."""
         return self.step_tokens * len(self.recent) / max(sum(self.recent), 1e-9)
 
     @property
     def share(self) -> float | None:
+        """Fraction of the ceiling; None if it was not measured."""
         return self.tokens_per_second * self.flops / self.ceiling if self.ceiling else None
 
     @property
     def elapsed(self) -> float:
+        """Seconds since the start of this process's part of the run."""
         return time.monotonic() - self.began
 
     @property
     def to_go(self) -> float:
-        """Seconds, judging by all since the first step, which builds kernels; evaluations and checkpoints take time too."""
+        """Seconds left, from the mean since the first step (which builds kernels), evaluations and
+        checkpoints included.
+        """
         taken = self.done - self.first - 1
-        a_step = (time.monotonic() - self.warm) / taken if taken > 0 else self.elapsed
-        return a_step * (self.steps - self.done)
+        per_step = (time.monotonic() - self.warm) / taken if taken > 0 else self.elapsed
+        return per_step * (self.steps - self.done)
 
 
 def flops_per_token(recipe: Recipe) -> float:
+    """FLOPs of matrix products per trained token."""
     from amor.models.build import build
     from amor.train.predict import train_flops
 
@@ -75,15 +93,16 @@ def clock(seconds: float) -> str:
 
 
 def gates(blocks: Sequence[GateLine]) -> str:
-    """How often the blocks fire and at which thresholds, as the end of a line."""
+    """Firing rates and thresholds of the blocks, as the end of a line."""
     if not blocks:
         return ""
-    rates, levels = "/".join(f"{100 * b.fire:.0f}" for b in blocks), "/".join(number(b.tau) for b in blocks)
+    rates = "/".join(f"{100 * b.fire:.0f}" for b in blocks)
+    levels = "/".join(number(b.tau) for b in blocks)
     return f"  fires {rates} %, thresholds {levels}"
 
 
 class Plain(Lines):
-    """A line now and then, for a log file."""
+    """One line every few steps, for a log file."""
 
     def __init__(self, ceiling: float | None = None, every: int = 10, file: TextIO | None = None):
         super().__init__(every, file)
@@ -101,22 +120,23 @@ class Plain(Lines):
         share = "" if pace.share is None else f" ({pace.share:.0%} of the ceiling)"
         self.say(
             f"step {step:>6}/{self.steps}  {learned(metrics)}"
-            f"  {pace.tokens_per_second:,.0f} tokens/s{share}  {clock(pace.to_go)} to go" + gates(metrics.blocks)
+            f"  {pace.tokens_per_second:,.0f} tokens/s{share}  {clock(pace.to_go)} to go"
+            + gates(metrics.blocks)
         )
 
     def close(self) -> None:
-        pass
+        """Nothing to release."""
 
 
 class Display(Observer):
-    """A picture that is drawn over itself; what is out of the ordinary is printed above it and stays."""
+    """A live display that is redrawn in place; events are printed above it and stay."""
 
     def __init__(self, ceiling: float | None = None, console: "Console | None" = None):
         from rich.console import Console
         from rich.live import Live
 
         self.ceiling, self.console = ceiling, console or Console()
-        self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self.picture)
+        self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self.render)
         self.losses: list[float] = []
         self.metrics: Step | None = None
         self.valid = self.saved = "-"
@@ -133,8 +153,8 @@ class Display(Observer):
 
     def on_eval(self, metrics: Evaluated) -> None:
         valid = metrics.valid
-        words = f"{number(valid.nll, '.4f')}, perplexity {number(valid.perplexity, '.1f')}{answers(valid)}"
-        self.valid = f"{words} at step {metrics.step:,}"
+        nll, perplexity = number(valid.nll, ".4f"), number(valid.perplexity, ".1f")
+        self.valid = f"{nll}, perplexity {perplexity}{answers(valid)} at step {metrics.step:,}"
 
     def on_checkpoint(self, saved: CheckpointSaved) -> None:
         self.saved = f"step {saved.step:,}"
@@ -146,10 +166,10 @@ class Display(Observer):
         self.close()
 
     def close(self) -> None:
-        """Give the terminal back, also when the run ended badly."""
+        """Release the terminal, also after an error."""
         self.live.stop()
 
-    def picture(self) -> "RenderableType":
+    def render(self) -> "RenderableType":
         from rich.console import Group
         from rich.text import Text
 
@@ -184,13 +204,22 @@ class Display(Observer):
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
-        grid.add_row("model", f"{started.model}, {started.parameters:,} parameters, {started.where}")
+        grid.add_row(
+            "model", f"{started.model}, {started.parameters:,} parameters, {started.where}"
+        )
         if last:
-            grid.add_row("loss", f"[bold]{number(last.loss, '.4f')}[/]  [cyan]{bars(self.losses, self.console.width - 24)}[/]")
+            grid.add_row(
+                "loss",
+                f"[bold]{number(last.loss, '.4f')}[/] "
+                f" [cyan]{bars(self.losses, self.console.width - 24)}[/]",
+            )
             grid.add_row("valid", self.valid)
             share = "" if pace.share is None else f", {pace.share:.0%} of this machine's ceiling"
             grid.add_row("speed", f"{pace.tokens_per_second:,.0f} tokens/s{share}")
-            grid.add_row("optimiser", f"learning rate {last.lr:.2e}, gradient norm {number(last.grad_norm, '.2f')}")
+            grid.add_row(
+                "optimiser",
+                f"learning rate {last.lr:.2e}, gradient norm {number(last.grad_norm, '.2f')}",
+            )
         grid.add_row("run", f"{started.folder}, checkpoint {self.saved}")
         return grid
 
@@ -215,7 +244,7 @@ class Display(Observer):
 
 
 def bars(values: list[float], width: int) -> str:
-    """The values as a row of bars, averaged to fit the width."""
+    """The values as a row of bar characters, averaged to fit the width."""
     if len(values) < 2 or width < 2:
         return ""
     count = min(len(values), width, 60)
@@ -226,5 +255,5 @@ def bars(values: list[float], width: int) -> str:
 
 
 def for_people(ceiling: float | None = None) -> Display | Plain:
-    """The live picture where there is a terminal to draw it on, plain lines otherwise."""
+    """The live display on a terminal, plain lines otherwise."""
     return Display(ceiling) if sys.stdout.isatty() else Plain(ceiling)

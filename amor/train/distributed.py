@@ -1,4 +1,4 @@
-"""The processes that train one model: one alone, replicas (DDP), or ranks with a shard each (FSDP2).
+"""The processes that train one model: one alone, replicas (DDP), or shards (FSDP2).
 
 The loop uses a World and mentions no rank or device. Every rank works on its own rows of the
 global batch; gradients are summed, not averaged, because each rank already weighs its targets by
@@ -35,7 +35,10 @@ class World:
     def local_rows(self, rows: int) -> tuple[int, int]:
         """This rank's rows of a global batch: the first, and one past the last."""
         if rows % self.size:
-            raise AmorError(f"{rows} sequences cannot be shared by {self.size} ranks; give a multiple of {self.size}")
+            raise AmorError(
+                f"{rows} sequences cannot be shared by {self.size} ranks; "
+                f"give a multiple of {self.size}"
+            )
         mine = rows // self.size
         return self.rank * mine, (self.rank + 1) * mine
 
@@ -122,7 +125,7 @@ class Replicas(World):
 
 
 class Sharded(Replicas):
-    """Every rank holds a shard of every tensor (FSDP2); a layer's weights are gathered while it runs."""
+    """Every rank holds a shard of every tensor (FSDP2); layers are gathered while they run."""
 
     def place(self, model: Amor) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -178,7 +181,10 @@ def init_world(mode: str, device: str) -> World:
     if size == 1:
         return World(place)
     if mode == "none":
-        raise AmorError(f'{size} processes were started but distributed = "none"; use --set distributed=ddp or fsdp')
+        raise AmorError(
+            f'{size} processes were started but distributed = "none"; '
+            "use --set distributed=ddp or fsdp"
+        )
     return {"ddp": Replicas, "fsdp": Sharded}[mode](place)
 
 

@@ -34,7 +34,14 @@ from amor.train.recipe import Recipe
 from amor.train.step import Stepper
 from amor.train.stop import Stop
 from amor.train.trouble import NonFiniteError, Spikes, first_non_finite
-from amor.train.watch import CheckpointSaved, MetricsWriter, Observer, Observers, RunEnded, RunStarted
+from amor.train.watch import (
+    CheckpointSaved,
+    MetricsWriter,
+    Observer,
+    Observers,
+    RunEnded,
+    RunStarted,
+)
 
 
 def train(
@@ -47,7 +54,8 @@ def train(
     """Train to the end of the recipe, or until a signal asks to stop.
 
     out: the run directory. observers: called on rank 0. machine: written to RUN/machine.json.
-    go_on: "auto" resumes if there is a checkpoint; "yes": there must be one; "no": `out` must be new.
+    go_on: "auto" resumes if there is a checkpoint; "yes": there must be one; "no": `out` must be
+        new.
     """
     world = init_world(recipe.distributed, recipe.device)
     try:
@@ -59,7 +67,8 @@ def train(
             raise
         # a disk that is full or gone; steps since the last checkpoint will be trained again
         raise AmorError(
-            f"{error.filename or out}: {error.strerror or error}; mend that and run the same command again: it resumes"
+            f"{error.filename or out}: {error.strerror or error}; "
+            "mend that and run the same command again: it resumes"
         ) from error
     finally:
         world.close()
@@ -68,14 +77,17 @@ def train(
 class Trainer:
     """One run: its model, optimiser and data, and the loop over its steps."""
 
-    def __init__(self, recipe: Recipe, run: Run, world: World, observers: Observer, machine: Machine):
+    def __init__(
+        self, recipe: Recipe, run: Run, world: World, observers: Observer, machine: Machine
+    ):
         self.recipe, self.run, self.world, self.machine = recipe, run, world, machine
         self.observers = observers  # Observers for several
         self.steps = recipe.total_steps
         self.done = 0  # optimiser steps taken
         self.saved = -1  # the step of the newest checkpoint
         self.valid: Judged | None = None  # the last evaluation, with its step
-        self.gradient_check: GradientCheck | None = None  # in the first steps of a run with frozen parts
+        # in the first steps of a run with frozen parts
+        self.gradient_check: GradientCheck | None = None
 
     def go(self, go_on: str) -> RunEnded:
         """The whole run; go_on as in `train`."""
@@ -107,7 +119,8 @@ class Trainer:
             if stopping and self.done < self.steps:
                 self.event(
                     "stopped",
-                    f"{stop.name}: stopped after step {self.done} of {self.steps}, checkpoint written; "
+                    f"{stop.name}: stopped after step {self.done} of {self.steps}, "
+                    "checkpoint written; "
                     f"the same command with --out {self.run.folder} goes on from here",
                 )
                 return True
@@ -130,7 +143,8 @@ class Trainer:
         if result.spike:
             self.event(
                 "spike",
-                f"step {self.done}: gradient norm {result.norm:.3g} is a spike; the step was {result.spike}",
+                f"step {self.done}: gradient norm {result.norm:.3g} is a spike; "
+                f"the step was {result.spike}",
             )
         rate = self.recipe.step_tokens / seconds
         line = Step(
@@ -146,7 +160,7 @@ class Trainer:
         self.observers.on_step(line)
 
     def check_gradients(self) -> None:
-        """In a run with frozen parts: whether every trained tensor gets a gradient, until all do."""
+        """With frozen parts: whether every trained tensor gets a gradient, until all do."""
         check = self.gradient_check
         if check is None or self.stepper.updates > STEPS:
             return
@@ -163,7 +177,9 @@ class Trainer:
         started = time.perf_counter()
         rows = self.world.local_rows(self.data.valid.batch)
         windows = BatchWindows(self.data.valid, *rows, self.stepper.apart)
-        scores = evaluate(self.model, windows, self.recipe.micro_batch, self.stepper.forward, self.world.sum)
+        scores = evaluate(
+            self.model, windows, self.recipe.micro_batch, self.stepper.forward, self.world.sum
+        )
         self.valid = Judged(step=self.done, **msgspec.structs.asdict(scores))
         timing = EvalTiming(seconds=time.perf_counter() - started)
         self.observers.on_eval(Evaluated(step=self.done, valid=scores, timing=timing))
@@ -180,7 +196,9 @@ class Trainer:
             data=self.data.train.fingerprint,
             valid=self.valid if self.valid and self.valid.step == self.done else None,
         )
-        folder = checkpoint.save(self.run, self.world, self.model, self.optimizer, state, self.data.tokenizer)
+        folder = checkpoint.save(
+            self.run, self.world, self.model, self.optimizer, state, self.data.tokenizer
+        )
         self.saved = self.done
         if self.world.is_main:
             retention.prune(self.run, self.recipe.checkpoint)
@@ -192,7 +210,9 @@ class Trainer:
         if go_on not in resume.CHOICES:
             raise AmorError(f"resume: no {go_on!r}; {nearest(go_on, resume.CHOICES)}")
         if go_on == "no" and self.run.used:
-            raise AmorError(f"{self.run.folder} holds a run already; give another --out, or let it resume")
+            raise AmorError(
+                f"{self.run.folder} holds a run already; give another --out, or let it resume"
+            )
         newest = None
         if self.world.is_main and self.run.used:
             retention.sweep(self.run)
@@ -204,7 +224,10 @@ class Trainer:
                 self.event("changed", text, key=key, was=was, now=now)
         newest = self.world.broadcast(newest)
         if go_on == "yes" and newest is None:
-            raise AmorError(f"{self.run.folder} holds no checkpoint to resume from; leave --resume away to start")
+            raise AmorError(
+                f"{self.run.folder} holds no checkpoint to resume from; "
+                "leave --resume away to start"
+            )
         if self.world.is_main:
             self.run.make()
             self.run.write_config(self.recipe.to_dict())
@@ -226,7 +249,9 @@ class Trainer:
         self.groups = groups(self.model, self.recipe.optimiser, self.recipe.lr)
         self.optimizer = adamw(self.groups, self.recipe.optimiser)
         source, end_of_text = self.data.train, self.data.end_of_text
-        self.stepper = Stepper(self.model, self.optimizer, self.recipe, source, self.world, end_of_text)
+        self.stepper = Stepper(
+            self.model, self.optimizer, self.recipe, source, self.world, end_of_text
+        )
         self.done, self.stepper.updates = state.step, state.updates
         if self.recipe.freeze != "none" and state.updates < STEPS:
             self.gradient_check = GradientCheck(self.model, self.world.full_tensor)
@@ -309,6 +334,8 @@ def compile_layers(model: Amor, device: torch.device) -> None:
     On two CPU cores it was no faster, and it cannot trace operators in C++.
     """
     if device.type == "cpu":
-        raise AmorError("compile = true is for GPUs: on a CPU the operators are C++ of our own; leave it false")
+        raise AmorError(
+            "compile = true is for GPUs: on a CPU the operators are C++ of our own; leave it false"
+        )
     for layer in model.backbone.layers:
         layer.compile()

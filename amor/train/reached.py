@@ -1,9 +1,10 @@
-"""Whether gradients arrive: after the first steps of a run with frozen parts every trained tensor must have had one.
+"""Whether gradients arrive: after the first steps of a run with frozen parts every trained tensor
+must have had one.
 
 W_O of a gated block starts at 0, so in the first step it alone has a gradient that is not 0: what
-stands before it (W_Q, W_K, W_V, alpha, the norms) is multiplied by it and waits. Once W_O has moved,
-all must have one. A layer that is bypassed, or a block whose gate never fires, is detected here and
-not after the run.
+stands before it (W_Q, W_K, W_V, alpha, the norms) is multiplied by it and waits. Once W_O has
+moved, all must have one. A layer that is bypassed, or a block whose gate never fires, is detected
+here and not after the run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class GradientCheck:
         count = len(self.names)
         start = f"gradients: step {step}:"
         if self.missing:
-            return f"{start} none at all for {_few(self.missing)}; these tensors take no part in the loss"
+            names = _few(self.missing)
+            return f"{start} none at all for {names}; these tensors take no part in the loss"
         if not self.silent:
             return f"{start} every one of {count} trained tensors has received one that is not 0"
         if step >= STEPS:

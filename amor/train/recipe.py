@@ -65,10 +65,13 @@ class ModelChoice:
         try:
             json.dumps(self.changes, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
-            raise AmorError("changes: only finite numbers, texts, true, false, lists and tables of them") from None
+            raise AmorError(
+                "changes: only finite numbers, texts, true, false, lists and tables of them"
+            ) from None
         if self.start and (self.changes or self.depth):
             raise AmorError(
-                f"start {self.start!r} is a whole model, so there is nothing to change of it; leave changes and depth away"
+                f"start {self.start!r} is a whole model, so there is nothing to change of it; "
+                "leave changes and depth away"
             )
 
 
@@ -77,7 +80,8 @@ class Optimiser:
     """[optimiser]: AdamW, with gradient clipping. Defaults are the paper's where it names a value.
 
     betas: decay of the two moments per update.
-    eps: added to the root of the second moment. The paper does not name it; this is torch's default.
+    eps: added to the root of the second moment. The paper does not name it; this is torch's
+        default.
     weight_decay: per update and unit of learning rate, on matrices only (see optim.py).
     clip: largest norm of the whole gradient; a larger one is scaled down to it.
     spike: a gradient norm above this many times the median of the last 100 is recorded as a spike;
@@ -120,8 +124,8 @@ class EvalSchedule:
     """[eval]: evaluation on the validation split.
 
     every: steps between two evaluations, and one at the end; 0: never.
-    windows: sequences of `context` tokens that are read each time, always the same ones. Default 64:
-        at tiny's context 16 thousand tokens, as many as in four steps.
+    windows: sequences of `context` tokens that are read each time, always the same ones. Default
+        64: at tiny's context 16 thousand tokens, as many as in four steps.
     """
 
     every: Steps = 250
@@ -136,7 +140,8 @@ class CheckpointPolicy:
     keep_last: how many of the newest are kept. Default 2: if the newest is damaged, the run resumes
         from the one before.
     keep_best: whether the one with the lowest validation nll is kept besides, as RUN/best.
-    keep_every: every checkpoint at a multiple of this many steps is kept for good; 0 (default): none.
+    keep_every: every checkpoint at a multiple of this many steps is kept for good; 0 (default):
+        none.
     """
 
     every: Every = 250
@@ -153,30 +158,33 @@ class Recipe:
     model: what is trained.
     data: a folder written by `amor prepare`: train/ and, for evaluation, valid/.
     task: in place of data, a generated task: its kind and options. It fixes context and vocabulary.
-    documents: "joined" (default, as in the paper): a window is read as one text; "apart": a document
-        sees nothing of the one before it in its window.
+    documents: "joined" (default, as in the paper): a window is read as one text; "apart": a
+        document sees nothing of the one before it in its window.
     context: tokens per sequence. Default: that of the scale tiny.
     batch: sequences per optimiser step, over all micro-batches and ranks.
-    micro_batch: sequences per forward on one rank; smaller needs less memory, the step stays the same
-        up to rounding.
+    micro_batch: sequences per forward on one rank; smaller needs less memory, the step stays the
+        same up to rounding.
     steps: optimiser steps. Give this or `tokens`.
     tokens: tokens to train on: steps = tokens // (batch * context).
     optimiser: AdamW and clipping.
     lr: learning rates.
-    seed: of the first weights, the order of data and the sample of measured gains. Default: the paper's.
+    seed: of the first weights, the order of data and the sample of measured gains. Default: the
+        paper's.
     precision: "float32" (default: exact on any machine); "bf16": autocast on a GPU; "bf16-cpu": the
         same on a CPU, which is slower there unless it has bf16 units.
     device: "auto" (default): a GPU where there is one; "cpu"; "cuda".
-    recompute: compute a layer's activations again in the backward pass instead of keeping them: less
-        memory for about a third more time. Default false: small models fit.
+    recompute: compute a layer's activations again in the backward pass instead of keeping them:
+        less memory for about a third more time. Default false: small models fit.
     compile: torch.compile every layer, on a GPU only. Default false: not measured on a GPU yet.
     eval: when the model is evaluated.
     checkpoint: when checkpoints are written and which are kept.
-    freeze: "none" (default); "backbone": only the gated blocks are trained, the rest stays to the bit.
-    open_steps: first steps in which every block fires on every token, while gates take in scores and
-        learn; they decide from then on. Default 0: gates decide from the first step, as in the paper.
-    distributed: "none" (default): one process; "ddp": replicas; "fsdp": sharded (FSDP2). The last two
-        are for processes started by torchrun.
+    freeze: "none" (default); "backbone": only the gated blocks are trained, the rest stays to the
+        bit.
+    open_steps: first steps in which every block fires on every token, while gates take in scores
+        and learn; they decide from then on. Default 0: gates decide from the first step, as in the
+        paper.
+    distributed: "none" (default): one process; "ddp": replicas; "fsdp": sharded (FSDP2). The last
+        two are for processes started by torchrun.
     track: also log to "tensorboard", "wandb" or "trackio", or several of them with commas.
     verify: read every data shard and compare its hash before the first step. Default true: it takes
         seconds per GB, and a flipped bit in the data is otherwise never noticed.
@@ -215,23 +223,37 @@ class Recipe:
         if self.task:
             self._fit_to_task()
         if (self.steps > 0) == (self.tokens > 0):
-            raise AmorError(f"give steps or tokens, one of the two, above 0; here steps = {self.steps}, tokens = {self.tokens}")
+            raise AmorError(
+                f"give steps or tokens, one of the two, above 0; here steps = {self.steps}, "
+                f"tokens = {self.tokens}"
+            )
         if not self.total_steps:
-            raise AmorError(f"tokens is {self.tokens:,}, less than one step of {self.step_tokens:,}")
+            raise AmorError(
+                f"tokens is {self.tokens:,}, less than one step of {self.step_tokens:,}"
+            )
 
     def _fit_to_task(self) -> None:
         """Take context and vocabulary from the task, and write out its every option."""
         if self.data:
-            raise AmorError(f"data {self.data!r} and a task are given; a run learns from one of the two")
+            raise AmorError(
+                f"data {self.data!r} and a task are given; a run learns from one of the two"
+            )
         if self.model.start:
-            raise AmorError(f"a task is learned from the beginning; model.start {self.model.start!r} knows another vocabulary")
+            raise AmorError(
+                "a task is learned from the beginning; "
+                f"model.start {self.model.start!r} knows another vocabulary"
+            )
         task = read_task(self.task)
         if self.context not in (type(self).context, task.length):
-            raise AmorError(f"context {self.context}: rows of task {task.kind} are {task.length} tokens long; leave context away")
+            raise AmorError(
+                f"context {self.context}: rows of task {task.kind} are {task.length} tokens long; "
+                "leave context away"
+            )
         vocab = typed.flat(self.model.changes).get("vocab", task.vocab)
         if isinstance(vocab, int) and vocab < task.vocab:
             raise AmorError(
-                f"model.changes.vocab {vocab}: task {task.kind} has {task.vocab} tokens; leave it away, or give as many"
+                f"model.changes.vocab {vocab}: task {task.kind} has {task.vocab} tokens; "
+                "leave it away, or give as many"
             )
         model = dataclasses.replace(self.model, changes={**self.model.changes, "vocab": vocab})
         for key, value in {"task": task.tree, "context": task.length, "model": model}.items():
@@ -266,11 +288,16 @@ class Recipe:
         """A recipe from plain values; where: what an error calls them, such as a file's path."""
         policy = tree.get("checkpoint")
         for old in RENAMED.keys() & (policy.keys() if isinstance(policy, Mapping) else ()):
-            raise AmorError(f"{where}: checkpoint.{old} is now called checkpoint.{RENAMED[old]}; rename it there")
+            raise AmorError(
+                f"{where}: checkpoint.{old} is now called checkpoint.{RENAMED[old]}; "
+                "rename it there"
+            )
         return typed.convert(cls, tree, where)
 
 
-def load(given: str | Path, changes: Iterable[str] = (), model: str | None = None, /, **keys: Any) -> Recipe:
+def load(
+    given: str | Path, changes: Iterable[str] = (), model: str | None = None, /, **keys: Any
+) -> Recipe:
     """A recipe by path or name, with changes; later ones win.
 
     changes: "key=value" texts, as of --set. model: a preset that replaces the recipe's model.name.
@@ -292,12 +319,14 @@ def load(given: str | Path, changes: Iterable[str] = (), model: str | None = Non
         tree["tokens"] = 0
     recipe = Recipe.from_dict(tree, str(path))
     if model and recipe.model.start:
-        raise AmorError(f"--model {model}: the run starts from {recipe.model.start}; leave one of the two away")
+        raise AmorError(
+            f"--model {model}: the run starts from {recipe.model.start}; leave one of the two away"
+        )
     return recipe
 
 
 def find(given: str | Path) -> Path:
-    """The file of a recipe: by path, or by its name in amor/recipes/ ("paper/180m", "tiny/mamba2")."""
+    """The file of a recipe: by path, or by name as listed by `names` ("paper/180m")."""
     for path in (Path(given), Path(f"{given}.toml"), HOME / given, HOME / f"{given}.toml"):
         try:
             if path.is_file():

@@ -1,4 +1,4 @@
-"""Whether a run may go on under a recipe, and what of the recipe has changed since."""
+"""Whether a run may resume under a recipe, and which keys of the recipe have changed since."""
 
 from collections.abc import Collection
 from typing import Any
@@ -9,9 +9,9 @@ from amor.run import Run
 from amor.train.recipe import Recipe
 
 CHOICES = ("auto", "yes", "no")
-# what a run is: with another of these it would be another run
+# keys that define a run: with another value it would be another run
 FIXED = ("model", "task", "documents", "context", "batch", "seed", "freeze")
-# where and how it is computed and looked at: may change without a word
+# where and how it is computed and evaluated: may change silently
 FREE = (
     "name",
     "data",
@@ -36,11 +36,22 @@ def recipe_of(run: Run) -> Recipe:
         raise AmorError(f"{run.config}: {error}") from None
 
 
-def differences(before: Recipe, recipe: Recipe, free: Collection[str] = FREE) -> dict[str, tuple[Any, Any]]:
-    """Keys that matter and their two values; a key that would make it another run is an error."""
+def differences(
+    before: Recipe, recipe: Recipe, free: Collection[str] = FREE
+) -> dict[str, tuple[Any, Any]]:
+    """Changed keys that are not free, with their two values (before, now); a changed key of FIXED
+    is an error.
+    """
     old, new = typed.flat(before.to_dict()), typed.flat(recipe.to_dict())
-    changed = {key: (old.get(key), new.get(key)) for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    changed = {
+        key: (old.get(key), new.get(key))
+        for key in old.keys() | new.keys()
+        if old.get(key) != new.get(key)
+    }
     for key, (was, now) in sorted(changed.items()):
         if key.split(".")[0] in FIXED:
-            raise AmorError(f"this run was made with {key} = {was!r}, not {now!r}; give back {was!r} or another --out")
+            raise AmorError(
+                f"this run was made with {key} = {was!r}, not {now!r}; "
+                f"give back {was!r} or another --out"
+            )
     return {key: pair for key, pair in sorted(changed.items()) if key.split(".")[0] not in free}

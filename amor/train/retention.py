@@ -1,6 +1,7 @@
 """The checkpoints of a run: which one to resume from, which to keep, which is the best.
 
-A checkpoint is renamed before it is deleted, so that a kill never leaves half of one under its name.
+A checkpoint is renamed before it is deleted, so that a kill never leaves half of one under its
+name.
 """
 
 import os
@@ -9,7 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from amor.run import Run
-from amor.train.checkpoint import WRITING, listed, point, problem_with, read_training, refuse_old_form, step_of
+from amor.train.checkpoint import (
+    WRITING,
+    listed,
+    point,
+    problem_with,
+    read_training,
+    refuse_old_form,
+    step_of,
+)
 from amor.train.recipe import CheckpointPolicy
 
 DELETING, DAMAGED = ".old-", "damaged-"  # prefixes
@@ -29,7 +38,10 @@ def newest_good(run: Run, report: Callable[[str], None]) -> Path | None:
         aside = folder.with_name(f"{DAMAGED}{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder, aside)
-        report(f"checkpoint {folder.name} is damaged: {problem}; set aside as {aside.name}, going back to the one before")
+        report(
+            f"checkpoint {folder.name} is damaged: {problem}; set aside as {aside.name}, "
+            "going back to the one before"
+        )
     return None
 
 

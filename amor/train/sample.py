@@ -1,9 +1,9 @@
 """Which tokens of a training step have their gain measured: one of every 64 columns of each row.
 
-Which one is a function of seed, step and row of the global batch, so micro-batches and ranks have no part in it. A measured
-token costs, beside its own step, the queries of the blocks and two readings of the head (two a block where each decides for
-itself), without gradient: 2 / 64 of a reading a token where a step has the price of three, about 1 % of it. docs/gate.md has
-the measurement.
+Which one is a function of seed, step and row of the global batch, so micro-batches and ranks have
+no part in it. A measured token costs, besides its own step, the queries of the blocks and two head
+passes (two per block where each decides for itself), without gradient: 2 / 64 of a head pass per
+token where a step costs three, about 1 % of it. docs/gate.md has the measurement.
 """
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from amor.gates.random import MASK, hash_uniform
 
-EVERY = 64
+EVERY = 64  # columns per measured token
 
 
 def sampled(seed: int, step: int, rows: range, batch: int, context: int) -> Tensor:
-    """[rows, S] columns of some rows of the global batch of a step."""
+    """[rows, S] columns to measure, one per EVERY, for some rows of the global batch of a step."""
     first = torch.arange(0, context, EVERY)
     width = (context - first).clamp(max=EVERY)
     number = (step * batch + torch.tensor(rows))[:, None] * len(first) + torch.arange(len(first))

@@ -1,15 +1,17 @@
-"""One optimiser step: micro-batches forward and backward, one clipped update, and the gates' statistics.
+"""One optimiser step: micro-batches forward and backward, one clipped update, and the gates'
+statistics.
 
 Gate statistics: every gate decides with the numbers from before the step, and takes in the scores
 of the whole global batch once, after it. In the very first step there are none yet: a pass without
 gradient over the batch initialises them, the step decides with those, and the same scores are not
-taken in a second time. Blocks start as no-ops, so the scores of that pass are the scores of the step.
+taken in a second time. Blocks start as no-ops, so the scores of that pass are the scores of the
+step.
 
-In the first `open_steps` of a recipe gates decide nothing: blocks fire everywhere, and gates take in
-the scores they would have decided by.
+In the first `open_steps` of a recipe gates decide nothing: blocks fire everywhere, and gates take
+in the scores they would have decided by.
 
-Gates that learn from gains have them measured on a sample of the step's tokens (sample.py), and take
-them in with the scores.
+Gates that learn from gains have them measured on a sample of the step's tokens (sample.py), and
+take them in with the scores.
 """
 
 import math
@@ -47,7 +49,8 @@ class MicroBatchStats:
     loss: Tensor  # float64 scalar: the sum of the losses
     scores: list[list[Tensor]] = field(default_factory=list)  # per block, per micro-batch: [tokens]
     fired: list[Tensor] = field(default_factory=list)  # per block: tokens that fired
-    measured: list[tuple[Measured | None, ...]] = field(default_factory=list)  # per micro-batch, per block
+    # measured gains per micro-batch, per block
+    measured: list[tuple[Measured | None, ...]] = field(default_factory=list)
 
     def add(
         self,
@@ -55,7 +58,7 @@ class MicroBatchStats:
         gates: tuple[Trace, ...],
         measured: tuple[Measured | None, ...] = (),
     ) -> None:
-        """Take in one micro-batch: its loss, and per block the gate's decisions and measured gains."""
+        """Take in one micro-batch: its loss, and per block decisions and measured gains."""
         self.measured.append(measured)
         self.loss = self.loss + loss.detach().double()
         if not self.scores:
@@ -132,7 +135,7 @@ class Stepper:
             yield paired(tokens, targets, self.apart).to(self.world.device)
 
     def read(self, batch: Windows, target_weight: float, **more: Any) -> Output:
-        """The forward over a micro-batch; target_weight: factor of every target's nll in the loss."""
+        """The forward over a micro-batch; target_weight: factor of each target's nll."""
         return self.forward(
             batch.tokens,
             reset=batch.reset,
@@ -152,7 +155,10 @@ class Stepper:
         Returns whether there were such gates.
         """
         fresh = any(
-            isinstance(b.gate, Adaptive) and not b.gate.updates_in_forward and int(b.gate.updates) == 0 for b in self.blocks()
+            isinstance(b.gate, Adaptive)
+            and not b.gate.updates_in_forward
+            and int(b.gate.updates) == 0
+            for b in self.blocks()
         )
         if fresh:
             stats = MicroBatchStats(self.zero())
@@ -256,7 +262,9 @@ class Stepper:
         pooled: list[Tensor],
         used: list[dict[str, float | None]],
     ) -> tuple[GateLine, ...]:
-        """Per block: fraction of tokens that fired, numbers that decided, 10th and 90th percentile of scores."""
+        """Per block: fraction of tokens that fired, numbers that decided, 10th and 90th percentile
+        of scores.
+        """
         if not used:
             return ()
         fired = self.world.sum(torch.stack(stats.fired)) / self.recipe.step_tokens
@@ -277,7 +285,9 @@ def boundary(documents: str, end_of_text: int | None) -> int | None:
     if documents == "joined":
         return None
     if end_of_text is None:
-        raise AmorError('documents = "apart" needs to know the end-of-text token, and this data does not say it')
+        raise AmorError(
+            'documents = "apart" needs to know the end-of-text token, and this data does not say it'
+        )
     return end_of_text
 
 
@@ -285,11 +295,14 @@ def check_precision(precision: str, device: torch.device) -> None:
     """Refuse bf16 on a CPU unless it is asked for as "bf16-cpu"."""
     if precision == "bf16" and device.type == "cpu":
         raise AmorError(
-            'precision = "bf16" on a CPU: without bf16 units it is slower than float32 and less exact; '
+            'precision = "bf16" on a CPU: without bf16 units it is slower than float32 and '
+            "less exact; "
             'use --set precision=float32, or "bf16-cpu" to have it all the same'
         )
     if precision == "bf16-cpu" and device.type != "cpu":
-        raise AmorError(f'precision = "bf16-cpu" is for a CPU, and this is {device.type}; use "bf16"')
+        raise AmorError(
+            f'precision = "bf16-cpu" is for a CPU, and this is {device.type}; use "bf16"'
+        )
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Stop requests: SIGINT and SIGTERM are kept until the step is done; a second Ctrl-C does not wait."""
+"""Stop requests: SIGINT and SIGTERM wait until the step is done; a second Ctrl-C does not."""
 
 import signal
 import threading
@@ -13,7 +13,7 @@ WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """Handlers of the stop signals while it is entered; in a thread that is not the main one, none."""
+    """Handles the stop signals while it is entered, if that is in the main thread."""
 
     def __init__(self, world: World):
         self.world = world
@@ -35,7 +35,9 @@ class Stop:
         self.signal = number
 
     def requested(self) -> bool:
-        """Whether any rank got a signal; the same on every rank, so that all stop after the same step."""
+        """Whether any rank got a signal; the same on every rank, so that all stop after the same
+        step.
+        """
         came = torch.tensor(float(self.signal), device=self.world.device)
         if not float(self.world.sum(came)):
             return False

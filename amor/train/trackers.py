@@ -1,6 +1,8 @@
-"""Other people's trackers as observers: TensorBoard, Weights & Biases, trackio; each package has its one door here.
+"""Experiment trackers as observers: TensorBoard, Weights & Biases, trackio; each package is
+imported here alone.
 
-They are told what metrics.jsonl is told, under flat names: loss, lr, block0/fire, valid/nll, timing/tokens_per_second.
+They get the numbers of metrics.jsonl under flat names: loss, lr, block0/fire, valid/nll,
+timing/tokens_per_second.
 """
 
 import importlib
@@ -18,20 +20,26 @@ PROJECT = "amor"
 
 
 def scalars(metrics: Mapping[str, Any], above: str = "") -> dict[str, float]:
-    """{"blocks": [{"fire": 0.4}]} -> {"block0/fire": 0.4}; numbers only, what is not finite left out."""
+    """{"blocks": [{"fire": 0.4}]} -> {"block0/fire": 0.4}; numbers only, without those that are not
+    finite.
+    """
     out: dict[str, float] = {}
     for key, value in metrics.items():
         if isinstance(value, dict):
             out |= scalars(value, f"{above}{key}/")
         elif isinstance(value, list | tuple):
-            out |= scalars({f"{key.removesuffix('s')}{index}": item for index, item in enumerate(value)}, above)
+            out |= scalars(
+                {f"{key.removesuffix('s')}{index}": item for index, item in enumerate(value)}, above
+            )
         elif isinstance(value, int | float) and not (above == "" and key == "step"):
             out[f"{above}{key}"] = float(value)
     return out
 
 
 class Tracker(Observer):
-    """Hands every line of metrics to a tracker. The package is looked for at once, before a run begins."""
+    """Passes every line of metrics to a tracker. The package is imported at once, before a run
+    begins.
+    """
 
     def __init__(self, name: str, module: str, package: str):
         self.name, self.opened = name, False
@@ -50,17 +58,21 @@ class Tracker(Observer):
         self.close()
 
     def close(self) -> None:
+        """Finish, also after an error; a second call does nothing."""
         if self.opened:
             self.opened = False
             self.finish()
 
     def open(self, started: RunStarted) -> None:
+        """Begin a run of the tracker."""
         raise NotImplementedError
 
     def log(self, values: dict[str, float], step: int) -> None:
+        """Record the numbers of a step."""
         raise NotImplementedError
 
     def finish(self) -> None:
+        """End the run of the tracker."""
         raise NotImplementedError
 
 
@@ -69,7 +81,8 @@ def _door(name: str, module: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise AmorError(
-            f"--track {name} needs the package {package} ({error}); pip install 'amor[track]' or {package}"
+            f"--track {name} needs the package {package} ({error}); "
+            f"pip install 'amor[track]' or {package}"
         ) from error
 
 
@@ -80,7 +93,7 @@ class TensorBoard(Tracker):
         super().__init__("tensorboard", "torch.utils.tensorboard", "tensorboard")
 
     def open(self, started: RunStarted) -> None:
-        # steps after the one a run resumes from are measured again; the old ones are to disappear
+        # steps after the one a run resumes from are taken again; purge_step removes the old ones
         folder = str(Path(started.folder) / "tensorboard")
         self.writer = self.door.SummaryWriter(folder, purge_step=started.step + 1)
 
@@ -96,9 +109,15 @@ class Modular(Tracker):
     """A tracker that is used through three functions of its module: init, log, finish."""
 
     def open(self, started: RunStarted) -> None:
-        self.door.init(project=PROJECT, name=Path(started.folder).name, config=started.recipe.to_dict(), **self.more(started))
+        self.door.init(
+            project=PROJECT,
+            name=Path(started.folder).name,
+            config=started.recipe.to_dict(),
+            **self.more(started),
+        )
 
     def more(self, started: RunStarted) -> dict[str, str]:
+        """Further arguments of init."""
         return {}
 
     def log(self, values: dict[str, float], step: int) -> None:
@@ -109,6 +128,8 @@ class Modular(Tracker):
 
 
 class Wandb(Modular):
+    """Weights & Biases, its files in RUN/wandb."""
+
     def __init__(self) -> None:
         super().__init__("wandb", "wandb", "wandb")
 
@@ -117,11 +138,17 @@ class Wandb(Modular):
 
 
 class Trackio(Modular):
+    """trackio, which keeps its own folder."""
+
     def __init__(self) -> None:
         super().__init__("trackio", "trackio", "trackio")
 
 
-TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
+TRACKERS: dict[str, Callable[[], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+}
 
 
 def trackers(names: str) -> list[Tracker]:

@@ -27,20 +27,27 @@ class Spikes:
     """Detects gradient norms far above the median of the recent ones."""
 
     def __init__(self, factor: float, norms: Iterable[float] = ()):
-        """factor: times the median that makes a spike; 0 detects none. norms: recent ones, of a resumed run."""
+        """factor: times the median that makes a spike; 0 detects none. norms: recent ones, of a
+        resumed run.
+        """
         self.factor = factor
         self.norms = deque(norms, maxlen=HISTORY)
 
     def is_spike(self, norm: float) -> bool:
-        """Whether this norm is a spike. It is kept either way, so that a lasting change stops being one."""
+        """Whether this norm is a spike. It is kept either way, so that a lasting change stops being
+        one.
+        """
         recent = list(self.norms)
         self.norms.append(norm)
         enough = self.factor > 0 and len(recent) >= ENOUGH
         return enough and norm > self.factor * statistics.median(recent)
 
 
-def first_non_finite(model: nn.Module, forward: Callable[[], Any], full_tensor: Callable[[Tensor], Tensor]) -> str:
-    """The place of the first number that is not finite: a parameter, a module's output, or a gradient.
+def first_non_finite(
+    model: nn.Module, forward: Callable[[], Any], full_tensor: Callable[[Tensor], Tensor]
+) -> str:
+    """The place of the first number that is not finite: a parameter, a module's output, or a
+    gradient.
 
     forward: runs the failed batch again. full_tensor: World.full_tensor.
     """
@@ -50,8 +57,13 @@ def first_non_finite(model: nn.Module, forward: Callable[[], Any], full_tensor: 
     module = first_non_finite_output(model, forward)
     if module:
         return f"output of {module}"
-    # gradients flow from the last parameter to the first, so the first to go wrong is the last in order
-    wrong = [name for name, p in model.named_parameters() if p.grad is not None and not all_finite(full_tensor(p.grad))]
+    # gradients flow from the last parameter to the first, so the first to go wrong is the last in
+    # order
+    wrong = [
+        name
+        for name, p in model.named_parameters()
+        if p.grad is not None and not all_finite(full_tensor(p.grad))
+    ]
     return f"gradient of {wrong[-1]}" if wrong else "the loss itself"
 
 

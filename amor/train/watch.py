@@ -166,7 +166,9 @@ def learned(metrics: Step) -> str:
 
 
 def answers(valid: Valid) -> str:
-    """Of a generated task: accuracy on its questions and how often gates fired there, as the end of a line."""
+    """Of a generated task: accuracy on its questions and how often gates fired there, as the end of
+    a line.
+    """
     answered = valid.answered
     if answered is None:
         return ""
@@ -178,5 +180,7 @@ def answers(valid: Valid) -> str:
 
 
 def number(value: float | None, spec: str = ".3f") -> str:
-    """A number by a format spec; "-" for None (a gate without a threshold, a loss that is not finite)."""
+    """A number by a format spec; "-" for None (a gate without a threshold, a loss that is not
+    finite).
+    """
     return "-" if value is None else format(value, spec)
