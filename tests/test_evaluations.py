@@ -132,7 +132,7 @@ def test_without_samples_nothing_is_bold_and_the_table_says_so(tmp_path):
     piqa(tmp_path / "b", [0.0] * 50, name="b")
     table = one("common-sense", tmp_path / "a", tmp_path / "b")
     assert not cell(table, "a", "PIQA").best
-    assert "not compared, for want of numbers a document: PIQA" in table.notes
+    assert "not compared, for want of numbers per document: PIQA" in table.notes
 
 
 def test_of_perplexities_the_smaller_is_better(root):
@@ -244,7 +244,7 @@ def test_gates_closed_and_open_are_rows_with_their_firing_rates(root):
 def test_notes_tell_where_numbers_come_from(tmp_path):
     piqa(tmp_path / "a", [1.0, 0.0], name="a", limit=2, skipped={"hellaswag": "no\nhellaswag.jsonl"}, tokens=None)
     notes = one("common-sense", tmp_path / "a").notes
-    asked = "2 documents (at most 2 a task); gates model, likelihood; lm-eval 0.4.13"
+    asked = "2 documents (at most 2 per task); gates model, likelihood; lm-eval 0.4.13"
     fired = "fires in prefill 0.300 0.400; fires in target 0.300 0.400"
     assert notes[0] == f"a: tokens trained on not known; 1,000 parameters; {asked}; {fired}"
     assert notes[1] == "skipped: hellaswag (no hellaswag.jsonl)"

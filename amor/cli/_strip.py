@@ -87,13 +87,13 @@ def losses(found: Trace) -> str:
     if loss.as_is is None or loss.closed is None or loss.open is None:
         return "one token: nothing to predict"
     if not found.blocks:
-        return f"nats a token: {loss.as_is:.3f} over {len(scored)} tokens; this model has no gated blocks"
+        return f"nats per token: {loss.as_is:.3f} over {len(scored)} tokens; this model has no gated blocks"
     better = sum(p.as_is > p.closed for p in scored)
     worse = sum(p.as_is < p.closed for p in scored)
     rates = " / ".join(f"{100 * rate:.0f} %" for rate in found.fire_rate)
     return (
         f"fired on {rates} of tokens\n"
-        f"nats a token: {loss.as_is:.3f} as it is, {loss.closed:.3f} all closed, {loss.open:.3f} all open\n"
+        f"nats per token: {loss.as_is:.3f} as it is, {loss.closed:.3f} all closed, {loss.open:.3f} all open\n"
         f"attention raised the probability of {better} tokens and lowered that of {worse}, of {len(scored)}"
     )
 

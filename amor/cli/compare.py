@@ -52,5 +52,5 @@ def pairs(args: argparse.Namespace) -> list[tuple[Any, Any]]:
         raise AmorError(f"{first} and {second}: give two folders or two files")
     names = [args.suite] if args.suite else [n for n in evals.shared_suites([first, second], args.decode) if n != LENGTHS]
     if LENGTHS in names or not names:
-        raise AmorError(f"{LENGTHS} tells no numbers a document to compare; amor table sets its curves side by side")
+        raise AmorError(f"{LENGTHS} tells no numbers per document to compare; amor table sets its curves side by side")
     return [tuple(evals.opened(folder, name, decode=args.decode) for folder in (first, second)) for name in names]  # type: ignore[misc]

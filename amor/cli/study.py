@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return planned(runner)
     begin(runner.plan)
     failed = runner.go()
-    held = results.read(runner.plan.folder)
-    files = result_page.write(held)
-    return shown(held, args.format, files, failed)
+    study_results = results.read(runner.plan.folder)
+    files = result_page.write(study_results)
+    return shown(study_results, args.format, files, failed)
 
 
 def prepared(args: argparse.Namespace) -> "Runner":
@@ -99,14 +99,14 @@ def planned(runner: "Runner") -> dict[str, Any]:
     return counts | {"train_seconds": left.train, "judge_seconds": left.judge, "out": str(runner.plan.folder)}
 
 
-def shown(held: Any, form: str, files: list[Path], failed: dict[str, str]) -> dict[str, Any]:
+def shown(results: Any, form: str, files: list[Path], failed: dict[str, str]) -> dict[str, Any]:
     from amor.study.table import printed
     from amor.study.tables import make_tables
 
-    found = make_tables(held)
-    for table in found:
+    tables = make_tables(results)
+    for table in tables:
         print(printed(table, form, sys.stdout.isatty()), end="\n\n")
-    for name, said in failed.items():
-        print(f"failed: {name}: {said}")
+    for name, line in failed.items():
+        print(f"failed: {name}: {line}")
     print(f"{files[-1]} written; open it in a browser")
-    return {"ok": not failed, "tables": typed.tree(found), "files": [str(file) for file in files], "failed": failed}
+    return {"ok": not failed, "tables": typed.tree(tables), "files": [str(file) for file in files], "failed": failed}

@@ -56,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", metavar="FOLDER", help="with --value: prepared tokens, e.g. DATA/valid")
     parser.add_argument("--windows", type=int, default=32, metavar="N", help="with --value: windows of text judged (default 32)")
-    parser.add_argument("--context", type=int, metavar="N", help="with --value: tokens a window (default: the training length)")
+    parser.add_argument("--context", type=int, metavar="N", help="with --value: tokens per window (default: the training length)")
     parser.add_argument(
         "--documents",
         default="joined",

@@ -93,8 +93,8 @@ class Runner:
 
     def shown(self) -> set[str]:
         """Folders of the runs that tables show: of each row the best learning rate."""
-        held = results.Results(self.plan.ledger, self.plan.folder)
-        return {one.planned.folder for ones in held.shown.values() for one in ones}
+        study = results.Results(self.plan.ledger, self.plan.folder)
+        return {one.planned.folder for ones in study.shown.values() for one in ones}
 
     def judge(self, shown: set[str], kinds: set[str], at_once: int) -> dict[str, str]:
         """What is missing of some kinds, the runs dealt out to as many programs as may run at once."""

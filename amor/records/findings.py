@@ -10,7 +10,7 @@ from amor.records.trace import Trace
 
 
 class Loss(Record, frozen=True):
-    """Nats a token; None where the loss is not finite."""
+    """Nats per token; None where the loss is not finite."""
 
     nll: Number | None
     perplexity: Perplexity | None
@@ -37,7 +37,7 @@ class Histogram(Record, frozen=True):
 
 
 class Worth(Record, frozen=True):
-    """Nats a token that attention saves over blocks that never fire, with its standard error."""
+    """Nats per token that attention saves over blocks that never fire, with its standard error."""
 
     saved: Number
     se: Number

@@ -23,7 +23,7 @@ class Rate(Record, frozen=True):
 
 
 class StateSize(Record, frozen=True):
-    """Numbers that a row's state holds."""
+    """Numbers in the state of one row of a batch."""
 
     fixed: Steps  # recurrent states and windows of convolutions, however much was read
     a_token: Steps  # keys and values, for each token that was read
@@ -35,12 +35,12 @@ class Recall(typed.File, frozen=True):
     gate: Words | None  # the kind of the gates that decided; None: no blocks
     seed: int
     rows: Steps
-    questions: Steps  # a row
-    answers: Steps  # tokens of them, a row
-    chance: typed.Share  # accuracy of who knows which tokens are answers, and no more
+    questions: Steps  # per row
+    answers: Steps  # tokens of the answers, per row
+    chance: typed.Share  # accuracy of guessing among the tokens that are answers
     token: Mean  # accuracy of the best token at every token of an answer
     whole: Mean  # share of the questions of which every token is right
-    nll_questions: Mean  # nats a token of an answer
+    nll_questions: Mean  # nats per token of an answer
     nll_elsewhere: Mean
     blocks: Annotated[tuple[Rate, ...], Meta(max_length=MOST_BLOCKS)]
     state: StateSize

@@ -1,4 +1,4 @@
-"""What a gate is worth: what amor/judge/value.py counts, and pages, figures and sentences tell."""
+"""What a gate is worth: the results of amor/judge/value.py and amor/judge/choosing.py, for pages and figures."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from amor.records import Amount, Number, Record, Steps, Words
 
 
 class TextSource(Record, frozen=True):
-    """What was read."""
+    """The text that a model was measured on."""
 
     source: Words
     windows: Steps
@@ -110,14 +110,14 @@ class Value(typed.File, frozen=True):
     exact: bool
     notes: tuple[Words, ...]
     losses: Policies
-    gains: tuple[Gains, ...]  # one a block, and all blocks together
+    gains: tuple[Gains, ...]  # one per block, and all blocks together
     agreement: tuple[Agreement, ...]
     calibration: tuple[tuple[Bin, ...], ...]
     curve: tuple[Point, ...]
 
 
 class Saving(Record, frozen=True):
-    """Nats a token that one choice saves over another (by itself: over never firing), and the error of the paired difference."""
+    """Nats per token that one choice saves over another (by itself: over never firing), and the paired error."""
 
     saved: Number
     se: Amount

@@ -43,7 +43,7 @@ class Comparison:
     seed: int
     tasks: tuple[Difference, ...]
     average: Difference | None  # of all accuracies, where there are several
-    left_out: tuple[str, ...]  # tasks that only one has, or without numbers a document
+    left_out: tuple[str, ...]  # tasks that only one has, or without numbers per document
 
 
 def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0) -> Comparison:
@@ -51,9 +51,9 @@ def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0
         raise AmorError(f"--samples {samples}: from 1 to {MOST:,} resamples")
     if seed < 0:
         raise AmorError(f"--seed {seed}: 0 or more")
-    name = a.found.amor.suite
-    if name != b.found.amor.suite:
-        raise AmorError(f"{a.file} is of the suite {name}, {b.file} of {b.found.amor.suite}; compare the same")
+    name = a.evaluation.amor.suite
+    if name != b.evaluation.amor.suite:
+        raise AmorError(f"{a.file} is of the suite {name}, {b.file} of {b.evaluation.amor.suite}; compare the same")
     evals.side_by_side([a, b])
     tasks, draws, left_out = [], [], []
     for column in evals.columns(name, [a, b]):
@@ -67,7 +67,7 @@ def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0
         random = np.random.default_rng((seed, zlib.crc32(f"{column.task}/{column.metric}".encode())))
         drawn = resampled(*both, samples, random) * column.shown
         one, other = (float(scores.score(scores.values.mean())) * column.shown for scores in both)
-        tasks.append(_told(column, len(both[0].ids), one, other, drawn))
+        tasks.append(_difference(column, len(both[0].ids), one, other, drawn))
         draws.append((column, drawn))
     if not tasks:
         raise AmorError(
@@ -77,7 +77,7 @@ def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0
     return Comparison(name, first, second, samples, seed, tuple(tasks), _average(tasks, draws), tuple(left_out))
 
 
-def _told(column: ScoreColumn, documents: int, a: float, b: float, drawn: Numbers) -> Difference:
+def _difference(column: ScoreColumn, documents: int, a: float, b: float, drawn: Numbers) -> Difference:
     low, high = np.quantile(drawn, (0.025, 0.975))
     better = float((np.sign(-drawn if column.lower else drawn) + 1).mean() / 2)
     return Difference(
@@ -92,7 +92,7 @@ def _average(tasks: list[Difference], draws: list[tuple[ScoreColumn, Numbers]]) 
         return None
     a, b = (sum(getattr(task, side) for task, _ in kept) / len(kept) for side in "ab")
     column = ScoreColumn(f"average of {len(kept)}", "", "")
-    return _told(column, sum(task.documents for task, _ in kept), a, b, np.mean([drawn for _, drawn in kept], axis=0))
+    return _difference(column, sum(task.documents for task, _ in kept), a, b, np.mean([drawn for _, drawn in kept], axis=0))
 
 
 def table(found: Comparison) -> Table:

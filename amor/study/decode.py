@@ -16,7 +16,7 @@ PAPER = Path(__file__).with_name("paper.json")
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Of one architecture: tokens a second of decode, thousands of training."""
+    """Of one architecture: tokens per second of decode, thousands of training."""
 
     decode: float = msgspec.field(name="decode_T0_3K")
     train: float = msgspec.field(name="train_ktok_s")

@@ -47,15 +47,15 @@ def read(name: str, request: TableRequest) -> SuiteRows:
         )
     ]
     floor = evals.opened(request.floor, name, decode=request.decode) if request.floor else None
-    if floor and floor.found.amor.model.tokens:
-        trained = f"amor.model.tokens is {floor.found.amor.model.tokens:,}"
+    if floor and floor.evaluation.amor.model.tokens:
+        trained = f"amor.model.tokens is {floor.evaluation.amor.model.tokens:,}"
         raise AmorError(f"{floor.file}: {trained}; a floor is a model that was trained on 0")
     evals.side_by_side([*rows, *([floor] if floor else [])])
     return SuiteRows(name, rows, floor, evals.labels(rows), request.bucket)
 
 
 def tables(name: str, request: TableRequest) -> Iterator[Table]:
-    """The table of a suite; of length-extrapolation one a set of texts."""
+    """The table of a suite; of length-extrapolation one per set of texts."""
     suite_rows = read(name, request)
     if name == LENGTHS:
         yield from curves(suite_rows)
@@ -118,10 +118,10 @@ def _cell(row: SuiteResult, columns: list[ScoreColumn], others: list[SuiteResult
 
 def level(row: SuiteResult, columns: list[ScoreColumn]) -> tuple[float, float | None]:
     """The mean of tasks that a row has, as it is shown, and its standard error where every task has one."""
-    told = [score for column in columns if (score := row.score(column)) is not None]
-    factor, errors = columns[0].shown, [error for _, error in told if error is not None]
-    error = factor * sum(e**2 for e in errors) ** 0.5 / len(told) if len(errors) == len(told) else None
-    return factor * sum(value for value, _ in told) / len(told), error
+    known = [score for column in columns if (score := row.score(column)) is not None]
+    factor, errors = columns[0].shown, [error for _, error in known if error is not None]
+    error = factor * sum(e**2 for e in errors) ** 0.5 / len(known) if len(errors) == len(known) else None
+    return factor * sum(value for value, _ in known) / len(known), error
 
 
 def difference(a: SuiteResult, b: SuiteResult, columns: list[ScoreColumn]) -> Gap | None:
@@ -148,10 +148,10 @@ def paper_lines(
 
 
 def curves(suite_rows: SuiteRows) -> Iterator[Table]:
-    """Rows are lengths, columns models; one table a set of texts."""
+    """Rows are lengths, columns models; one table per set of texts."""
     everyone = [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]
     names = tuple(suite_rows.labels) + (("floor",) if suite_rows.floor else ())
-    sets = list(dict.fromkeys(name for row in everyone for name in row.found.amor.curves))
+    sets = list(dict.fromkeys(name for row in everyone for name in row.evaluation.amor.curves))
     if not sets:
         raise AmorError(f"{everyone[0].file}: amor.curves holds no set of texts")
     for number, name in enumerate(sets):
@@ -160,13 +160,13 @@ def curves(suite_rows: SuiteRows) -> Iterator[Table]:
         lines = tuple(TableRow(f"{length:,}", tuple(point.get(length) for point in points)) for length in lengths)
         kind = "perplexity of the last 1,024 tokens before each length" if suite_rows.bucket else "perplexity of whole prefixes"
         remarks = tuple(notes(suite_rows, ())) if number == len(sets) - 1 else ()
-        segments = {row.found.amor.curves[name].segments for row in everyone if name in row.found.amor.curves}
+        segments = {row.evaluation.amor.curves[name].segments for row in everyone if name in row.evaluation.amor.curves}
         title = f"{suite_rows.name}, {name}: {kind}, {'/'.join(map(str, sorted(segments)))} segments"
         yield Table(title, "tokens", names, lines, notes=remarks)
 
 
 def _points(row: SuiteResult, name: str, bucket: bool) -> dict[int, Cell | None]:
-    curve = row.found.amor.curves.get(name)
+    curve = row.evaluation.amor.curves.get(name)
     if curve is None:
         return {}
     values = zip(curve.lengths, curve.bucket if bucket else curve.prefix, curve.errors)
@@ -177,27 +177,27 @@ def notes(suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...]) -> Iterator[s
     """What stands under a table: how the numbers came about, and what is not there."""
     for label, row in zip([*suite_rows.labels, "floor"], [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]):
         yield f"{label}: {'; '.join(_provenance(row))}"
-    shapes = {row.found.amor.model.parameters for row in suite_rows.rows}
-    if suite_rows.floor and suite_rows.floor.found.amor.model.parameters not in shapes:
+    shapes = {row.evaluation.amor.model.parameters for row in suite_rows.rows}
+    if suite_rows.floor and suite_rows.floor.evaluation.amor.model.parameters not in shapes:
         yield "floor: of another shape than every row; an untrained model of the same shape is a fairer one"
-    lengths = {task: round(mean) for row in suite_rows.rows for task, mean in row.found.amor.lengths.items()}
+    lengths = {task: round(mean) for row in suite_rows.rows for task, mean in row.evaluation.amor.lengths.items()}
     if lengths:
         yield f"true tokens of prompts, mean: {', '.join(f'{task} {mean:,}' for task, mean in sorted(lengths.items()))}"
-    reasons = {(task, why) for row in suite_rows.rows for task, why in row.found.amor.skipped.items()}
+    reasons = {(task, why) for row in suite_rows.rows for task, why in row.evaluation.amor.skipped.items()}
     for task, why in sorted(reasons):
         yield f"skipped: {task} ({' '.join(why.split())})"
     yield from _unpaired(suite_rows, columns)
 
 
 def _provenance(row: SuiteResult) -> Iterator[str]:
-    model, settings = row.found.amor.model, row.found.amor.settings
+    model, settings = row.evaluation.amor.model, row.evaluation.amor.settings
     yield "tokens trained on not known" if model.tokens is None else f"trained on {model.tokens:,} tokens"
     yield f"{model.parameters:,} parameters"
     if row.documents_judged:
-        yield f"{row.documents_judged:,} documents" + (f" (at most {settings.limit:,} a task)" if settings.limit else "")
+        yield f"{row.documents_judged:,} documents" + (f" (at most {settings.limit:,} per task)" if settings.limit else "")
     yield f"gates {settings.gates}, {settings.path}"
     if settings.max_length:
-        yield f"at most {settings.max_length:,} tokens a request"
+        yield f"at most {settings.max_length:,} tokens per request"
     if settings.bos:
         yield "the tokenizer's first token before each context"
     if settings.harness:
@@ -208,10 +208,10 @@ def _provenance(row: SuiteResult) -> Iterator[str]:
 
 
 def _unpaired(suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...]) -> Iterator[str]:
-    """Tasks whose documents are not told: nothing about them can be said to be clear."""
+    """Tasks whose documents are not known: nothing about them can be said to be clear."""
     rows = [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]
     if len(rows) < 2:
         return
     blind = [c.title for c in columns if any(row.score(c) and row.documents(c) is None for row in rows)]
     if blind:
-        yield f"not compared, for want of numbers a document: {', '.join(blind)}"
+        yield f"not compared, for want of numbers per document: {', '.join(blind)}"

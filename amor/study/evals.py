@@ -26,27 +26,27 @@ class SuiteResult:
     """One file: a suite of one model, its gates run in one way."""
 
     file: Path
-    found: Evaluation
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict, repr=False)  # by task, read when asked for
+    evaluation: Evaluation
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict, repr=False)  # by task, read when needed
     scores: dict[ScoreColumn, Scores | None] = field(default_factory=dict, repr=False)  # made of these
 
     @property
     def gates(self) -> Gates:
-        return self.found.amor.settings.gates
+        return self.evaluation.amor.settings.gates
 
     def score(self, column: ScoreColumn) -> tuple[float, float | None] | None:
         """A number and its standard error, which is that of the documents where the file tells none."""
-        told = self.found.score(column.task, column.metric)
-        if told is None:
+        known = self.evaluation.score(column.task, column.metric)
+        if known is None:
             return None
-        scores = None if told[1] else self.documents(column)
-        return told[0], told[1] or (scores.error if scores else None)
+        scores = None if known[1] else self.documents(column)
+        return known[0], known[1] or (scores.error if scores else None)
 
     def documents(self, column: ScoreColumn) -> Scores | None:
         """The number of every document, or None where no file tells them."""
         if column not in self.scores:
-            told = column.over is not None and self.samples_file(column.task).exists()
-            self.scores[column] = self._documents(column) if told else None
+            known = column.over is not None and self.samples_file(column.task).exists()
+            self.scores[column] = self._documents(column) if known else None
         return self.scores[column]
 
     def _documents(self, column: ScoreColumn) -> Scores | None:
@@ -69,9 +69,9 @@ class SuiteResult:
     def _agreeing(self, column: ScoreColumn, values: dict[int, float]) -> Scores:
         ids = np.array(sorted(values), dtype=np.int64)
         scores = Scores(ids, np.array([values[name] for name in ids.tolist()]), column.over or "mean")
-        told, mean = self.found.score(column.task, column.metric), float(scores.score(scores.values.mean()))
-        if told is not None and not np.isclose(told[0], mean, rtol=1e-4, atol=1e-6):
-            wrong = f"{column.metric} of its {len(ids):,} documents is {mean:.6g}, where {self.file} says {told[0]:.6g}"
+        known, mean = self.evaluation.score(column.task, column.metric), float(scores.score(scores.values.mean()))
+        if known is not None and not np.isclose(known[0], mean, rtol=1e-4, atol=1e-6):
+            wrong = f"{column.metric} of its {len(ids):,} documents is {mean:.6g}, where {self.file} says {known[0]:.6g}"
             raise AmorError(f"{self.samples_file(column.task)}: {wrong}; they are of two evaluations: evaluate again")
         return scores
 
@@ -92,7 +92,7 @@ class SuiteResult:
         return tuple(sum(fires) / tokens for fires in zip(*(counts.fires for counts in asked)))
 
     def counts(self) -> Iterator[tuple[str, GateCounts]]:
-        for phases in self.found.amor.gates.values():
+        for phases in self.evaluation.amor.gates.values():
             yield from phases.items()
 
     @property
@@ -103,7 +103,7 @@ class SuiteResult:
 
     @property
     def documents_judged(self) -> int:
-        return sum(counts.get("effective", 0) for counts in self.found.n_samples.values())
+        return sum(counts.get("effective", 0) for counts in self.evaluation.n_samples.values())
 
 
 def file_name(suite: str, gates: Gates = "model", decode: bool = False) -> str:
@@ -111,7 +111,7 @@ def file_name(suite: str, gates: Gates = "model", decode: bool = False) -> str:
 
 
 def suites_in(folder: Path, decode: bool = False) -> list[str]:
-    """Those a folder holds, in the order in which they are told."""
+    """Those a folder holds, in the order in which they are known."""
     return [name for name in SUITES if (folder / file_name(name, decode=decode)).is_file()]
 
 
@@ -124,8 +124,8 @@ def shared_suites(folders: list[Path], decode: bool = False) -> list[str]:
             raise AmorError(f"{folder}: {what}; amor eval writes {file_name('common-sense', decode=decode)} and the like")
     shared = [name for name in held[0] if all(name in names for names in held)]
     if not shared:
-        told = "; ".join(f"{folder} has {', '.join(names)}" for folder, names in zip(folders, held))
-        raise AmorError(f"no suite that all have: {told}")
+        known = "; ".join(f"{folder} has {', '.join(names)}" for folder, names in zip(folders, held))
+        raise AmorError(f"no suite that all have: {known}")
     return shared
 
 
@@ -143,7 +143,7 @@ def opened(folder: Path, name: str, gates: Gates = "model", decode: bool = False
 def from_file(file: Path) -> SuiteResult:
     """What a file holds, which its name must say rightly: <suite>[.decode][.closed|.open].json."""
     judged = SuiteResult(file, typed.read(Evaluation, file))
-    about = judged.found.amor
+    about = judged.evaluation.amor
     right = file_name(about.suite, about.settings.gates, about.settings.path == "decode")
     if file.name != right:
         held = f"amor.suite and amor.settings say {about.suite}, gates {about.settings.gates}, path {about.settings.path}"
@@ -185,7 +185,7 @@ def variants(folder: Path, name: str, decode: bool = False) -> list[SuiteResult]
 def side_by_side(rows: list[SuiteResult]) -> list[SuiteResult]:
     """The same rows, if what was asked of them is the same: else one line that names what differs."""
     for a, b in combinations(rows, 2):
-        one, other = a.found.amor, b.found.amor
+        one, other = a.evaluation.amor, b.evaluation.amor
         for key, mine, theirs in (
             ("limit", one.settings.limit, other.settings.limit),
             ("harness", one.settings.harness, other.settings.harness),
@@ -226,8 +226,8 @@ def paired(a: SuiteResult, b: SuiteResult, column: ScoreColumn) -> tuple[Scores,
 
 
 def labels(rows: list[SuiteResult]) -> list[str]:
-    """A name a row: that of its model, with its folder where two have the same, and how its gates were run."""
-    names = [" ".join(row.found.amor.model.name.split()) for row in rows]
+    """A name per row: that of its model, with its folder where two have the same, and how its gates were run."""
+    names = [" ".join(row.evaluation.amor.model.name.split()) for row in rows]
     folders = [{row.file.parent for row, other in zip(rows, names) if other == name} for name in names]
     marks = ["" if row.gates == "model" else f", {row.gates}" for row in rows]
     return [
@@ -243,7 +243,7 @@ def columns(name: str, rows: Iterable[SuiteResult]) -> tuple[ScoreColumn, ...]:
         return known
     tasks = in_suite(name)
     for row in rows:
-        for task, metrics in row.found.results.items():
+        for task, metrics in row.evaluation.results.items():
             lengths = [key.removesuffix(",none") for key in metrics if key.endswith(",none")]
             made = [tasks[task].column_at(int(length)) for length in lengths if task in tasks and length.isdecimal()]
             known += tuple(column for column in made if column and column not in known and row.score(column))

@@ -12,7 +12,7 @@ FILE = Path(__file__).with_name("paper_tables.json")
 
 
 class PaperRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model: a number a column."""
+    """One model: one number per column."""
 
     scale: typed.Name
     model: typed.Name

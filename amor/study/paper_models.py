@@ -30,7 +30,7 @@ class PaperModel:
 
     perplexity: float
     fires: float | None  # greedy, after 3K tokens
-    train: float | None  # tokens a second
+    train: float | None  # tokens per second
     decode: float | None
 
 

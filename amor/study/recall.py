@@ -9,7 +9,7 @@ def lines(found: Recall) -> list[str]:
         f"{found.model} on {found.task['kind']} ({options})",
         f"  asked        {found.questions} questions of {found.answers // found.questions} tokens in each of {found.rows:,} rows",
         f"  right        {share(found.token)} of their tokens (by chance {found.chance:.1%}), {share(found.whole)} of them whole",
-        f"  nats         {number(found.nll_questions)} a token of an answer, {number(found.nll_elsewhere)} elsewhere",
+        f"  nats         {number(found.nll_questions)} per token of an answer, {number(found.nll_elsewhere)} elsewhere",
         f"  state        {found.state.fixed:,} numbers, and {found.state.a_token:,} for each token read",
         *([f"  gate         {found.gate}"] if found.gate else []),
     ]

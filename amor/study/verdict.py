@@ -12,7 +12,7 @@ def sentences(found: Value) -> list[str]:
 def attention(found: Value) -> str:
     """Whether there is anything to gate."""
     always, never = found.losses.always, found.losses.never
-    saved = f"{always.saved:+.4f} ± {always.saved_se:.4f} nats a token over never firing ({never.nll:.4f})"
+    saved = f"{always.saved:+.4f} ± {always.saved_se:.4f} nats per token over never firing ({never.nll:.4f})"
     if clear(always.saved, always.saved_se) and always.saved > 0:
         return f"Attention everywhere gains {saved}."
     if clear(always.saved, always.saved_se):
@@ -24,27 +24,27 @@ def gate(found: Value) -> str:
     """What share of the oracle's saving the gate has, at the same count."""
     mine, best = found.losses.gate, found.losses.oracle
     rates = " / ".join(f"{100 * rate:.0f} %" for rate in mine.fire_rate)
-    told = f"the gate fires on {rates} of tokens and gains {mine.saved:+.4f} ± {mine.saved_se:.4f} nats a token"
+    text = f"the gate fires on {rates} of tokens and gains {mine.saved:+.4f} ± {mine.saved_se:.4f} nats per token"
     if not any(mine.fire_rate):
         return "Poor: the gate fires nowhere on this text."
     if best.saved <= 0:
-        return f"Poor: {told}; not even the oracle gains at this rate."
+        return f"Poor: {text}; not even the oracle gains at this rate."
     share = mine.saved / best.saved
     level = "Poor" if share < 0.25 else "Against the oracle"
-    return f"{level}: {told}, {100 * share:.0f} % of what the best choice of as many tokens gains ({best.saved:+.4f})."
+    return f"{level}: {text}, {100 * share:.0f} % of what the best choice of as many tokens gains ({best.saved:+.4f})."
 
 
 def against_random(found: Value) -> str:
     """Whether choosing by entropy is better than choosing blindly."""
     mine, blind = found.losses.gate, found.losses.random
     better = mine.saved - blind.saved
-    told = f"the same number of random tokens gains {blind.saved:+.4f}"
+    text = f"the same number of random tokens gains {blind.saved:+.4f}"
     error = found.losses.gate.over_random_se
     if not clear(better, error):
-        return f"Poor: {told}, which cannot be told from the gate's (difference {better:+.4f} ± {error:.4f})."
+        return f"Poor: {text}, which cannot be told from the gate's (difference {better:+.4f} ± {error:.4f})."
     if better < 0:
-        return f"Poor: {told}, more than the gate's choice (difference {better:+.4f} ± {error:.4f})."
-    return f"Against chance: {told}, so choosing by the gate is worth {better:+.4f} ± {error:.4f} nats a token."
+        return f"Poor: {text}, more than the gate's choice (difference {better:+.4f} ± {error:.4f})."
+    return f"Against chance: {text}, so choosing by the gate is worth {better:+.4f} ± {error:.4f} nats per token."
 
 
 def order(block: Gains) -> str:

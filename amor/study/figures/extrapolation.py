@@ -23,7 +23,7 @@ class ExtrapolationFigure(FigureKind):
 
     @staticmethod
     def draw(suite_rows: SuiteRows) -> Figure:
-        sets = list(dict.fromkeys(name for row in suite_rows.rows for name in row.found.amor.curves))
+        sets = list(dict.fromkeys(name for row in suite_rows.rows for name in row.evaluation.amor.curves))
         if not sets:
             raise AmorError(f"{suite_rows.rows[0].file}: amor.curves holds no set of texts to draw")
         across = min(len(sets), ACROSS)
@@ -45,7 +45,7 @@ def lines(panel: Axes, suite_rows: SuiteRows, name: str) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     for number, (label, row) in enumerate(zip(suite_rows.labels, suite_rows.rows)):
-        colour, curve = BLOCKS[number % len(BLOCKS)], row.found.amor.curves.get(name)
+        colour, curve = BLOCKS[number % len(BLOCKS)], row.evaluation.amor.curves.get(name)
         x = [length / 1024 for length in curve.lengths] if curve else []
         y = (curve.bucket if suite_rows.bucket else curve.prefix) if curve else ()
         mark = MARKERS[number % len(MARKERS)]

@@ -20,9 +20,9 @@ class FiringFigure(FigureKind):
     @staticmethod
     def draw(suite_rows: SuiteRows) -> Figure:
         gated = [
-            (label, row.found.amor.curves)
+            (label, row.evaluation.amor.curves)
             for label, row in zip(suite_rows.labels, suite_rows.rows)
-            if any(curve.rates and curve.rates[0] for curve in row.found.amor.curves.values())
+            if any(curve.rates and curve.rates[0] for curve in row.evaluation.amor.curves.values())
         ]
         if not gated:
             raise AmorError(
