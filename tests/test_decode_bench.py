@@ -1,6 +1,7 @@
 """The decode benchmark measures what it says: rates as asked, formulas that meet what models declare, a state as if read."""
 
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -170,7 +171,8 @@ def test_the_command_runs_and_its_table_and_figure_read_its_file(tmp_path, capsy
     assert {one["gated"] for one in found["crossings"]} == gated
     assert main(["report", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "| amor-mamba2 f=0.22 |" in said and "| amor-mamba2-gain f=0.22 over mamba2-serial |" in said
+    assert re.search(r"\| amor-mamba2 f=0.22 +\|", said)
+    assert re.search(r"\| amor-mamba2-gain f=0.22 over mamba2-serial +\|", said)
     pytest.importorskip("matplotlib")
     assert main(["report", str(out), "--figure", str(tmp_path / "decode.png")]) == 0
     assert (tmp_path / "decode.png").stat().st_size > 1000

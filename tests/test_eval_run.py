@@ -179,12 +179,12 @@ def test_an_untrained_model_is_the_floor(model, data, tmp_path):
 WEATHER = """
 from amor.eval.cloze import ClozeForm, ClozeRow
 from amor.eval.rows import HubSource
-from amor.eval.task_specs import ClozeTask, Column
+from amor.eval.task_specs import ClozeTask, ScoreColumn
 
 FORM = ClozeForm(lambda row: row.context, lambda row: [], lambda text, row: text + row.question, lambda row: row.answers)
 TASKS = (
     ClozeTask(
-        name="weather", suite="retrieval", metric="contains", columns=(Column("Weather", "weather", "contains"),),
+        name="weather", suite="retrieval", metric="contains", columns=(ScoreColumn("Weather", "weather", "contains"),),
         row=ClozeRow, file="weather_reports", hub=HubSource("nobody/weather"), form=FORM,
     ),
 )

@@ -286,7 +286,7 @@ class Recipe:
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "recipe") -> "Recipe":
         """A recipe from plain values; where: what an error calls them, such as a file's path."""
-        policy = tree.get("checkpoint")
+        policy = tree.get("checkpoint") if isinstance(tree, Mapping) else None
         for old in RENAMED.keys() & (policy.keys() if isinstance(policy, Mapping) else ()):
             raise AmorError(
                 f"{where}: checkpoint.{old} is now called checkpoint.{RENAMED[old]}; "

@@ -94,9 +94,8 @@ def in_suite(name: str) -> dict[str, TaskSpec]:
 
 def suite(name: str) -> Suite:
     """A suite with the columns of its tasks."""
-    return replace(
-        SUITES[name], columns=tuple(c for task in in_suite(name).values() for c in task.columns)
-    )
+    tasks = in_suite(name)
+    return replace(SUITES[name], columns=tuple(c for task in tasks.values() for c in task.columns))
 
 
 @dataclass
