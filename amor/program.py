@@ -1,17 +1,18 @@
-"""What one token needs, said by the layers themselves: a program of a few instructions, which decode compiles.
+"""What one token needs, as a program of a few instructions that decode compiles.
 
-A mixer states its program beside its forward, in the same order and with the same names:
+A mixer states its program next to its forward, in the same order and with the same names:
 
-    def program(self, p, x):                                      # x: a vector a row
-        z, xBC, dt = p.linear(x, self.in_proj).split(...)         # matrices
-        u, B, C = p.conv(xBC, self.conv1d, "conv").split(...)     # a window of the state
-        y = p.scan(u, dt, B, C, ...)                              # a recurrence
+    def program(self, p, x):                                    # x: a vector per row
+        z, xBC, dt = p.linear(x, self.in_proj).split(...)       # matrices
+        u, B, C = p.conv(xBC, self.conv1d, "conv").split(...)   # a window of the state
+        y = p.scan(u, dt, B, C, ...)                            # a recurrence
         return p.linear(p.gated_norm(y, z, self.norm, gate_first=True), self.out_proj)
 
-Nothing is computed while a program is recorded: a Vector is a place where the numbers of one token will stand. An instruction
-is a frozen record of vectors, tensors, modules, numbers and names of state tensors; amor/decode/walk.cpp has a struct of the
-same name and order for each, and calls the operator's one-token kernel (ops/<op>/step.h). What cannot be said here (a wrapped
-or watched layer, a mixer without a program) is refused with `UnsaidError`, and runs by its own forward.
+Nothing is computed while a program is recorded: a Vector is a place for the numbers of one token.
+An instruction is a frozen record of vectors, tensors, modules, numbers and names of state tensors;
+amor/decode/walk.cpp has a struct of the same name and order for each, and calls the operator's
+one-token kernel (ops/<op>/step.h). A layer that cannot be recorded (wrapped, hooked, or without a
+program) raises `NoProgramError`, and decode runs its own forward.
 """
 
 from __future__ import annotations
@@ -25,41 +26,46 @@ from torch import Tensor, nn
 from amor.parts import Linear, RMSNorm, ShortConv, SwiGLU, touched
 
 
-class UnsaidError(Exception):
-    """A layer that has no program, and why."""
+class NoProgramError(Exception):
+    """Raised for a layer that has no program, with the reason."""
 
 
 @dataclass(frozen=True)
 class Vector:
-    """Numbers [rows, width] inside a register [rows, of]: a place in the room of a program, or memory handed in."""
+    """The place of [rows, width] numbers in scratch memory or in an input buffer of a program."""
 
-    where: int  # -1: in the room, `offset` numbers a row from its beginning; else which of the memories handed in
-    offset: int
-    of: int  # width of the register
-    start: int
+    buffer: int  # SCRATCH, or the index of an input
+    scratch_offset: int  # in scratch memory: numbers per row before the first row
+    row_stride: int  # numbers from one row to the next
+    offset: int  # of the first number within a row
     width: int
 
     def split(self, *widths: int) -> tuple[Vector, ...]:
+        """Consecutive parts of it; the widths add up to its own."""
         assert sum(widths) == self.width, f"{widths} of {self.width}"
         starts = [sum(widths[:i]) for i in range(len(widths))]
-        return tuple(replace(self, start=self.start + a, width=w) for a, w in zip(starts, widths))
+        return tuple(replace(self, offset=self.offset + a, width=w) for a, w in zip(starts, widths))
 
 
 @dataclass(frozen=True)
-class Held:
-    """A tensor of the layer's part of the state, updated in place: its name, and its shape a row. Keys and values: theta > 0."""
+class StateRef:
+    """A tensor of the layer's part of the State, updated in place; keys and values have theta > 0.
+    """
 
-    part: int
+    part: int  # index of the layer
     name: str
-    shape: tuple[int, ...]
-    theta: float = 0.0  # of the rotary positions of keys [heads, size]
+    shape: tuple[int, ...]  # of one row
+    theta: float = 0.0  # base of the rotary frequencies of keys [heads, size]
 
 
-# Instructions. Fields are those of a C++ struct, in the same order: Vector, Tensor (None: null), Held, int, float, Linears.
+# Instructions. Fields are those of a C++ struct, in the same order: Vector, Tensor (None: null),
+# StateRef, int, float, Linears.
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductOp:
+    """out = W x, for matrices side by side."""
+
     kind: ClassVar[int] = 0
     x: Vector
     out: Vector
@@ -68,7 +74,9 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormOp:
+    """RMS norm of the whole vector, or of its heads."""
+
     kind: ClassVar[int] = 1
     x: Vector
     out: Vector
@@ -78,7 +86,9 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class GatedNorm:
+class GatedNormOp:
+    """RMS norm of x gated by silu(z), before or after the norm."""
+
     kind: ClassVar[int] = 2
     x: Vector
     z: Vector
@@ -90,7 +100,7 @@ class GatedNorm:
 
 
 @dataclass(frozen=True)
-class Gate:
+class GateOp:
     """out = x act(z), act SiLU (0) or the sigmoid (1)."""
 
     kind: ClassVar[int] = 3
@@ -101,8 +111,8 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Add:
-    """out = x + scale y; scale a channel, or 1."""
+class AddOp:
+    """out = x + scale y, with a scale per channel, or 1."""
 
     kind: ClassVar[int] = 4
     x: Vector
@@ -112,18 +122,22 @@ class Add:
 
 
 @dataclass(frozen=True)
-class Conv:
+class ConvOp:
+    """Short causal convolution over the window of the state and the new token, then SiLU."""
+
     kind: ClassVar[int] = 5
     x: Vector
     out: Vector
     taps: Tensor  # [taps, channels]
     bias: Tensor | None
-    window: Held
+    window: StateRef
     reach: int  # taps - 1
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanOp:
+    """One step of the Mamba2 recurrence."""
+
     kind: ClassVar[int] = 6
     u: Vector
     dt: Vector
@@ -133,58 +147,60 @@ class Scan:
     A: Tensor  # [heads] < 0
     D: Tensor
     dt_bias: Tensor
-    state: Held
+    state: StateRef
     heads: int
     size: int
     groups: int
-    states: int  # numbers of a state
+    states: int  # width of B and C per group
 
 
 @dataclass(frozen=True)
-class Delta:
+class DeltaOp:
+    """One step of the gated delta rule."""
+
     kind: ClassVar[int] = 7
     q: Vector
     k: Vector
     v: Vector
-    a: Vector  # [heads] or [heads * size]: a decay a head, or a channel
+    a: Vector  # [heads] or [heads * size]: a decay per head, or per channel
     b: Vector
     out: Vector
     A: Tensor  # [heads] < 0
     dt_bias: Tensor  # as a
-    state: Held
+    state: StateRef
     heads: int
     size: int  # of a key
     value: int
-    rates: int  # decays a head: 1 or size
+    rates: int  # decays per head: 1 or size
 
 
 @dataclass(frozen=True)
-class Keys:
-    """Keys, turned by their position, and values of the new token into their slots."""
+class KeysOp:
+    """Writes the rotated key and the value of the new token to its slot."""
 
     kind: ClassVar[int] = 8
     k: Vector
     v: Vector
-    kv: Held
+    kv: StateRef
     heads: int
     size: int
 
 
 @dataclass(frozen=True)
-class Attend:
-    """Queries, turned, against all keys of their row up to their own."""
+class AttendOp:
+    """Attention of the rotated query over all keys of its row up to its own."""
 
     kind: ClassVar[int] = 9
     q: Vector
     out: Vector
-    kv: Held
+    kv: StateRef
     heads: int
     size: int
 
 
 @dataclass(frozen=True)
-class Dot:
-    """One number: x times a weight, and a bias."""
+class DotOp:
+    """One number: weight . x + bias."""
 
     kind: ClassVar[int] = 10
     x: Vector
@@ -194,7 +210,7 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class SiluDot:
+class SiluDotOp:
     """out += weight . silu(x + bias): the output of a hidden layer."""
 
     kind: ClassVar[int] = 11
@@ -204,152 +220,161 @@ class SiluDot:
     weight: Tensor  # [width]
 
 
-Instruction = Product | Norm | GatedNorm | Gate | Add | Conv | Scan | Delta | Keys | Attend | Dot | SiluDot
-INSTRUCTIONS: tuple[type[Instruction], ...] = (
-    *(Product, Norm, GatedNorm, Gate, Add, Conv, Scan, Delta, Keys, Attend, Dot, SiluDot),
+Instruction = (
+    ProductOp | NormOp | GatedNormOp | GateOp | AddOp | ConvOp | ScanOp | DeltaOp | KeysOp | AttendOp | DotOp | SiluDotOp
 )
-ROOM = -1
+INSTRUCTIONS: tuple[type[Instruction], ...] = (
+    *(ProductOp, NormOp, GatedNormOp, GateOp, AddOp, ConvOp, ScanOp, DeltaOp, KeysOp, AttendOp, DotOp, SiluDotOp),
+)
+SCRATCH = -1
 
 
 class Program:
-    """Records instructions. Memory handed in comes first: `given` says how wide each is."""
+    """Records instructions; `inputs` are buffers that a call hands in, of the given widths."""
 
-    def __init__(self, *given: int):
-        self.given = [Vector(i, 0, width, 0, width) for i, width in enumerate(given)]
-        self.steps: list[Instruction] = []
-        self.room = 0  # numbers a row
-        self.part = 0  # of the state: which layer is being said
+    def __init__(self, *widths: int):
+        self.inputs = [Vector(i, 0, width, 0, width) for i, width in enumerate(widths)]
+        self.instructions: list[Instruction] = []
+        self.scratch_size = 0  # numbers per row
+        self.part = 0  # index of the layer being recorded, and of its part of the State
         self._used = 0
 
     def layer(self, part: int) -> None:
-        """What follows is another layer's: nothing of the last one is read again but memory handed in."""
+        """Begin another layer: scratch vectors of the last one may be overwritten."""
         self.part, self._used = part, 0
 
     def vector(self, width: int) -> Vector:
-        """Room for numbers, beginning at a whole cache line."""
-        place = Vector(ROOM, self._used, width, 0, width)
+        """A place in scratch memory, aligned to a cache line."""
+        vector = Vector(SCRATCH, self._used, width, 0, width)
         self._used += -(-width // 16) * 16
-        self.room = max(self.room, self._used)
-        return place
+        self.scratch_size = max(self.scratch_size, self._used)
+        return vector
 
     def linear(self, x: Vector, *layers: nn.Linear) -> Vector:
         """Matrices with one input: their outputs side by side."""
         for layer in layers:
-            plainly(layer)
+            require_unwrapped(layer)
         out = self.vector(sum(layer.weight.shape[0] for layer in layers))
-        self.steps.append(Product(x, out, 0, layers))
+        self.instructions.append(ProductOp(x, out, 0, layers))
         return out
 
     def norm(self, x: Vector, norm: RMSNorm, scale: Tensor | None = None, out: Vector | None = None) -> Vector:
-        """RMS norm of the whole vector, or of heads as wide as the norm; `scale` is multiplied into its weights."""
-        plainly(norm)
+        """RMS norm of the whole vector, or of heads as wide as the norm; `scale` is multiplied into
+        its weights.
+        """
+        require_unwrapped(norm)
         weight = norm.weight if scale is None else norm.weight.detach().float() * scale
         out = out or self.vector(x.width)
-        self.steps.append(Norm(x, out, weight, weight.numel(), norm.eps))
+        self.instructions.append(NormOp(x, out, weight, weight.numel(), norm.eps))
         return out
 
     def unit_norm(self, x: Vector, size: int, length: float, eps: float) -> Vector:
         """Heads of `size` scaled to a length: eps is added to the mean of squares."""
         out = self.vector(x.width)
-        self.steps.append(Norm(x, out, torch.full((size,), length * size**-0.5), size, eps))
+        self.instructions.append(NormOp(x, out, torch.full((size,), length * size**-0.5), size, eps))
         return out
 
     def gated_norm(self, x: Vector, z: Vector, norm: RMSNorm, gate_first: bool) -> Vector:
-        plainly(norm)
+        require_unwrapped(norm)
         out = self.vector(x.width)
-        self.steps.append(GatedNorm(x, z, out, norm.weight, norm.weight.numel(), int(gate_first), norm.eps))
+        self.instructions.append(GatedNormOp(x, z, out, norm.weight, norm.weight.numel(), int(gate_first), norm.eps))
         return out
 
     def gate(self, x: Vector, z: Vector, act: Literal["silu", "sigmoid"]) -> Vector:
         out = self.vector(x.width)
-        self.steps.append(Gate(x, z, out, ("silu", "sigmoid").index(act)))
+        self.instructions.append(GateOp(x, z, out, ("silu", "sigmoid").index(act)))
         return out
 
     def swiglu(self, x: Vector, mlp: SwiGLU) -> Vector:
-        plainly(mlp)
+        require_unwrapped(mlp)
         gate, up = self.linear(x, mlp.gate_proj, mlp.up_proj).split(*(2 * [mlp.gate_proj.weight.shape[0]]))
         return self.linear(self.gate(up, gate, "silu"), mlp.down_proj)
 
     def add(self, x: Vector, y: Vector, scale: Tensor | None = None, out: Vector | None = None) -> Vector:
         out = out or self.vector(x.width)
-        self.steps.append(Add(x, y, out, scale))
+        self.instructions.append(AddOp(x, y, out, scale))
         return out
 
     def accumulate(self, h: Vector, y: Vector) -> None:
-        """h += y; where y is what a product has just given, the product adds by itself."""
-        last = self.steps[-1]
-        if isinstance(last, Product) and last.out == y:
-            self.steps[-1] = replace(last, out=h, add=1)
+        """h += y; where y is the output of the last product, the product adds to h itself."""
+        last = self.instructions[-1]
+        if isinstance(last, ProductOp) and last.out == y:
+            self.instructions[-1] = replace(last, out=h, add=1)
         else:
             self.add(h, y, out=h)
 
     def conv(self, x: Vector, conv: ShortConv, name: str) -> Vector:
-        plainly(conv)
+        require_unwrapped(conv)
         out, taps = self.vector(x.width), conv.weight.detach()[:, 0].T.contiguous()
         reach = len(taps) - 1
-        self.steps.append(Conv(x, out, taps, conv.bias, self.held(name, reach, x.width), reach))
+        self.instructions.append(ConvOp(x, out, taps, conv.bias, self.state_ref(name, reach, x.width), reach))
         return out
 
     def scan(
         self, u: Vector, dt: Vector, B: Vector, C: Vector, A: Tensor, D: Tensor, dt_bias: Tensor, groups: int, name: str
     ) -> Vector:
-        """The Mamba2 recurrence; dt as projected, A < 0 a head."""
+        """The Mamba2 recurrence; dt as projected, A < 0 per head."""
         out, heads = self.vector(u.width), A.numel()
         size, states = u.width // heads, B.width // groups
-        held = self.held(name, heads, size, states)
-        self.steps.append(Scan(u, dt, B, C, out, A, D, dt_bias, held, heads, size, groups, states))
+        ref = self.state_ref(name, heads, size, states)
+        self.instructions.append(ScanOp(u, dt, B, C, out, A, D, dt_bias, ref, heads, size, groups, states))
         return out
 
     def delta(self, q: Vector, k: Vector, v: Vector, a: Vector, b: Vector, A: Tensor, dt_bias: Tensor, name: str) -> Vector:
-        """The gated delta rule; a and b as projected, A < 0 a head. a and dt_bias a head, or a channel of its keys."""
+        """The gated delta rule; a and b as projected, A < 0 per head.
+
+        a and dt_bias: per head, or per channel of its keys.
+        """
         out, heads = self.vector(v.width), A.numel()
         size, value = k.width // heads, v.width // heads
-        held = self.held(name, heads, size, value)
-        self.steps.append(Delta(q, k, v, a, b, out, A, dt_bias, held, heads, size, value, a.width // heads))
+        ref = self.state_ref(name, heads, size, value)
+        self.instructions.append(DeltaOp(q, k, v, a, b, out, A, dt_bias, ref, heads, size, value, a.width // heads))
         return out
 
     def keys(self, k: Vector, v: Vector, size: int, theta: float, name: str) -> None:
-        """Keys, turned by their position, and values into the state."""
+        """Rotated keys and values into the State."""
         heads = k.width // size
-        self.steps.append(Keys(k, v, self.held(name, heads, size, theta=theta), heads, size))
+        self.instructions.append(KeysOp(k, v, self.state_ref(name, heads, size, theta=theta), heads, size))
 
     def attend(self, q: Vector, size: int, theta: float, name: str) -> Vector:
+        """Attention over the keys of the State, with rotated queries."""
         out, heads = self.vector(q.width), q.width // size
-        self.steps.append(Attend(q, out, self.held(name, heads, size, theta=theta), heads, size))
+        self.instructions.append(AttendOp(q, out, self.state_ref(name, heads, size, theta=theta), heads, size))
         return out
 
     def dot(self, x: Vector, weight: Tensor, bias: Tensor | None = None, out: Vector | None = None) -> Vector:
         out = out or self.vector(1)
-        self.steps.append(Dot(x, out, weight, bias))
+        self.instructions.append(DotOp(x, out, weight, bias))
         return out
 
     def silu_dot(self, x: Vector, bias: Tensor, weight: Tensor, out: Vector) -> None:
         """out += weight . silu(x + bias), one number per row."""
-        self.steps.append(SiluDot(x, out, bias, weight))
+        self.instructions.append(SiluDotOp(x, out, bias, weight))
 
-    def held(self, name: str, *shape: int, theta: float = 0.0) -> Held:
-        return Held(self.part, name, shape, theta)
+    def state_ref(self, name: str, *shape: int, theta: float = 0.0) -> StateRef:
+        """A tensor of this layer's part of the State."""
+        return StateRef(self.part, name, shape, theta)
 
 
 PLAIN = (Linear, RMSNorm, ShortConv, SwiGLU)
 
 
-def plainly(module: nn.Module) -> None:
-    """Refuse a module that is more than its weights: replaced or wrapped (as adapters do), or watched."""
+def require_unwrapped(module: nn.Module) -> None:
+    """Refuse a module that is more than its weights: replaced, wrapped by an adapter, or hooked."""
     if type(module) not in PLAIN:
-        raise UnsaidError(f"{type(module).__name__} stands where {' or '.join(cls.__name__ for cls in PLAIN)} is expected")
+        raise NoProgramError(f"{type(module).__name__} stands where {' or '.join(cls.__name__ for cls in PLAIN)} is expected")
     if touched(module):
-        raise UnsaidError(touched(module))
+        raise NoProgramError(touched(module))
 
 
-def says_itself(module: nn.Module) -> None:
-    """Refuse a module without a program, one whose class changed the forward its program speaks of, and one that is watched."""
+def require_program(module: nn.Module) -> None:
+    """Refuse a module without a program of its own forward, or with a hook on any part of it."""
     cls = type(module)
     if not hasattr(cls, "program"):
-        raise UnsaidError(f"{cls.__name__} states no program")
+        raise NoProgramError(f"{cls.__name__} states no program")
     forward, program = (next(base for base in cls.__mro__ if name in vars(base)) for name in ("forward", "program"))
     if not issubclass(program, forward):
-        raise UnsaidError(f"{cls.__name__} has a forward of its own, and only {program.__name__}'s program")
+        raise NoProgramError(f"{cls.__name__} has a forward of its own, and only {program.__name__}'s program")
     for part in module.modules():
         if touched(part):
-            raise UnsaidError(touched(part))
+            raise NoProgramError(touched(part))

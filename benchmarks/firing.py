@@ -112,7 +112,7 @@ def probe_vectors(model: Amor, windows: Windows) -> list[Tensor]:
     kept: list[list[Tensor]] = [[] for _ in model.each_block()]
 
     def keep(mine: list[Tensor], block: nn.Module, args: tuple[Tensor, ...]) -> None:
-        mine.append(model.asked(*args[:2]).flatten(0, 1))  # of the residual and the block's input
+        mine.append(model.probe_vector(*args[:2]).flatten(0, 1))  # of the residual and the block's input
 
     pairs = zip(model.blocks, kept, strict=True)
     hooks = [block.register_forward_pre_hook(partial(keep, mine)) for block, mine in pairs]

@@ -66,9 +66,9 @@ def rates_of(
     engine: Engine, session: Session, prompt: list[int], temperature: float
 ) -> tuple[float, ...]:
     """Write NEW tokens; the firing rate of every block over them."""
-    fired, tokens = list(engine.tally.fired), engine.tally.tokens
+    fired, tokens = list(engine.stats.fired), engine.stats.tokens
     sampler = Sampler(Sampling(temperature=temperature), [0], [prompt], engine.model.config.vocab)
     for _ in range(NEW):
         session.step(sampler.choose(session.next.logits))
-    count = engine.tally.tokens - tokens
-    return tuple((now - was) / count for now, was in zip(engine.tally.fired, fired, strict=True))
+    count = engine.stats.tokens - tokens
+    return tuple((now - was) / count for now, was in zip(engine.stats.fired, fired, strict=True))

@@ -27,7 +27,7 @@ from amor.files import disk_errors, file_to_write
 
 if TYPE_CHECKING:
     from amor.decode.engine import Engine
-    from amor.decode.generate import Piece, Text
+    from amor.decode.generate import GeneratedToken, Generation
 
 MEASURED = 512  # tokens on which the effect of rounded weights is measured
 
@@ -90,7 +90,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.decode.engine import Engine
-    from amor.decode.generate import Text, stream
+    from amor.decode.generate import Generation, stream
     from amor.decode.sample import Sampling
     from amor.decode.savings import Savings
     from amor.gates.override import override_gates
@@ -107,12 +107,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     gates = override_gates([block.gate for block in model.each_block()], args.gate, args.fire_rate)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty, args.seed)
     engine = Engine(model, Savings(cheap=args.cheap), args.weights, gates=gates)
-    texts = [Text(prompt) for prompt in prompts]
+    texts = [Generation(prompt) for prompt in prompts]
     began = time.perf_counter()
     pieces = stream(engine, tokenizer, prompts, max_tokens=args.max_tokens, stop=args.stop, rows=args.rows, sampling=sampling)
     shown = None if args.out or args.json else Live(sys.stdout, math.log(model.config.vocab)) if len(prompts) == 1 else None
     gather(pieces, texts, shown)
-    seconds = time.perf_counter() - began - engine.tally.prompt_seconds
+    seconds = time.perf_counter() - began - engine.stats.prompt_seconds
     if shown is None and not args.json and not args.out:
         show_all(texts)
     if out:
@@ -158,11 +158,11 @@ class Live:
         self.out, self.most = out, most
         self.coloured = out.isatty() and "NO_COLOR" not in os.environ
 
-    def show(self, piece: "Piece") -> None:
+    def show(self, piece: "GeneratedToken") -> None:
         self.out.write(self.painted(piece) if self.coloured and piece.text.strip() else piece.text)
         self.out.flush()
 
-    def painted(self, piece: "Piece") -> str:
+    def painted(self, piece: "GeneratedToken") -> str:
         from amor.cli._strip import shade
 
         colour = shade(piece.entropy, 0, self.most)
@@ -171,48 +171,48 @@ class Live:
         return f"\x1b[{marks}30;48;2;{red};{green};{blue}m{piece.text}\x1b[0m"
 
 
-def gather(pieces: Iterable["Piece"], texts: list["Text"], live: Live | None) -> None:
+def gather(pieces: Iterable["GeneratedToken"], texts: list["Generation"], live: Live | None) -> None:
     for piece in pieces:
-        texts[piece.row].take(piece)
+        texts[piece.row].append(piece)
         if live is not None:
             live.show(piece)
     if live is not None:
         print()
 
 
-def show_all(texts: list["Text"]) -> None:
+def show_all(texts: list["Generation"]) -> None:
     for number, text in enumerate(texts):
         print(f"[{number}] {text.prompt}{text.text}")
 
 
-def write(path: Path, texts: list["Text"]) -> None:
+def write(path: Path, texts: list["Generation"]) -> None:
     with disk_errors(path):
         path.write_text("".join(json.dumps(asdict(t), ensure_ascii=False) + "\n" for t in texts), encoding="utf-8")
 
 
-def closing(engine: "Engine", texts: list["Text"], seconds: float) -> dict[str, Any]:
+def closing(engine: "Engine", texts: list["Generation"], seconds: float) -> dict[str, Any]:
     """The closing line, on standard error so that a pipe gets the text alone."""
-    tally = engine.tally
+    tally = engine.stats
     count = sum(len(t.tokens) for t in texts)
     found = {
         "tokens": count,
         "tokens_per_second": count / max(seconds, 1e-9),
         "fire_rates": tally.fire_rates,
-        "head_passes_a_token": tally.head_passes_a_token,
+        "head_passes_a_token": tally.head_passes_per_token,
         "attention_skipped": tally.skipped if tally.blocks else None,
         "path": engine.path,
     }
     words = [f"{count} tokens", f"{found['tokens_per_second']:.1f} tokens/s"]
     if tally.blocks:
         words.append("fired " + " ".join(f"{rate:.0%}" for rate in tally.fire_rates))
-    words.append(f"{tally.head_passes_a_token:.2f} head passes a token")
+    words.append(f"{tally.head_passes_per_token:.2f} head passes a token")
     if tally.blocks:
         words.append(f"{tally.skipped:.0%} of attention skipped")
     print(" · ".join(words), file=sys.stderr)
     return found
 
 
-def effect(engine: "Engine", tokenizer: Any, texts: list["Text"]) -> dict[str, float]:
+def effect(engine: "Engine", tokenizer: Any, texts: list["Generation"]) -> dict[str, float]:
     """What rounded weights cost in perplexity, measured on what was just read and written."""
     import torch
 

@@ -1,8 +1,9 @@
-"""From a program (amor/program.py) to native code: matrices packed in a format, instructions as structs that walk.cpp reads.
+"""From a program (amor/program.py) to native code: packed matrices, and structs that walk.cpp
+reads.
 
-A Compiled program is called with memory and the state's tensors; it knows no layer by name. What it holds is a snapshot of the
-weights (float32 matrices excepted, which it shares with the model), so whoever compiled it must notice when they change:
-amor/decode/seal.py.
+A Compiled program is called with input buffers and the tensors of a State; nothing in it depends on
+the kind of layer. It is a snapshot of the weights (except float32 matrices, which it shares with
+the model), so its owner must notice when they change: amor/decode/fingerprint.py.
 """
 
 from __future__ import annotations
@@ -31,16 +32,28 @@ from amor.ops.native import team
 from amor.ops.product import Matrix, spend_product
 from amor.ops.product.native import Weights
 from amor.ops.spent import someone_counts, spend
-from amor.program import INSTRUCTIONS, Attend, Delta, Held, Instruction, Product, Program, Scan, Vector
+from amor.program import (
+    INSTRUCTIONS,
+    AttendOp,
+    DeltaOp,
+    Instruction,
+    ProductOp,
+    Program,
+    ScanOp,
+    StateRef,
+    Vector,
+)
 
 SOURCE = Path(__file__).with_name("walk.cpp")
 
 
 class VectorStruct(ctypes.Structure):
-    _fields_ = [(name, c_long) for name in ("where", "offset", "of", "start", "width")]
+    _fields_ = [
+        (name, c_long) for name in ("buffer", "scratch_offset", "row_stride", "offset", "width")
+    ]
 
 
-class HeldStruct(ctypes.Structure):
+class StateTensorStruct(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("p", "v", "cos", "sin")),
         *((name, c_long) for name in ("row", "head", "capacity")),
@@ -48,11 +61,14 @@ class HeldStruct(ctypes.Structure):
 
 
 class CallStruct(ctypes.Structure):
-    _fields_ = [("rows", c_long), *((name, c_void_p) for name in ("room", "given", "held", "row", "at"))]
+    _fields_ = [
+        ("rows", c_long),
+        *((name, c_void_p) for name in ("scratch", "inputs", "state", "row", "position")),
+    ]
 
 
-class StepStruct(ctypes.Structure):
-    _fields_ = [("kind", c_long), ("what", c_void_p)]
+class InstructionStruct(ctypes.Structure):
+    _fields_ = [("kind", c_long), ("fields", c_void_p)]
 
 
 def _fields(kind: type) -> list[tuple[str, Any]]:
@@ -60,12 +76,12 @@ def _fields(kind: type) -> list[tuple[str, Any]]:
     fields: list[tuple[str, Any]] = []
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        wanted = hints[field.name]
-        if wanted is Vector:
+        hint = hints[field.name]
+        if hint is Vector:
             fields.append((field.name, VectorStruct))
-        elif wanted is float:
+        elif hint is float:
             fields.append((field.name, c_float))
-        elif wanted in (int, Held):
+        elif hint in (int, StateRef):
             fields.append((field.name, c_long))
         else:  # a tensor that may be missing, or matrices
             fields.append((field.name, c_void_p))
@@ -74,50 +90,70 @@ def _fields(kind: type) -> list[tuple[str, Any]]:
 
 
 STRUCTS: dict[type, type[ctypes.Structure]] = {
-    kind: type(kind.__name__, (ctypes.Structure,), {"_fields_": _fields(kind), "__module__": __name__}) for kind in INSTRUCTIONS
+    kind: type(
+        kind.__name__, (ctypes.Structure,), {"_fields_": _fields(kind), "__module__": __name__}
+    )
+    for kind in INSTRUCTIONS
 }
 
 
 @cache
 def library() -> ctypes.CDLL:
+    """walk.cpp, compiled and checked against the structs declared here."""
     kinds = {f"{kind.__name__}.kind": kind.kind for kind in INSTRUCTIONS}
-    loaded = native.library(SOURCE, VectorStruct, HeldStruct, CallStruct, StepStruct, Weights, *STRUCTS.values(), **kinds)
-    found = team.join(loaded)
-    found.walk.argtypes, found.walk.restype = [c_void_p, c_long, c_void_p, c_int], c_int
-    return found
+    loaded = native.library(
+        SOURCE,
+        VectorStruct,
+        StateTensorStruct,
+        CallStruct,
+        InstructionStruct,
+        Weights,
+        *STRUCTS.values(),
+        **kinds,
+    )
+    joined = team.join(loaded)
+    joined.walk.argtypes, joined.walk.restype = [c_void_p, c_long, c_void_p, c_int], c_int
+    return joined
 
 
 Pack = Callable[[Tensor], Matrix]
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What an instruction spends: a matrix a row, or a recurrent state of some numbers and FLOPs each."""
+class InstructionCost:
+    """What one instruction reads and computes, for the counters of amor/ops/spent.py."""
 
     matrices: tuple[Matrix, ...] = ()
-    numbers: int = 0
-    flops: int = 0
-    window: int = 0
-    attends: Held | None = None
+    state_size: int = 0  # numbers of a row's recurrent state
+    flops: int = 0  # per number of the state
+    window: int = 0  # numbers of a convolution's window
+    attends: StateRef | None = None  # the keys it reads
 
 
 class Compiled:
-    """A program ready to run."""
+    """A program ready to run by walk.cpp."""
 
     def __init__(self, program: Program, pack: Pack):
-        self.given, self.room = [v.width for v in program.given], program.room
-        self.held: list[Held] = []
+        self.input_widths, self.scratch_size = (
+            [v.width for v in program.inputs],
+            program.scratch_size,
+        )
+        self.state_refs: list[StateRef] = []
         self.matrices: list[Matrix] = []
-        self.kept: list[Any] = []  # memory that structs point to
-        self.spent: list[Spent] = []
+        self.keepalive: list[Any] = []  # memory that structs point to
+        self.costs: list[InstructionCost] = []
         self.pack = pack
-        structs = [self._struct(step) for step in program.steps]
-        self.kept += structs
-        self.memory = (HeldStruct * len(self.held))()
-        self.met: list[Any] = [weakref.ref(self)] * len(self.held)  # what each of them points to
+        structs = [self._struct(step) for step in program.instructions]
+        self.keepalive += structs
+        self.state = (StateTensorStruct * len(self.state_refs))()
+        # the object each struct of `state` was last filled from
+        self.bound: list[Any] = [weakref.ref(self)] * len(self.state_refs)
         self.lock = threading.Lock()
-        self.steps = (StepStruct * len(structs))(
-            *(StepStruct(step.kind, ctypes.addressof(s)) for step, s in zip(program.steps, structs, strict=True))
+        self.instructions = (InstructionStruct * len(structs))(
+            *(
+                InstructionStruct(step.kind, ctypes.addressof(s))
+                for step, s in zip(program.instructions, structs, strict=True)
+            )
         )
         library()
 
@@ -127,118 +163,174 @@ class Compiled:
         for field in dataclasses.fields(step):
             value = getattr(step, field.name)
             if isinstance(value, Vector):
-                values.append(VectorStruct(value.where, value.offset, value.of, value.start, value.width))
-            elif isinstance(value, Held):
+                values.append(
+                    VectorStruct(
+                        value.buffer,
+                        value.scratch_offset,
+                        value.row_stride,
+                        value.offset,
+                        value.width,
+                    )
+                )
+            elif isinstance(value, StateRef):
                 values.append(self._place(value))
             elif isinstance(value, tuple):
                 values += self._layers(value)
             elif isinstance(value, Tensor):
-                self.kept.append(value.detach().float().contiguous())
-                values.append(self.kept[-1].data_ptr())
+                self.keepalive.append(value.detach().float().contiguous())
+                values.append(self.keepalive[-1].data_ptr())
             else:
                 values.append(value)
-        self.spent.append(_spent(step, tuple(self.matrices[first:])))
+        self.costs.append(_cost(step, tuple(self.matrices[first:])))
         return STRUCTS[type(step)](*values)
 
-    def _place(self, held: Held) -> int:
-        if held not in self.held:
-            self.held.append(held)
-        return self.held.index(held)
+    def _place(self, ref: StateRef) -> int:
+        if ref not in self.state_refs:
+            self.state_refs.append(ref)
+        return self.state_refs.index(ref)
 
     def _layers(self, layers: Sequence[nn.Linear]) -> list[Any]:
         packed = [self.pack(layer.weight) for layer in layers]
         self.matrices += packed
-        self.kept.append((Weights * len(packed))(*(Weights.of(m) for m in packed)))
-        return [ctypes.addressof(self.kept[-1]), len(packed)]
+        self.keepalive.append((Weights * len(packed))(*(Weights.of(m) for m in packed)))
+        return [ctypes.addressof(self.keepalive[-1]), len(packed)]
 
     def __call__(
         self,
-        given: Sequence[Tensor],  # [rows, width] each, dense float32; written where the program says so
-        parts: Sequence[Part] = (),  # of the state: recurrent tensors are written over, keys and values into free slots
-        layout: Layout | None = None,  # of the whole batch
-        rows: Tensor | None = None,  # which rows of the batch these are; None: all
-        steps: tuple[int, int] | None = None,  # from, to: some instructions only
+        inputs: Sequence[Tensor],
+        parts: Sequence[Part] = (),
+        layout: Layout | None = None,
+        rows: Tensor | None = None,
+        steps: tuple[int, int] | None = None,
     ) -> None:
-        count = given[0].shape[0]
-        for t, width in zip(given, self.given, strict=True):
-            assert t.shape == (count, width) and t.is_contiguous() and t.dtype == torch.float32, (t.shape, count, width)
-        room = torch.empty(count * self.room)
-        keep: list[Any] = [room]
+        """Run the program for one token per row.
+
+        inputs: [rows, width] each, dense float32; some are outputs of the program.
+        parts: of the State; recurrent tensors are overwritten, keys and values go into free slots.
+        layout: of the whole batch.
+        rows: [rows] indices into the batch; None: all of it.
+        steps: (first, end) of the instructions to run; None: all.
+        """
+        count = inputs[0].shape[0]
+        for t, width in zip(inputs, self.input_widths, strict=True):
+            assert t.shape == (count, width) and t.is_contiguous() and t.dtype == torch.float32, (
+                t.shape,
+                count,
+                width,
+            )
+        scratch = torch.empty(count * self.scratch_size)
+        keepalive: list[Any] = [scratch]
         with self.lock:  # another thread may step another session
             batch = 0 if layout is None else layout.start.shape[0]
-            for index, one in enumerate(self.held):
-                self._memory(index, one, parts, layout, batch, keep)
-            held = type(self.memory).from_buffer_copy(self.memory)
-        memory = (c_void_p * len(given))(*(t.data_ptr() for t in given))
-        row = at = None
+            for index, ref in enumerate(self.state_refs):
+                self._bind(index, ref, parts, layout, batch, keepalive)
+            state = type(self.state).from_buffer_copy(self.state)
+        pointers = (c_void_p * len(inputs))(*(t.data_ptr() for t in inputs))
+        row = position = None
         if layout is not None:
-            whole = _all_rows(batch) if rows is None else rows.contiguous()
-            places = layout.start.contiguous() if rows is None else layout.start[rows]
-            keep += [whole, places]
-            row, at = whole.data_ptr(), places.data_ptr()
-        call = CallStruct(count, room.data_ptr(), ctypes.addressof(memory), ctypes.addressof(held), row, at)
-        first, last = steps or (0, len(self.steps))
+            numbers = _all_rows(batch) if rows is None else rows.contiguous()
+            positions = layout.start.contiguous() if rows is None else layout.start[rows]
+            keepalive += [numbers, positions]
+            row, position = numbers.data_ptr(), positions.data_ptr()
+        call = CallStruct(
+            *(count, scratch.data_ptr(), ctypes.addressof(pointers), ctypes.addressof(state)),
+            row,
+            position,
+        )
+        first, last = steps or (0, len(self.instructions))
         if someone_counts():
             self._spend(count, layout, rows, first, last)
-        begin = ctypes.addressof(self.steps) + first * ctypes.sizeof(StepStruct)
+        begin = ctypes.addressof(self.instructions) + first * ctypes.sizeof(InstructionStruct)
         if library().walk(begin, last - first, ctypes.addressof(call), torch.get_num_threads()):
             assert layout is not None
-            raise AmorError(f"positions {layout.start.tolist()} lie outside the slots of the state; is it of this batch?")
+            raise AmorError(
+                f"positions {layout.start.tolist()} lie outside the slots of the state; is it of "
+                "this batch?"
+            )
 
-    def _memory(self, index: int, held: Held, parts: Sequence[Part], layout: Layout | None, rows: int, keep: list[Any]) -> None:
-        """Where a tensor of the state lies, refused before native code sees it where it is not what the program needs.
+    def _bind(
+        self,
+        index: int,
+        ref: StateRef,
+        parts: Sequence[Part],
+        layout: Layout | None,
+        rows: int,
+        keepalive: list[Any],
+    ) -> None:
+        """Point struct `index` at a tensor of the state; refuse one that the program cannot use.
 
-        A session hands in the same memory step after step, so what was looked at the last time is not looked at again.
+        A session hands in the same tensors at every step, so a tensor that is bound already is not
+        checked again.
         """
         assert layout is not None
-        found, struct = parts[held.part].get(held.name), self.memory[index]
-        if held.theta:
-            memory = found.buffer if isinstance(found, KV) else None
-            if memory is None or memory is not self.met[index]() or memory.k.shape[0] != rows:
-                self.memory[index], self.met[index] = self._keys(held, found, rows), weakref.ref(memory)
-            struct.cos, struct.sin = self._turns(held, layout, keep)
-        elif not isinstance(found, Tensor) or found is not self.met[index]() or found.shape[0] != rows:
-            struct.p, self.met[index] = self._recurrent(held, found, rows), weakref.ref(found)
+        tensor, struct = parts[ref.part].get(ref.name), self.state[index]
+        if ref.theta:
+            buffer = tensor.buffer if isinstance(tensor, KV) else None
+            if buffer is None or buffer is not self.bound[index]() or buffer.k.shape[0] != rows:
+                self.state[index] = self._keys(ref, tensor, rows)
+                self.bound[index] = weakref.ref(buffer)
+            # cosines and sines of each row's position: [rows, 1, size / 2], dense
+            turns = layout.rotary(ref.shape[1], ref.theta)
+            keepalive += turns
+            struct.cos, struct.sin = (t.data_ptr() for t in turns)
+        elif (
+            not isinstance(tensor, Tensor)
+            or tensor is not self.bound[index]()
+            or tensor.shape[0] != rows
+        ):
+            struct.p, self.bound[index] = self._recurrent(ref, tensor, rows), weakref.ref(tensor)
 
-    def _turns(self, held: Held, layout: Layout, keep: list[Any]) -> tuple[int, int]:
-        """Cosines and sines of each row's position, [rows, size / 2] dense."""
-        cos, sin = layout.rotary(held.shape[1], held.theta)  # [rows, 1, size / 2]: as good as dense
-        keep += [cos, sin]
-        return cos.data_ptr(), sin.data_ptr()
+    def _recurrent(self, ref: StateRef, tensor: object, rows: int) -> int:
+        want = (rows, *ref.shape)
+        if not isinstance(tensor, Tensor) or tensor.shape != want:
+            shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise AmorError(
+                f"state {ref.name!r} has shape {shape}, this step needs {list(want)}; "
+                "is it of another model?"
+            )
+        if (
+            tensor.dtype != torch.float32
+            or not tensor.is_contiguous()
+            or tensor.device.type != "cpu"
+        ):
+            raise AmorError(
+                f"state {ref.name!r} is {tensor.dtype} on {tensor.device}; "
+                "compiled steps need dense float32 on cpu"
+            )
+        return tensor.data_ptr()
 
-    def _recurrent(self, held: Held, found: object, rows: int) -> int:
-        want = (rows, *held.shape)
-        if not isinstance(found, Tensor) or found.shape != want:
-            shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise AmorError(f"state {held.name!r} has shape {shape}, this step needs {list(want)}; is it of another model?")
-        if found.dtype != torch.float32 or not found.is_contiguous() or found.device.type != "cpu":
-            raise AmorError(f"state {held.name!r} is {found.dtype} on {found.device}; compiled steps need dense float32 on cpu")
-        return found.data_ptr()
-
-    def _keys(self, held: Held, found: object, rows: int) -> HeldStruct:
-        heads, size = held.shape
-        if not isinstance(found, KV) or found.buffer.k.shape[:2] != (rows, heads) or found.buffer.k.shape[3] != size:
-            shape = list(found.buffer.k.shape) if isinstance(found, KV) else type(found).__name__
-            raise AmorError(f"keys have shape {shape}, this step needs {[rows, heads, '...', size]}; of another model?")
-        k, v = found.buffer.k, found.buffer.v
+    def _keys(self, ref: StateRef, kv: object, rows: int) -> StateTensorStruct:
+        heads, size = ref.shape
+        shape = list(kv.buffer.k.shape) if isinstance(kv, KV) else type(kv).__name__
+        if not isinstance(kv, KV) or shape[:2] != [rows, heads] or shape[3] != size:
+            raise AmorError(
+                f"keys have shape {shape}, this step needs {[rows, heads, '...', size]}; "
+                "of another model?"
+            )
+        k, v = kv.buffer.k, kv.buffer.v
         dense = k.stride() == v.stride() and k.stride()[2:] == (size, 1) and k.shape == v.shape
         if not dense or not k.dtype == v.dtype == torch.float32 or k.device.type != "cpu":
             raise AmorError(
-                "a compiled step needs keys and values in float32 on cpu, a head's in one piece; State.reserve makes them so"
+                "a compiled step needs keys and values in float32 on cpu, a head's in one piece; "
+                "State.reserve makes them so"
             )
-        return HeldStruct(k.data_ptr(), v.data_ptr(), None, None, *k.stride()[:2], found.buffer.capacity)
+        return StateTensorStruct(
+            k.data_ptr(), v.data_ptr(), None, None, *k.stride()[:2], kv.buffer.capacity
+        )
 
-    def _spend(self, rows: int, layout: Layout | None, which: Tensor | None, first: int, last: int) -> None:
-        for one in self.spent[first:last]:
-            for matrix in one.matrices:
+    def _spend(
+        self, rows: int, layout: Layout | None, which: Tensor | None, first: int, last: int
+    ) -> None:
+        for cost in self.costs[first:last]:
+            for matrix in cost.matrices:
                 spend_product("products", rows, matrix)
-            if one.flops:
-                spend("recurrence", one.flops * one.numbers * rows, 4 * rows * one.numbers)
-            if one.window:
-                spend("recurrence", 0, 4 * rows * one.window)
-            if one.attends is not None and layout is not None:
-                seen = int((layout.start if which is None else layout.start[which]).sum()) + rows
-                numbers = seen * math.prod(one.attends.shape)
+            if cost.flops:
+                spend("recurrence", cost.flops * cost.state_size * rows, 4 * rows * cost.state_size)
+            if cost.window:
+                spend("recurrence", 0, 4 * rows * cost.window)
+            if cost.attends is not None and layout is not None:
+                keys = int((layout.start if which is None else layout.start[which]).sum()) + rows
+                numbers = keys * math.prod(cost.attends.shape)
                 spend("attention", 4 * numbers, 2 * 4 * numbers)
 
 
@@ -248,14 +340,16 @@ def _all_rows(count: int) -> Tensor:
     return torch.arange(count)
 
 
-def _spent(step: Instruction, matrices: tuple[Matrix, ...]) -> Spent:
-    if isinstance(step, Product):
-        return Spent(matrices)
-    if isinstance(step, Scan):  # decay and feed, and read out
-        return Spent(numbers=math.prod(step.state.shape), flops=4)
-    if isinstance(step, Delta):  # the same, and what the state holds of a key
-        return Spent(numbers=math.prod(step.state.shape), flops=6)
-    if isinstance(step, Attend):
-        return Spent(attends=step.kv)
+def _cost(step: Instruction, matrices: tuple[Matrix, ...]) -> InstructionCost:
+    if isinstance(step, ProductOp):
+        return InstructionCost(matrices)
+    if isinstance(step, ScanOp):  # decay and feed, and read out
+        return InstructionCost(state_size=math.prod(step.state.shape), flops=4)
+    if isinstance(step, DeltaOp):  # the same, and the value stored under a key
+        return InstructionCost(state_size=math.prod(step.state.shape), flops=6)
+    if isinstance(step, AttendOp):
+        return InstructionCost(attends=step.kv)
     window = getattr(step, "window", None)
-    return Spent(window=math.prod(window.shape)) if window is not None else Spent()
+    return (
+        InstructionCost(window=math.prod(window.shape)) if window is not None else InstructionCost()
+    )

@@ -1,4 +1,7 @@
-"""Text from a model: prompts in, tokens out as they are written; rows leave when they end, and others take their place."""
+"""Text generation: prompts in, tokens out as they are generated, with continuous batching.
+
+A row leaves when its text ends, and the next prompt takes its place.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +22,26 @@ from amor.models.amor import Amor
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LONGEST = 1 << 20  # tokens written after a prompt at most
-ROOM = 1024  # tokens that keys and values are given room for at first; a text that grows longer is given more
-ROWS = 8  # texts written at the same time: as many as one pass over the weights serves
+LONGEST = 1 << 20  # largest max_tokens
+ROOM = 1024  # slots of keys and values reserved at first; they grow with the text
+ROWS = 8  # texts generated at a time: as many as one pass over the weights serves
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One token, as it was written."""
+class GeneratedToken:
+    """One token, as it was generated."""
 
-    row: int  # of the prompts
+    row: int  # index of the prompt
     token: int
-    text: str  # what can be shown now; "" inside a character or a possible stop string
+    text: str  # complete so far; "" inside a character or a possible stop string
     entropy: float  # nats of the distribution it was drawn from
     fire: tuple[bool, ...]  # which blocks fired at the token before it
-    end: str = ""  # why the row ends with it: "stop" or "length"
+    end: str = ""  # "stop" or "length" where the row ends with it
 
 
 @dataclass
-class Text:
-    """One prompt and what was written after it."""
+class Generation:
+    """One prompt and the text generated after it."""
 
     prompt: str
     text: str = ""
@@ -47,7 +50,8 @@ class Text:
     fire: list[tuple[bool, ...]] = field(default_factory=list)
     end: str = ""
 
-    def take(self, piece: Piece) -> None:
+    def append(self, piece: GeneratedToken) -> None:
+        """Add one token."""
         self.text += piece.text
         self.tokens.append(piece.token)
         self.entropy.append(piece.entropy)
@@ -63,8 +67,8 @@ class _Row:
     left: int
 
 
-class Writer:
-    """Writes after a queue of prompts, some rows at a time."""
+class Generator:
+    """Generates text for a queue of prompts, some rows at a time."""
 
     def __init__(
         self,
@@ -74,10 +78,13 @@ class Writer:
         max_tokens: int,
         stop: Sequence[str],
         rows: int = ROWS,
-        prefill: Callable[[list[list[int]]], Session] | None = None,  # how prompts are read; None: by the engine
+        prefill: Callable[[list[list[int]]], Session] | None = None,
     ):
         if not 1 <= max_tokens <= LONGEST or rows < 1:
-            raise AmorError(f"max_tokens {max_tokens}, rows {rows}: 1 to {LONGEST:,} tokens and at least 1 row are needed")
+            raise AmorError(
+                f"max_tokens {max_tokens}, rows {rows}: 1 to {LONGEST:,} tokens and at least 1 "
+                "row are needed"
+            )
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self.max_tokens, self.stop, self.most = max_tokens, list(stop), rows
         self.prefill = prefill or partial(engine.prefill, room=min(max_tokens, ROOM))
@@ -86,22 +93,29 @@ class Writer:
         self.session: Session | None = None
         self.sampler: Sampler | None = None
 
-    def write(self, prompts: Sequence[str | list[int]]) -> Iterator[Piece]:
-        """Prompts are texts, or the tokens of texts."""
+    def run(self, prompts: Sequence[str | list[int]]) -> Iterator[GeneratedToken]:
+        """The tokens of all prompts, as they are generated; a prompt is a text or its tokens."""
         waiting = deque(enumerate(prompts))
         while waiting or self.rows:
             self._admit(waiting)
             yield from self._step()
 
     def encode(self, prompt: str | list[int]) -> list[int]:
-        """An empty prompt begins where a document does: after the end of another."""
+        """The tokens of a prompt; an empty one becomes the end-of-text token."""
         if isinstance(prompt, str):
             check_text(prompt, "the prompt")
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids if isinstance(prompt, str) else prompt
+        ids = (
+            self.tokenizer.encode(prompt, add_special_tokens=False).ids
+            if isinstance(prompt, str)
+            else prompt
+        )
         ids = ids or [self.last]
         vocab = self.engine.model.config.vocab
         if max(ids) >= vocab:
-            raise AmorError(f"the tokenizer gives token {max(ids)}, but the model knows {vocab}; they do not belong together")
+            raise AmorError(
+                f"the tokenizer gives token {max(ids)}, but the model has a vocabulary of "
+                f"{vocab}; they do not belong together"
+            )
         return ids
 
     def _admit(self, waiting: deque[tuple[int, str | list[int]]]) -> None:
@@ -113,23 +127,27 @@ class Writer:
         session = self.prefill(ids)
         sampler = Sampler(self.sampling, names, ids, self.engine.model.config.vocab)
         for name in names:
-            self.rows.append(_Row(name, Detokenizer(self.tokenizer), Stopper(self.stop), self.max_tokens))
+            self.rows.append(
+                _Row(name, Detokenizer(self.tokenizer), Stopper(self.stop), self.max_tokens)
+            )
         if self.session is None or self.sampler is None:
             self.session, self.sampler = session, sampler
         else:
             self.session = self.session.join(session)
             self.sampler.join(sampler)
 
-    def _step(self) -> Iterator[Piece]:
+    def _step(self) -> Iterator[GeneratedToken]:
         """One token for every row; rows that end leave before the others are read on."""
         assert self.session is not None and self.sampler is not None
-        found = self.session.next
-        chosen = found.best if self.sampler.best else self.sampler.choose(found.logits)
-        tokens, entropy, fire = chosen.tolist(), found.entropy.tolist(), found.fire.tolist()
+        output = self.session.next
+        chosen = self.sampler.choose(output.logits)
+        tokens, entropy, fire = chosen.tolist(), output.entropy.tolist(), output.fire.tolist()
         going = []
         for index, row in enumerate(self.rows):
-            shown, end = self._show(row, tokens[index])
-            yield Piece(row.name, tokens[index], shown, entropy[index], tuple(fire[index]), end)
+            text, end = self._text_of(row, tokens[index])
+            yield GeneratedToken(
+                row.name, tokens[index], text, entropy[index], tuple(fire[index]), end
+            )
             if not end:
                 going.append(index)
         self.rows = [self.rows[i] for i in going]
@@ -139,19 +157,19 @@ class Writer:
         if len(going) < len(tokens):
             self.session = self.session.select(going)
             self.sampler.select(going)
-        self.session.step(chosen[going], self.sampler.best)
+        self.session.step(chosen[going])
 
-    def _show(self, row: _Row, token: int) -> tuple[str, str]:
+    def _text_of(self, row: _Row, token: int) -> tuple[str, str]:
         row.left -= 1
         if token == self.last:
             return row.stopper.add(row.detokenizer.flush()) + row.stopper.flush(), "stop"
-        shown = row.stopper.add(row.detokenizer.add(token))
+        text = row.stopper.add(row.detokenizer.add(token))
         if row.stopper.stopped:
-            return shown, "stop"
+            return text, "stop"
         if row.left == 0:
-            shown += row.stopper.add(row.detokenizer.flush())
-            return shown + ("" if row.stopper.stopped else row.stopper.flush()), "length"
-        return shown, ""
+            text += row.stopper.add(row.detokenizer.flush())
+            return text + ("" if row.stopper.stopped else row.stopper.flush()), "length"
+        return text, ""
 
 
 def stream(
@@ -163,9 +181,9 @@ def stream(
     stop: Sequence[str] = (),
     rows: int = ROWS,
     sampling: Sampling | None = None,
-) -> Iterator[Piece]:
-    """Tokens as they are written; those of several prompts come mixed, each with the number of its prompt."""
-    return Writer(engine, tokenizer, sampling or Sampling(), max_tokens, stop, rows).write(prompts)
+) -> Iterator[GeneratedToken]:
+    """Tokens as they are generated; those of several prompts are interleaved, each with its row."""
+    return Generator(engine, tokenizer, sampling or Sampling(), max_tokens, stop, rows).run(prompts)
 
 
 def generate(
@@ -176,9 +194,11 @@ def generate(
     max_tokens: int = 128,
     stop: Sequence[str] = (),
     **sampling: float | int,  # temperature, top_k, top_p, min_p, repetition_penalty, seed
-) -> Text:
-    """What a model writes after a prompt."""
-    return generate_batch(model, tokenizer, [prompt], max_tokens=max_tokens, stop=stop, rows=1, **sampling)[0]
+) -> Generation:
+    """The text that a model generates after a prompt."""
+    return generate_batch(
+        model, tokenizer, [prompt], max_tokens=max_tokens, stop=stop, rows=1, **sampling
+    )[0]
 
 
 def generate_batch(
@@ -188,15 +208,17 @@ def generate_batch(
     *,
     max_tokens: int = 128,
     stop: Sequence[str] = (),
-    rows: int = ROWS,  # written at the same time
+    rows: int = ROWS,  # generated at the same time
     **sampling: float | int,  # as in generate
-) -> list[Text]:
-    """What a model writes after each of several prompts; none can change another's text."""
+) -> list[Generation]:
+    """The texts after several prompts; no text depends on the other prompts."""
     if isinstance(prompts, str):
         raise AmorError("generate_batch takes several prompts; generate takes one")
     engine = model if isinstance(model, Engine) else Engine(model)
-    found = [Text(prompt) for prompt in prompts]
+    texts = [Generation(prompt) for prompt in prompts]
     chosen = typed.convert(Sampling, sampling, "sampling")
-    for piece in stream(engine, tokenizer, prompts, max_tokens=max_tokens, stop=stop, rows=rows, sampling=chosen):
-        found[piece.row].take(piece)
-    return found
+    for piece in stream(
+        engine, tokenizer, prompts, max_tokens=max_tokens, stop=stop, rows=rows, sampling=chosen
+    ):
+        texts[piece.row].append(piece)
+    return texts

@@ -1,7 +1,7 @@
-"""Whether to run blocks ahead after one has fired: the one choice of a step that looks at what happened before.
+"""When to speculate: run later blocks ahead after one has fired, by how often that paid so far.
 
-No choice changes a decision or a number, only the time a step takes. An engine is given its policy; tests and benchmarks give
-another.
+No policy changes a decision or a number, only the time of a step. Tests and benchmarks give an
+engine another policy.
 """
 
 from __future__ import annotations
@@ -10,27 +10,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-DECAY = 0.98  # of the moving average: what a token ago counts, the present one counting 1
-REFIRE_MIN = 0.7  # share of firings that another block's firing has to follow for running ahead to pay
+DECAY = 0.98  # of the EMA, per firing
+REFIRE_MIN = 0.7  # fraction of firings followed by another block's above which speculation pays
 
 
 class Policy(Protocol):
-    def foresees(self) -> bool:
+    """Decides whether an engine speculates."""
+
+    def speculates(self) -> bool:
         """Whether the blocks after one that fired are expected to fire too."""
         ...
 
     def observe(self, fires: Sequence[Sequence[bool]]) -> None:
-        """Take in what one token of some rows did: block by block, which rows fired."""
+        """Update by the decisions at one token: per block, which rows fired."""
         ...
 
 
 @dataclass
 class Follow:
-    """Foresees while firings of late were followed by others."""
+    """Speculates while recent firings were followed by others."""
 
     refire_rate: float = 0.0
 
-    def foresees(self) -> bool:
+    def speculates(self) -> bool:
         return self.refire_rate > REFIRE_MIN
 
     def observe(self, fires: Sequence[Sequence[bool]]) -> None:
@@ -42,12 +44,12 @@ class Follow:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always or never."""
+    """Always or never speculates."""
 
-    foresee: bool
+    speculate: bool
 
-    def foresees(self) -> bool:
-        return self.foresee
+    def speculates(self) -> bool:
+        return self.speculate
 
     def observe(self, fires: Sequence[Sequence[bool]]) -> None:
         pass

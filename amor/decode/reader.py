@@ -1,15 +1,11 @@
-"""What the head says in one step: read once for every probe to come, and again only for rows that fired.
+"""Readings of the head in one decode step, each of them made once.
 
-Block k's input and the output's vector are known in advance as long as no block fires. In decode the head is limited by the
-memory it is read from, so one pass serves all of them (`joint`). A reading belongs to the vector it was made of: it stands
-while that vector's bits stand, so a row that fires is read again and no other. Column k is block k's input, the last column the
-output's vector. Where gates ask about the output's own vector (`final`), what was said of it in one column is said in all: one
-vector a row is read, and again after a firing.
-
-Greedy text needs no logits, only the best token. Then an 8-bit copy of the head serves (`greedy`): it gives entropies with a
-bound on their error, and a gate that decides alike at both ends has decided. Where it does not, the exact logits of the
-likeliest tokens narrow the bound (ops/product/refine.py); where that is not enough, the exact head is read for that row. The
-best token is among the few that the copy cannot rule out, and their exact logits decide (ops/product/best.py).
+As long as no block fires, the inputs of all later blocks and the output vector are known in
+advance. In decode the head is limited by memory bandwidth, so one pass over its weights reads all
+of them (`joint`). A reading is keyed by column, row and residual version: column k is the input of
+block k, the last column is the output vector, and a firing increments the version of its row. So a
+row that fires is read again, and no other. Where gates read the output vector itself (`probe =
+"final"`), all columns are the last one: one reading per row and version.
 """
 
 from __future__ import annotations
@@ -32,223 +28,182 @@ from amor.ops.head.reference import HeadStats
 from amor.ops.product import ROWS
 
 T = TypeVar("T")
-Inputs = Callable[[Tensor, list[int]], Tensor]  # residual [n, D], columns -> [columns, n, D] if no more block fires
+# residual [n, D], columns -> [columns, n, D] what they read of it if no further block fires
+Inputs = Callable[[Tensor, list[int]], Tensor]
 
 
 @dataclass(frozen=True)
 class RowStats:
-    """What a head said of one vector."""
+    """The reading of one vector."""
 
     entropy: float  # over log(vocab)
-    bound: float = 0.0  # how far it may be from the exact one
     margin: float = 0.0
-    logits: Tensor | None = None  # [V] where they were wanted
-    exact: bool = True  # of the exact head
-
-
-@dataclass
-class Column:
-    x: Tensor  # [R, D] the vectors that were read
-    rows: list[RowStats | None]  # None for rows that were not
-    logits: Tensor | None = None  # [R, V] where the exact head was read for all rows at once
-
-    def stale(self, x: Tensor) -> list[int]:
-        """The rows of which nothing is known, for these vectors."""
-        if self.x.data_ptr() == x.data_ptr() or torch.equal(
-            self.x, x
-        ):  # the same memory holds the same vectors while a step lasts
-            return [row for row, said in enumerate(self.rows) if said is None]
-        same = (self.x == x).all(-1).tolist()
-        return [row for row, said in enumerate(self.rows) if said is None or not same[row]]
+    logits: Tensor | None = None  # [n, V] of the pass that read it, where logits were kept
+    at: int = 0  # its row of these logits
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What there is of all rows when a gate decides."""
+class BlockInputs:
+    """The vectors of all rows when the gate of a block decides."""
 
     h: Tensor  # [R, D] the residual
-    x: Tensor  # [R, D] what the block reads of it
-    vector: Tensor  # [R, D] what the head is asked about: x, or the output's vector
+    x: Tensor  # [R, D] the block's input
+    probe: Tensor  # [R, D] the vector the head reads: x, or the output vector
 
 
 @dataclass
 class HeadReader:
-    """The readings of one step."""
+    """Evidence for the gates of one step, and the logits at its end."""
 
     head: Head
     gates: Sequence[Gate]
     inputs: Inputs
-    joint: bool = True
-    greedy: bool = False  # of the output only the best token is wanted, and the copy finds it
-    final: bool = False  # every gate asks about the output's vector, as it is before its block
-    most: int = ROWS  # vectors that one pass serves at little more than the price of one
+    rows: int
+    joint: bool = True  # read later columns in the same pass
+    final: bool = False  # every gate reads the output vector, as it is before its block
+    most: int = ROWS  # vectors per pass that cost little more than one: it waits for memory
     scorers: Scorers = field(default_factory=Scorers)
-    columns: dict[int, Column] = field(default_factory=dict)
+    readings: dict[tuple[int, int, int], RowStats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.last = len(self.gates)
-        self.asked = [index for index, gate in enumerate(self.gates) if gate.needs] + [self.last]
+        self.versions = [0] * self.rows  # of each row's residual
+        self.read_columns = [k for k, gate in enumerate(self.gates) if gate.needs] + [self.last]
         self.margins = any("margin" in gate.needs for gate in self.gates)
         self.log_vocab = math.log(self.head.matrix.outputs)
         for gate in self.gates:
             if "gain" in gate.needs:
-                raise AmorError("the oracle gate needs the true next tokens, which a step does not know; use another gate")
-        self.greedy = self.greedy and self.head.copy is not None and all(map(_served_by_bounds, self.gates))
+                raise AmorError(
+                    "the oracle gate needs the true next tokens, which decode does not have; "
+                    "use another gate"
+                )
 
     def follows(self, index: int) -> bool:
-        """Whether a gate decides as the one before it did, whatever that was."""
+        """Whether a gate repeats the decision of the block before it."""
         return self.gates[index].decider is not self.gates[index]
 
-    def decide(self, index: int, asked: Asked, positions: Tensor) -> tuple[list[bool], list[float]]:
-        """Which rows fire at block `index`, and what its gate looked at."""
+    def fired(self, fires: Sequence[bool]) -> None:
+        """The residual of the rows that fired is another from now on."""
+        self.versions = [v + bool(fire) for v, fire in zip(self.versions, fires, strict=True)]
+
+    def drop_ahead(self, fires: Sequence[bool]) -> None:
+        """Drop readings made ahead of a block where some row does not fire.
+
+        Of a row that fires, the reading after this block stands.
+        """
+        newest = [v + bool(fire) for v, fire in zip(self.versions, fires, strict=True)]
+        for key in [key for key in self.readings if key[2] > newest[key[1]]]:
+            del self.readings[key]
+
+    def decide(
+        self, index: int, vectors: BlockInputs, positions: Tensor
+    ) -> tuple[list[bool], list[float]]:
+        """Which rows fire at block `index`, and their scores."""
         gate = self.gates[index]
-        scorer = None if gate.needs else self.scorers(gate, asked.x.shape[1])
+        scorer = None if gate.needs else self.scorers(gate, vectors.x.shape[1])
         if scorer is not None:
-            told = asked.x.new_empty(len(asked.x), 1)
-            scorer([asked.x, told])
-            scores = told[:, 0].tolist()
-            return [bool(fire) for fire in _there(gate.decide_interval(scores, scores, positions.tolist()))], scores
-        if gate.needs and _served_by_bounds(gate):
-            return self._by_ends(index, asked, positions.tolist())
-        verdict = gate(self.evidence(index, asked, positions))
+            out = vectors.x.new_empty(len(vectors.x), 1)
+            scorer([vectors.x, out])
+            scores = out[:, 0].tolist()
+            return gate.fires(scores, positions.tolist()), scores
+        if gate.needs == {"entropy"} and matches_forward(type(gate), "fires"):
+            scores = [stats.entropy for stats in self._stats(index, vectors)]
+            return gate.fires(scores, positions.tolist()), scores
+        verdict = gate(self.evidence(index, vectors, positions))
         return verdict.fire.tolist(), verdict.score.tolist()
 
-    def evidence(self, index: int, asked: Asked, positions: Tensor) -> Evidence:
-        """What gate `index` may know of its rows, from the exact head."""
-        x = asked.x
+    def evidence(self, index: int, vectors: BlockInputs, positions: Tensor) -> Evidence:
+        """The evidence of gate `index` for every row."""
+        x = vectors.x
         if not self.gates[index].needs:
             return Evidence(x, positions)
-        self._know(index, asked.vector, asked.h)
-        said = self._rows(index)
-        entropy, margin = torch.tensor([[s.entropy for s in said], [s.margin for s in said]], device=x.device)
+        stats = self._stats(index, vectors)
+        entropy, margin = torch.tensor(
+            [[s.entropy for s in stats], [s.margin for s in stats]], device=x.device
+        )
         return Evidence(x, positions, entropy, margin if self.margins else None)
 
-    def _by_ends(self, index: int, asked: Asked, positions: list[int]) -> tuple[list[bool], list[float]]:
-        gate, x = self.gates[index], asked.vector
-        self._know(index, x, asked.h)
-        for narrower in (self._refine, self._reread, None):
-            said = self._rows(index)
-            fires = gate.decide_interval([s.entropy - s.bound for s in said], [s.entropy + s.bound for s in said], positions)
-            assert fires is not None
-            unsure = [row for row, fire in enumerate(fires) if fire is None or not math.isfinite(said[row].bound)]
-            if not unsure or narrower is None:
-                return [bool(fire) for fire in fires], [s.entropy for s in said]
-            narrower(index, unsure, x)
-        raise AssertionError
+    def read_ahead(self, first: int, vectors: Tensor) -> None:
+        """Read columns from `first` on in one pass, each as it is if all blocks before it fire.
 
-    def foretell(self, first: int, vectors: Tensor) -> None:
-        """Read the head once for columns from `first` on, [columns, R, D], as they will be if the blocks before each fire."""
-        rows = vectors.shape[1]
-        self._read(list(range(first, self.last + 1)), list(range(rows)), rows, vectors)
+        vectors: [columns, R, D].
+        """
+        columns = list(range(first, self.last + 1))
+        self._read(columns, list(range(self.rows)), vectors, firing=True)
 
-    def output(self, hidden: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Of the output's vectors [R, D]: logits [R, V] or None, the best token [R] or None, entropy in nats [R] if known."""
-        if not self.greedy and len(self._unknown(self.last, hidden)) == len(hidden):  # no gate is to be told of it
-            return self.head.logits(hidden), None, None
-        self._know(self.last, hidden, None)
-        said = self._rows(self.last)
-        entropy = torch.tensor([s.entropy for s in said], device=hidden.device) * self.log_vocab
-        if all(s.exact for s in said):
-            whole = self.columns[self.last].logits
-            return torch.stack([_there(s.logits) for s in said]) if whole is None else whole, None, entropy
-        rows = (_there(s.logits)[None] for s in said)
-        best = [
-            z.argmax(1) if s.exact else self.head.best(hidden[r : r + 1], z)
-            for r, (s, z) in enumerate(zip(said, rows, strict=True))
-        ]
-        return None, torch.cat(best), entropy
+    def output(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits [R, V] of the output vectors [R, D], and their entropies in nats [R] if read."""
+        missing = self._missing(self.last)
+        if len(missing) == self.rows:  # nothing else needs statistics of them
+            return self.head.logits(hidden), None
+        if missing:
+            self._read([self.last], missing, hidden[missing][None])
+        stats = [self.readings[key] for key in self._keys(self.last)]
+        entropy = torch.tensor([s.entropy for s in stats], device=hidden.device) * self.log_vocab
+        first = stats[0]
+        logits = [s.logits for s in stats if s.logits is not None]
+        if all(z is first.logits for z in logits) and [s.at for s in stats] == list(
+            range(first.at, first.at + self.rows)
+        ):
+            return logits[0][first.at : first.at + self.rows], entropy
+        return torch.stack([z[s.at] for z, s in zip(logits, stats, strict=True)]), entropy
 
-    def _know(self, column: int, x: Tensor, h: Tensor | None) -> None:
-        """Read what is not known of rows x [R, D] of a column; with the residual h also those to come, where one pass serves."""
-        stale = self._unknown(column, x)
-        if not stale:
-            return
-        wanted = [c for c in self.asked if c >= column]
-        every = len(stale) == len(x)
-        if h is not None and self.joint and not self.final and len(stale) * len(wanted) <= self.most:
-            vectors = self.inputs(h if every else h[stale], wanted)
-        else:
-            wanted, vectors = [column], (x if every else x[stale])[None]
-        self._read(wanted, stale, len(x), vectors)
+    def _keys(self, column: int) -> list[tuple[int, int, int]]:
+        """The keys of all rows' current readings of a column."""
+        column = self.last if self.final and self.joint else column
+        return [(column, row, version) for row, version in enumerate(self.versions)]
 
-    def _unknown(self, column: int, x: Tensor) -> list[int]:
-        """The rows of a column of which nothing is known, for these vectors; with `final`, in no other column either."""
-        here = self.columns.get(column)
-        stale = list(range(len(x))) if here is None else here.stale(x)
-        if not stale or not (self.final and self.joint):
-            return stale
-        for known in list(self.columns.values()):
-            other = set(known.stale(x))
-            rows = [row for row in stale if row not in other]
-            if len(rows) == len(x):
-                self.columns[column] = known
-            elif rows:
-                here = self.columns.get(column) or Column(unread(x, len(x)), [None] * len(x))
-                vectors, said = here.x.clone(), list(here.rows)
-                vectors[rows] = x[rows]
-                for row in rows:
-                    said[row] = known.rows[row]
-                self.columns[column] = Column(vectors, said)
-            stale = [row for row in stale if row in other]
-        return stale
+    def _missing(self, column: int) -> list[int]:
+        """The rows whose current vector of a column has not been read."""
+        return [row for row, key in enumerate(self._keys(column)) if key not in self.readings]
 
-    def _read(self, columns: list[int], rows: list[int], of: int, vectors: Tensor) -> None:
-        """One pass for some columns of some rows `of` all; vectors [columns, rows, D]."""
-        flat, n = vectors.flatten(0, 1), len(rows)
-        if self.greedy:
-            self._keep(columns, rows, of, vectors, self.head.glance(flat), exact=False)
-        else:
-            # any of the vectors may turn out to be the output's, or the last column's alone
-            last = len(flat) if self.final else n if columns[-1] == self.last else 0
-            self._keep(columns, rows, of, vectors, self.head.read(flat, last), exact=True)
-
-    def _refine(self, index: int, rows: list[int], x: Tensor) -> None:
-        held = self.columns[index].rows
-        for row in rows:
-            logits = _there(_there(held[row]).logits)
-            narrow = self.head.refine(x[row : row + 1], logits[None])
-            entropy, bound = (torch.cat([_there(narrow.entropy), _there(narrow.bound)]) / self.log_vocab).tolist()
-            held[row] = RowStats(entropy, bound, logits=logits, exact=False)
-
-    def _reread(self, index: int, rows: list[int], x: Tensor) -> None:
-        """Some rows of one column by the exact head."""
-        self._keep([index], rows, len(x), x[rows][None], self.head.read(x[rows], len(rows)), exact=True)
-
-    def _keep(self, columns: list[int], rows: list[int], of: int, vectors: Tensor, found: HeadStats, exact: bool) -> None:
-        """Take in one pass: found holds [columns * rows] numbers, and logits of the last of them."""
-        n, count = len(rows), vectors.shape[0] * len(rows)
-        entropy = (_there(found.entropy) / self.log_vocab).tolist()
-        bound = [0.0] * count if exact or found.bound is None else (found.bound / self.log_vocab).tolist()
-        margin = self._margins(found) if self.margins else [0.0] * count
-        first = count if found.logits is None else count - len(found.logits)  # the first vector whose logits are kept
-        for i, column in enumerate(columns):
-            here = self.columns.get(column)
-            said: list[RowStats | None] = [None] * of if here is None else list(here.rows)
-            z = None if i * n < first else _there(found.logits)[i * n - first : (i + 1) * n - first]
-            for j, row in enumerate(rows):
-                at = i * n + j
-                said[row] = RowStats(entropy[at], bound[at], margin[at], None if z is None else z[j], exact)
-            if n == of:
-                self.columns[column] = Column(vectors[i], said, z if exact else None)
+    def _stats(self, column: int, vectors: BlockInputs) -> list[RowStats]:
+        """The readings of a column, read now where missing, with later ones if one pass serves."""
+        missing = self._missing(column)
+        if missing:
+            every = len(missing) == self.rows
+            columns = [c for c in self.read_columns if c >= column]
+            if self.joint and not self.final and len(missing) * len(columns) <= self.most:
+                x = self.inputs(vectors.h if every else vectors.h[missing], columns)
             else:
-                x = unread(vectors, of) if here is None else here.x.clone()
-                x[rows] = vectors[i]
-                self.columns[column] = Column(x, said)
+                columns, x = [column], (vectors.probe if every else vectors.probe[missing])[None]
+            self._read(columns, missing, x)
+        return [self.readings[key] for key in self._keys(column)]
 
-    def _margins(self, found: HeadStats) -> list[float]:
-        best, _ = _there(found.topk)
-        p = (best - _there(found.logsumexp)[:, None]).exp()
-        return (p[:, 0] - p[:, 1]).tolist()
+    def _read(
+        self, columns: list[int], rows: list[int], vectors: Tensor, firing: bool = False
+    ) -> None:
+        """One pass over the head for some columns of some rows; vectors [columns, rows, D].
 
-    def _rows(self, column: int) -> list[RowStats]:
-        return [_there(said) for said in self.columns[column].rows]
+        firing: the residual of each column is one firing newer than that of the column before.
+        """
+        count = vectors.shape[0] * len(rows)
+        # any of the vectors may turn out to be the output's, or only those of the last column
+        kept = count if self.final else len(rows) if columns[-1] == self.last else 0
+        stats = self.head.read(vectors.flatten(0, 1), kept)
+        entropy = _there(stats.entropy) / self.log_vocab
+        margin = self._margin(stats) if self.margins else torch.zeros_like(entropy)
+        numbers = zip(entropy.tolist(), margin.tolist(), strict=True)
+        for i, column in enumerate(columns):
+            for j, row in enumerate(rows):
+                at = i * len(rows) + j - (count - kept)
+                key = self.last if self.final and self.joint else column
+                version = self.versions[row] + (i + 1 if firing else 0)
+                self.readings[key, row, version] = RowStats(
+                    *next(numbers), stats.logits if at >= 0 else None, at
+                )
+
+    def _margin(self, stats: HeadStats) -> Tensor:
+        best, _ = _there(stats.topk)
+        p = (best - _there(stats.logsumexp)[:, None]).exp()
+        return p[:, 0] - p[:, 1]
 
 
 class ReadAhead:
-    """A reader as a strategy for the model's own forward: one token a row is read ahead, longer calls a block at a time."""
+    """A HeadReader as the probe of the model's own forward, for calls of one token per row."""
 
-    def __init__(self, reader: HeadReader, plain: DirectProbe):
-        self.reader, self.plain = reader, plain
+    def __init__(self, reader: HeadReader, direct: DirectProbe):
+        self.reader, self.direct = reader, direct
 
     @torch.no_grad()
     def __call__(
@@ -261,22 +216,15 @@ class ReadAhead:
         opened: Residuals,
         before: Verdict | None = None,
     ) -> Evidence:
-        if x.shape[1] > 1 or layout.valid is not None:
-            return self.plain(index, h, x, layout, needs, opened, before)
-        asked = Asked(h[:, 0], x[:, 0], self.plain.model.asked(h, x)[:, 0])
-        seen = self.reader.evidence(index, asked, layout.positions[:, 0])
-        entropy, margin = (None if t is None else t[:, None] for t in (seen.entropy, seen.margin))
+        if before is not None:
+            self.reader.fired(before.fire[:, 0].tolist())
+        probe = self.direct.model.probe_vector(h, x)[:, 0]
+        vectors = BlockInputs(h[:, 0], x[:, 0], probe)
+        evidence = self.reader.evidence(index, vectors, layout.positions[:, 0])
+        entropy, margin = (
+            None if t is None else t[:, None] for t in (evidence.entropy, evidence.margin)
+        )
         return Evidence(x, layout.positions, entropy, margin, before=before)
-
-
-def unread(like: Tensor, rows: int) -> Tensor:
-    """Vectors [rows, D] that no vector is equal to: not a number is not even equal to itself."""
-    return like.new_full((rows, like.shape[-1]), torch.nan)
-
-
-def _served_by_bounds(gate: Gate) -> bool:
-    """Whether it can decide by an entropy that is known up to a bound, or asks for none."""
-    return not gate.needs or (gate.needs == {"entropy"} and matches_forward(type(gate), "decide_interval"))
 
 
 def _there(value: T | None) -> T:

@@ -1,7 +1,7 @@
 """Choosing the next token: repetition penalty, temperature, top-k, top-p, min-p, in this order.
 
-Every row draws from its own stream of random numbers, made of the seed and the row's name, so that neither its batch mates
-nor its place in the batch can change its text.
+Every row draws from its own random stream, seeded by the seed and the row's id, so its text does
+not depend on the other rows or on its place in the batch.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from torch import Tensor
 
 from amor.errors import AmorError
 
-FEW = 1024  # candidates looked at first: sorting a whole vocabulary costs more than a step
+FEW = 1024  # candidates tried first: sorting a whole vocabulary costs more than a step
 
 
 @dataclass(frozen=True)
 class Sampling:
-    temperature: float = 1.0  # 0: always the best token
+    """How the next token is chosen; the defaults sample from the model's own distribution."""
+
+    temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # only the k best; 0: all
     top_p: float = 1.0  # only the best that together hold this probability
-    min_p: float = 0.0  # only those at least this share as probable as the best
-    repetition_penalty: float = 1.0  # divides positive logits of tokens met before, multiplies negative ones
+    min_p: float = 0.0  # only those at least this fraction as probable as the best
+    # divides positive logits of earlier tokens of the row, multiplies negative ones
+    repetition_penalty: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -32,67 +35,81 @@ class Sampling:
         _between("top_p", self.top_p, 0, 1)
         _between("min_p", self.min_p, 0, 1)
         if not self.repetition_penalty > 0:
-            raise AmorError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0, and 1 changes nothing")
+            raise AmorError(
+                f"repetition_penalty is {self.repetition_penalty}; it must be above 0, and 1 "
+                "changes nothing"
+            )
 
     @property
     def greedy(self) -> bool:
+        """Whether the best token is always chosen."""
         return self.temperature == 0 or self.top_k == 1
 
 
 def _between(name: str, value: float, least: float, most: float | None) -> None:
     if not value >= least or (most is not None and value > most):
-        raise AmorError(f"{name} is {value}; it must be at least {least}" + ("" if most is None else f" and at most {most}"))
+        raise AmorError(
+            f"{name} is {value}; it must be at least {least}"
+            + ("" if most is None else f" and at most {most}")
+        )
 
 
 class Sampler:
-    """Chooses for rows that come and go; `names` tell rows apart, and `met` are the tokens each has read."""
+    """Chooses tokens for rows that join and leave."""
 
-    def __init__(self, sampling: Sampling, names: Sequence[int], met: Sequence[Sequence[int]], vocab: int):
+    def __init__(
+        self, sampling: Sampling, ids: Sequence[int], prompts: Sequence[Sequence[int]], vocab: int
+    ):
+        """ids: one per row, seeding its stream; prompts: the tokens of each row so far."""
         self.sampling, self.vocab = sampling, vocab
-        self.generators = [torch.Generator().manual_seed(_mixed(sampling.seed, name)) for name in names]
-        self.met: Tensor | None = None
+        self.generators = [torch.Generator().manual_seed(_mixed(sampling.seed, row)) for row in ids]
+        self.used: Tensor | None = None  # [B, V] tokens a row has, for the repetition penalty
         if sampling.repetition_penalty != 1:
-            self.met = torch.zeros(len(names), vocab, dtype=torch.bool)
-            for row, tokens in enumerate(met):
-                self.met[row, torch.tensor(tokens, dtype=torch.long)] = True
-
-    @property
-    def best(self) -> bool:
-        """Whether a row's best token is always the one chosen: nothing else of its logits is wanted."""
-        return self.sampling.greedy and self.met is None
+            self.used = torch.zeros(len(ids), vocab, dtype=torch.bool)
+            for row, tokens in enumerate(prompts):
+                self.used[row, torch.tensor(tokens, dtype=torch.long)] = True
 
     def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows only."""
         self.generators = [self.generators[r] for r in rows]
-        self.met = None if self.met is None else self.met[list(rows)]
+        self.used = None if self.used is None else self.used[list(rows)]
 
     def join(self, other: Sampler) -> None:
+        """Append the rows of another."""
         self.generators += other.generators
-        if self.met is not None and other.met is not None:
-            self.met = torch.cat([self.met, other.met])
+        if self.used is not None and other.used is not None:
+            self.used = torch.cat([self.used, other.used])
 
     def choose(self, logits: Tensor) -> Tensor:
-        """One token a row, [B], from logits [B, V]."""
-        if self.met is not None:
-            logits = penalised(logits, self.met.to(logits.device), self.sampling.repetition_penalty)
+        """One token per row, [B], from logits [B, V]."""
+        if self.used is not None:
+            logits = penalised(
+                logits, self.used.to(logits.device), self.sampling.repetition_penalty
+            )
         if self.sampling.greedy:
             chosen = logits.argmax(-1)
         else:
-            chosen = draw(logits, self.sampling, torch.cat([torch.rand(1, generator=g) for g in self.generators]))
-        if self.met is not None:
-            self.met[torch.arange(len(chosen)), chosen.cpu()] = True
+            chosen = draw(
+                logits,
+                self.sampling,
+                torch.cat([torch.rand(1, generator=g) for g in self.generators]),
+            )
+        if self.used is not None:
+            self.used[torch.arange(len(chosen)), chosen.cpu()] = True
         return chosen
 
 
-def _mixed(seed: int, name: int) -> int:
-    return (seed * 0x9E3779B97F4A7C15 + name * 0xBF58476D1CE4E5B9 + 1) % 2**63
+def _mixed(seed: int, row: int) -> int:
+    return (seed * 0x9E3779B97F4A7C15 + row * 0xBF58476D1CE4E5B9 + 1) % 2**63
 
 
-def penalised(logits: Tensor, met: Tensor, penalty: float) -> Tensor:
-    return torch.where(met, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
+    """Logits with the repetition penalty on tokens `used` [B, V]."""
+    return torch.where(used, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
-    """The token at the place `uniform` [B] in [0, 1) of the cumulated probabilities that are left."""
+    """The token at the place `uniform` [B] in [0, 1) of the cumulated probabilities."""
     kept, tokens = candidates(logits.float() / sampling.temperature, sampling)
     cumulated = kept.double().cumsum(1)
     # the first whose sum exceeds the place: there the sum rises, so its probability is not 0
@@ -102,7 +119,7 @@ def draw(logits: Tensor, sampling: Sampling, uniform: Tensor) -> Tensor:
 
 
 def candidates(scaled: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | None]:
-    """Probabilities [B, n] of the tokens that may be chosen, 0 for the others, and which tokens they are (None: all)."""
+    """Probabilities [B, n] of the candidates, 0 where excluded, and their tokens (None: all)."""
     vocab = scaled.shape[1]
     if not sampling.top_k and sampling.top_p == 1 and sampling.min_p == 0:
         return scaled.softmax(1), None
@@ -111,7 +128,7 @@ def candidates(scaled: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor | Non
     if not sampling.top_k and not bool(_closed((values - log_sum).exp(), sampling).all()):
         values, tokens = scaled.sort(dim=1, descending=True)
     p = (values - log_sum).exp()
-    # a token stays while those before it hold less than top_p: the best always stays
+    # a token stays while the sum before it is below top_p: the best always stays
     keep = (p.cumsum(1) - p < sampling.top_p) & (p >= sampling.min_p * p[:, :1])
     keep[:, 0] = True
     return p * keep, tokens

@@ -1,24 +1,27 @@
-"""The exact savings of decode, each a switch: switched off it can be measured, and no decision changes either way."""
+"""The exact savings of decode as switches: switched off, each can be measured; none changes a
+decision.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Savings:
-    compiled: bool = True  # steps by programs in native code, weights packed for few rows; False: the model's forward
-    joint: bool = True  # one pass over the head for every probe to come and the output, again only after a firing
-    cheap: bool = False  # greedy text: an 8-bit head decides and finds the best token where its bound leaves no doubt
-    foresee: bool = True  # where blocks fire together, after one they are run as if all did, and one pass over the head tells
-    sparse: bool = True  # queries, attention and W_O only for rows that fire; False: for all, and masked
-    last: bool = True  # in prefill the last block looks at the last token only
-    streamed: bool = True  # in prefill entropy comes from running sums; False: from a logit a token and word
+    """Which savings an engine uses; all by default."""
+
+    compiled: bool = True  # steps in native code, weights packed; False: the model's forward
+    joint: bool = True  # one pass over the head for all known probe vectors and the output
+    speculate: bool = True  # where blocks fire together, run the later ones ahead and read once
+    sparse: bool = True  # queries, attention and W_O only for rows that fire; False: masked
+    last: bool = True  # in prefill the last block computes the last token only
+    streamed: bool = True  # in prefill entropies from running sums; False: from all logits
 
     @classmethod
     def none(cls) -> "Savings":
         """The naive way: K + 1 readings of the head, attention everywhere."""
-        return cls(compiled=False, joint=False, cheap=False, foresee=False, sparse=False, last=False, streamed=False)
+        return cls(*[False] * 6)
 
     @classmethod
     def authors(cls) -> "Savings":
-        """As the authors' released code decodes: K + 1 readings of the head, attention only where the gate fires."""
-        return cls(compiled=False, joint=False, cheap=False, foresee=False, sparse=True, last=False, streamed=False)
+        """As the authors' released code: K + 1 readings of the head, attention where gates fire."""
+        return cls(False, False, False, sparse=True, last=False, streamed=False)

@@ -1,4 +1,4 @@
-"""From tokens back to text as they come: no half characters, nothing of a stop string."""
+"""Streaming detokenization: no half characters, nothing of a stop string."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Detokenizer:
-    """Gives the text of tokens as soon as it cannot change any more; special tokens spell nothing."""
+    """Turns tokens into text as soon as it is final; special tokens have no text."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer, self.speller = tokenizer, Speller(tokenizer)
@@ -25,39 +25,46 @@ class Detokenizer:
             self.stream = DecodeStream(skip_special_tokens=True)
 
     def add(self, token: int) -> str:
+        """The text that this token completes."""
         if token in self.speller.special or self.tokenizer.id_to_token(token) is None:
             return ""
         if not self.speller.byte:
             return self.stream.step(self.tokenizer, token) or ""
-        return self.decoder.decode(self.speller(token, "surrogateescape").encode("utf-8", "surrogateescape"))
+        return self.decoder.decode(
+            self.speller(token, "surrogateescape").encode("utf-8", "surrogateescape")
+        )
 
     def flush(self) -> str:
-        """What is left at the end: a character that was not finished."""
+        """The rest at the end: an incomplete character."""
         return self.decoder.decode(b"", True) if self.speller.byte else ""
 
 
 class Stopper:
-    """Text on its way out, held back while it may be the beginning of a stop string."""
+    """Withholds text while it may be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]):
-        self.stops, self.held, self.stopped = [s for s in stops if s], "", False
+        self.stops, self.pending, self.stopped = [s for s in stops if s], "", False
 
     def add(self, text: str) -> str:
-        """The text that may be shown now; `stopped` once a stop string is complete, which is not shown."""
-        self.held += text
-        found = [at for at in (self.held.find(stop) for stop in self.stops) if at >= 0]
-        if found:
-            shown, self.held, self.stopped = self.held[: min(found)], "", True
-            return shown
-        keep = max((_overlap(self.held, stop) for stop in self.stops), default=0)
-        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
-        return shown
+        """The text that is final now; sets `stopped` at a stop string, which is left out."""
+        self.pending += text
+        ends = [at for at in (self.pending.find(stop) for stop in self.stops) if at >= 0]
+        if ends:
+            final, self.pending, self.stopped = self.pending[: min(ends)], "", True
+            return final
+        keep = max((_overlap(self.pending, stop) for stop in self.stops), default=0)
+        cut = len(self.pending) - keep
+        final, self.pending = self.pending[:cut], self.pending[cut:]
+        return final
 
     def flush(self) -> str:
-        shown, self.held = self.held, ""
-        return shown
+        """The text withheld so far."""
+        final, self.pending = self.pending, ""
+        return final
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How much of the end of the text is the beginning of the stop string."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+    """Length of the longest end of the text that begins the stop string."""
+    return next(
+        (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+    )

@@ -18,7 +18,7 @@ from amor.data.encoder import Encoder
 from amor.data.shards import dtype_for
 from amor.data.tokenizer import end_of_text
 from amor.decode.engine import Engine, Session
-from amor.decode.generate import ROOM, Writer
+from amor.decode.generate import ROOM, Generator
 from amor.decode.generate import ROWS as TEXTS
 from amor.decode.sample import Sampling
 from amor.errors import AmorError
@@ -223,7 +223,7 @@ class Judge:
             return sessions[0].join(*sessions[1:]) if len(sessions) > 1 else sessions[0]
 
         sampling = Sampling(temperature=how.temperature)
-        writer = Writer(
+        writer = Generator(
             scorer.engine or self._engine(),
             self.tokenizer,
             sampling,
@@ -234,7 +234,7 @@ class Judge:
         )
         texts = [""] * len(prompts)
         counts = [GateCounts(tokens=0) for _ in prompts]
-        for piece in writer.write([list(prompt) for prompt in prompts]):
+        for piece in writer.run([list(prompt) for prompt in prompts]):
             texts[piece.row] += piece.text
             counts[piece.row] += GateCounts(tokens=1, fires=tuple(map(int, piece.fire)))
             self.tokens += 1

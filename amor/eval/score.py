@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from amor.decode.engine import Engine, Session
-from amor.decode.known import Next
+from amor.decode.step_output import StepOutput
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
 from amor.judge.loop import Chunk, ChunkOutput, ignore_tokens, run_chunks
@@ -139,12 +139,11 @@ class Scorer:
     def session(self, read: ContextOutput, room: int = 0) -> Session:
         """A session of the engine behind contexts, with memory reserved for `room` more tokens."""
         assert self.engine is not None
-        none = torch.empty(len(read.hidden), 0, dtype=torch.long)
         state = read.state.reserve(read.state.max_position + room)
         return Session(
             self.engine,
             state,
-            Next(read.fire.T, read.score.T, self.engine._logits(read.hidden), none),
+            StepOutput(read.fire.T, read.score.T, self.engine._logits(read.hidden)),
         )
 
     def _by_forward(self, read: ContextOutput, members: list[Member]) -> dict[int, TargetScore]:
@@ -185,7 +184,7 @@ class Scorer:
                 session.step([target[at - 1] for *_, target in going])
                 self.on_tokens(len(going))
             now = session.next
-            logprobs, best = now.logits.double().log_softmax(-1), now.best.tolist()
+            logprobs, best = now.logits.double().log_softmax(-1), now.greedy_token.tolist()
             gates = self._count_step(now.fire, now.score)
             for row, (_, index, target) in enumerate(going):
                 scores[index].append((float(logprobs[row, target[at]]), best[row] == target[at]))

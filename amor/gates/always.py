@@ -11,5 +11,6 @@ class Always(Gate[Nothing]):
 
     def forward(self, evidence: Evidence) -> Verdict:
         return Verdict(
-            torch.ones_like(evidence.position, dtype=torch.bool), torch.ones_like(evidence.position, dtype=torch.float32)
+            torch.ones_like(evidence.position, dtype=torch.bool),
+            torch.ones_like(evidence.position, dtype=torch.float32),
         )

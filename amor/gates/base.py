@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from amor import registry
 from amor.errors import AmorError
 from amor.parts import Cost
-from amor.program import Program, UnsaidError, Vector
+from amor.program import NoProgramError, Program, Vector
 from amor.typed import Share
 
 
@@ -101,20 +101,21 @@ class Gate(nn.Module, Generic[OptionsT]):
         """The gate whose numbers decide: itself, or the one it follows."""
         return self
 
-    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None] | None:
-        """Whether each token fires for every score in [low, high]; None where the ends differ.
+    def fires(self, scores: Sequence[float], positions: Sequence[int]) -> list[bool]:
+        """Whether tokens of these scores and positions fire, as decode decides without building
+        tensors.
 
-        None instead of a list: the decision depends on more than a score, so only `forward` can
-        make it.
+        For a gate that states a program, or whose score is the entropy it needs. Without it decode
+        calls `forward`.
         """
-        return None
+        raise NotImplementedError
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         """Record how decode computes the score of one token from the block's input x.
 
         Raises where it needs more than x.
         """
-        raise UnsaidError(f"gate {self.kind!r} states no program")
+        raise NoProgramError(f"gate {self.kind!r} states no program")
 
     def cost(self) -> Cost:
         """What it reads and computes per token by itself, besides passes over the head."""
@@ -153,7 +154,9 @@ class Gate(nn.Module, Generic[OptionsT]):
 
         None goes back to the trained threshold.
         """
-        raise AmorError(f"gate {self.kind!r} keeps no score quantiles, so it cannot aim at a firing rate")
+        raise AmorError(
+            f"gate {self.kind!r} keeps no score quantiles, so it cannot aim at a firing rate"
+        )
 
 
 def find_gate(kind: str) -> type[Gate[Any]]:
@@ -162,11 +165,13 @@ def find_gate(kind: str) -> type[Gate[Any]]:
 
 
 def matches_forward(gate: type[Gate], name: str) -> bool:
-    """Whether the method `name` (decide_interval or program) describes the class's own forward.
+    """Whether the method `name` (fires or program) describes the class's own forward.
 
     False where it is missing, or inherited from above a class that has overridden `forward` since.
     """
-    forward, method = (next(base for base in gate.__mro__ if word in vars(base)) for word in ("forward", name))
+    forward, method = (
+        next(base for base in gate.__mro__ if word in vars(base)) for word in ("forward", name)
+    )
     return method is not Gate and issubclass(method, forward)
 
 
@@ -244,10 +249,10 @@ class Adaptive(Gate[AdaptiveT]):
             self._known = now, float(self.threshold)
         return self._known[1]
 
-    def compare_interval(self, low: Sequence[float], high: Sequence[float]) -> list[bool | None]:
-        """`decide_interval` of a gate that fires where its score exceeds the threshold."""
+    def above_threshold(self, scores: Sequence[float]) -> list[bool]:
+        """`fires` of a gate that fires where its score exceeds the threshold."""
         threshold = self.threshold_value()
-        return [a > threshold if (a > threshold) == (b > threshold) else None for a, b in zip(low, high, strict=True)]
+        return [score > threshold for score in scores]
 
     def quantile(self, q: float) -> Tensor:
         """A quantile of past scores, interpolated linearly between those kept."""
@@ -257,7 +262,9 @@ class Adaptive(Gate[AdaptiveT]):
             return torch.full_like(self.mu, -torch.inf)
         place = q * (SKETCH - 1)
         low = int(place)
-        return torch.lerp(self.quantiles[low], self.quantiles[min(low + 1, SKETCH - 1)], place - low)
+        return torch.lerp(
+            self.quantiles[low], self.quantiles[min(low + 1, SKETCH - 1)], place - low
+        )
 
     @torch.no_grad()
     def observe(self, scores: Tensor) -> None:
@@ -267,7 +274,9 @@ class Adaptive(Gate[AdaptiveT]):
         last = len(ordered) - 1
         places = torch.linspace(0, 1, SKETCH, device=ordered.device, dtype=torch.float64) * last
         low = places.long()
-        sketch = torch.lerp(ordered[low], ordered[(low + 1).clamp(max=last)], (places - low).float())
+        sketch = torch.lerp(
+            ordered[low], ordered[(low + 1).clamp(max=last)], (places - low).float()
+        )
         # of an even number the lower middle one, as torch.median; the std of one token is 0; in
         # float64, so that the number of threads cannot move its last bit
         std = ordered.double().std(correction=1 if self.updates_in_forward and last else 0).float()
@@ -285,10 +294,14 @@ class Adaptive(Gate[AdaptiveT]):
             if not 0 <= rate <= 1:
                 raise AmorError(f"firing rate {rate} is not between 0 and 1")
             if int(self.updates) == 0:
-                raise AmorError("this gate has no statistics yet, so it has no quantiles; train or calibrate it first")
+                raise AmorError(
+                    "this gate has no statistics yet, so it has no quantiles; train or calibrate "
+                    "it first"
+                )
             if not bool(self.quantiles.any()):
                 raise AmorError(
-                    "this gate has a threshold but no quantiles of its scores, so it cannot aim at a firing rate; "
+                    "this gate has a threshold but no quantiles of its scores, so it cannot aim "
+                    "at a firing rate; "
                     "calibrate it on text first: amor fit MODEL --data DATA --target none"
                 )
         self.aimed = rate
@@ -310,7 +323,10 @@ class MedianOptions:
 
     def __post_init__(self) -> None:
         if len(self.start) == 1:
-            raise AmorError(f"start: {list(self.start)} is one number; give the median and the std, e.g. [0.3, 0.1]")
+            raise AmorError(
+                f"start: {list(self.start)} is one number; give the median and the std, e.g. "
+                "[0.3, 0.1]"
+            )
 
 
 class MedianGate(Adaptive[MedianOptions]):
@@ -324,7 +340,9 @@ class MedianGate(Adaptive[MedianOptions]):
 
     def start_statistics(self) -> None:
         if self.options.start:
-            for buffer, value in zip((self.mu, self.sigma, self.updates), (*self.options.start, 1), strict=True):
+            for buffer, value in zip(
+                (self.mu, self.sigma, self.updates), (*self.options.start, 1), strict=True
+            ):
                 buffer.fill_(value)
 
     def trained_threshold(self) -> Tensor:

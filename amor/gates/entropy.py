@@ -17,8 +17,8 @@ class ByEntropy(Adaptive[AdaptiveT]):
         assert evidence.entropy is not None
         return Verdict(evidence.entropy > self.threshold, evidence.entropy)
 
-    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        return self.compare_interval(low, high)
+    def fires(self, scores: Sequence[float], positions: Sequence[int]) -> list[bool]:
+        return self.above_threshold(scores)
 
 
 class Entropy(ByEntropy[MedianOptions], MedianGate):

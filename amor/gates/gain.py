@@ -21,7 +21,7 @@ from torch import Tensor
 from amor.gates.base import Adaptive, Evidence, Verdict
 from amor.gates.random import hash_uniform
 from amor.ops.linear import linear
-from amor.program import Program, UnsaidError, Vector
+from amor.program import NoProgramError, Program, Vector
 from amor.typed import Share
 
 UNIFORM = 0.5, 12**-0.5  # mean and std of the scores it explores with
@@ -69,7 +69,12 @@ class Gain(Adaptive[GainOptions]):
     def __init__(self, width: int, options: GainOptions, salt: int):
         super().__init__(width, options, salt)
         self.salt = salt
-        for name, shape in (("weight", width), ("center", width), ("cov_xg", width), ("covariance", (width, width))):
+        for name, shape in (
+            ("weight", width),
+            ("center", width),
+            ("cov_xg", width),
+            ("covariance", (width, width)),
+        ):
             self.register_buffer(name, torch.zeros(shape))
         for name in ("bias", "mean_gain", "inv_effective_n", "pred_std"):
             self.register_buffer(name, torch.zeros(()))
@@ -82,27 +87,36 @@ class Gain(Adaptive[GainOptions]):
     def forward(self, evidence: Evidence) -> Verdict:
         # nats differ by less than bf16 can tell
         with torch.autocast(evidence.x.device.type, enabled=False):
-            predicted = linear(evidence.x.float(), self.weight.float()[None]).squeeze(-1) + self.bias.float()
+            predicted = (
+                linear(evidence.x.float(), self.weight.float()[None]).squeeze(-1)
+                + self.bias.float()
+            )
         score = predicted if self.settled() else self._explored(predicted, evidence.position)
         return Verdict(score > self.threshold, score)
 
-    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        return self.compare_interval(low, high)
+    def fires(self, scores: Sequence[float], positions: Sequence[int]) -> list[bool]:
+        return self.above_threshold(scores)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         if not self.settled():
-            raise UnsaidError("gate 'gain' explores, on positions it draws")
+            raise NoProgramError("gate 'gain' explores, on positions it draws")
         p.dot(x, self.weight, self.bias, score)
 
     def decision_tensors(self) -> tuple[Tensor, ...]:
         return *super().decision_tensors(), self.weight, self.bias, self.pred_std
 
     def _explored(self, predicted: Tensor, position: Tensor) -> Tensor:
-        return torch.where(self.pred_std > 0, predicted, hash_uniform(position, self.salt + self.num_updates))
+        return torch.where(
+            self.pred_std > 0, predicted, hash_uniform(position, self.salt + self.num_updates)
+        )
 
     def settled(self) -> bool:
         """Whether it predicts; always False on a GPU or in a compiled graph, to avoid a sync."""
-        return self.pred_std.device.type == "cpu" and not torch.compiler.is_compiling() and bool(self.pred_std > 0)
+        return (
+            self.pred_std.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and bool(self.pred_std > 0)
+        )
 
     @torch.no_grad()
     def learn(self, x: Tensor, value: Tensor) -> None:
@@ -131,7 +145,9 @@ class Gain(Adaptive[GainOptions]):
 
         def pool(old: Tensor, new: Tensor, between_means: Tensor) -> None:
             """The covariance of two groups pooled: within either, and between their means."""
-            old.copy_((1 - eta) * old.double() + eta * new / count + eta * (1 - eta) * between_means)
+            old.copy_(
+                (1 - eta) * old.double() + eta * new / count + eta * (1 - eta) * between_means
+            )
 
         pool(self.covariance, x.T @ x, torch.outer(to_center, to_center))
         pool(self.cov_xg, x.T @ gain, to_center * to_mean)
@@ -145,7 +161,11 @@ class Gain(Adaptive[GainOptions]):
         Shift and scale the stored statistics of scores, so that the threshold keeps its rate.
         """
         center, old = self.center.double(), self.weight.double()
-        mean, std = (self.bias + old @ center, (old @ C @ old).sqrt()) if bool(self.pred_std > 0) else UNIFORM
+        mean, std = (
+            (self.bias + old @ center, (old @ C @ old).sqrt())
+            if bool(self.pred_std > 0)
+            else UNIFORM
+        )
         pred_std = (w @ C @ w).sqrt()
         for known in (self.mu, self.quantiles):
             # the mean of predictions is that of gains

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from amor.gates.base import Adaptive, Evidence, Verdict
 from amor.parts import touched
-from amor.program import Program, UnsaidError, Vector
+from amor.program import NoProgramError, Program, Vector
 from amor.typed import Share
 
 
@@ -44,12 +44,12 @@ class Learned(Adaptive[LearnedOptions]):
         soft = torch.sigmoid(score - self.threshold)
         return Verdict(fire, score.detach(), fire + (soft - soft.detach()))
 
-    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        return self.compare_interval(low, high)
+    def fires(self, scores: Sequence[float], positions: Sequence[int]) -> list[bool]:
+        return self.above_threshold(scores)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         if touched(self.router):
-            raise UnsaidError(touched(self.router))
+            raise NoProgramError(touched(self.router))
         p.dot(x, self.router.weight[0], out=score)
 
     def decision_tensors(self) -> tuple[Tensor, ...]:

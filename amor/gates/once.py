@@ -42,4 +42,7 @@ def share_decision(own: Sequence[Gate], gates: Sequence[Gate]) -> list[Gate]:
 
     Where one of its own is a Follower, the first replacement decides for that block too.
     """
-    return [Follower(gates[0]) if isinstance(mine, Follower) else gate for mine, gate in zip(own, gates, strict=True)]
+    return [
+        Follower(gates[0]) if isinstance(mine, Follower) else gate
+        for mine, gate in zip(own, gates, strict=True)
+    ]

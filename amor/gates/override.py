@@ -16,7 +16,9 @@ from amor.gates.once import share_decision
 STATELESS = ("always", "never", "random")
 
 
-def override_gates(own: Sequence[Gate], words: str | None = None, rate: float | None = None) -> list[Gate]:
+def override_gates(
+    own: Sequence[Gate], words: str | None = None, rate: float | None = None
+) -> list[Gate]:
     """The gates that a command line selects, one per block.
 
     A model's own are not changed, an aimed one is a copy.
@@ -25,7 +27,9 @@ def override_gates(own: Sequence[Gate], words: str | None = None, rate: float | 
         raise AmorError("this model has no gated blocks, so there is no gate to set")
     gates = list(own)
     if words is not None:
-        gates = share_decision(own, [parse_gate(words, gate, index) for index, gate in enumerate(own)])
+        gates = share_decision(
+            own, [parse_gate(words, gate, index) for index, gate in enumerate(own)]
+        )
     return gates if rate is None else all_aimed(gates, rate)
 
 
@@ -35,14 +39,21 @@ def parse_gate(words: str, own: Gate, index: int) -> Gate:
     if kind == own.kind and not value:
         return own
     if kind not in STATELESS:
-        raise AmorError(f"--gate {words}: this model's own gate is {own.kind!r}; besides it, {nearest(kind, STATELESS)}")
+        raise AmorError(
+            f"--gate {words}: this model's own gate is {own.kind!r}; besides it, "
+            f"{nearest(kind, STATELESS)}"
+        )
     if value and kind != "random":
-        raise AmorError(f"--gate {words}: {kind!r} takes no number; only random does, e.g. random:0.3")
+        raise AmorError(
+            f"--gate {words}: {kind!r} takes no number; only random does, e.g. random:0.3"
+        )
     cls = find_gate(kind)
     try:
         given = {"rate": float(value)} if value else {}
     except ValueError:
-        raise AmorError(f"--gate {words}: {value!r} is not a number; write for instance random:0.3") from None
+        raise AmorError(
+            f"--gate {words}: {value!r} is not a number; write for instance random:0.3"
+        ) from None
     options: Any = typed.convert(cls.Options, given, f"--gate {words}")
     return cls(0, options, index)  # a stateless gate has no weights, so no width
 

@@ -1,6 +1,7 @@
 """Predicts a score from the block's input by a small network, without a pass over the head.
 
-    score = fc2 silu(fc1 x + fc1_bias) + skip x + fc2_bias        float32; hidden = 0: skip x + fc2_bias alone
+    score = fc2 silu(fc1 x + fc1_bias) + skip x + fc2_bias      in float32
+    score = skip x + fc2_bias                                   with hidden = 0
 
 The score is the block's normalised entropy, as in the authors' fitted router, or its gain, the nats
 that firing saves. A router is fitted to a trained model (`amor fit`), or learned next to the model
@@ -21,7 +22,7 @@ from amor.gates.base import Adaptive, Evidence, Kappa, Verdict
 from amor.gates.random import hash_uniform
 from amor.ops.linear import linear
 from amor.parts import Cost, Linear
-from amor.program import Program, UnsaidError, Vector
+from amor.program import NoProgramError, Program, Vector
 from amor.typed import Share
 
 BETAS, EPS = (0.9, 0.99), 1e-8  # of Adam, next to training
@@ -87,7 +88,9 @@ class Router(Adaptive[RouterOptions]):
 
     def trained_threshold(self) -> Tensor:
         rate = self.options.rate
-        return self.mu + self.options.kappa * self.sigma if rate is None else self.quantile(1 - rate)
+        return (
+            self.mu + self.options.kappa * self.sigma if rate is None else self.quantile(1 - rate)
+        )
 
     def predict(self, x: Tensor) -> Tensor:
         """x [..., D] -> scores [...], in float32 whatever x is in."""
@@ -101,12 +104,14 @@ class Router(Adaptive[RouterOptions]):
             score = torch.where(self.measured >= self.options.explore, score, uniform)
         return Verdict(score > self.threshold, score)
 
-    def decide_interval(self, low: Sequence[float], high: Sequence[float], position: Sequence[int]) -> list[bool | None]:
-        return self.compare_interval(low, high)
+    def fires(self, scores: Sequence[float], positions: Sequence[int]) -> list[bool]:
+        return self.above_threshold(scores)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
         if not self.settled():
-            raise UnsaidError("gate 'router' has not learned yet: its scores are drawn by position")
+            raise NoProgramError(
+                "gate 'router' has not learned yet: its scores are drawn by position"
+            )
         p.dot(x, self.skip_weight[0], self.fc2_bias, score)
         if len(self.fc1_weight):
             with torch.device("meta"):
@@ -115,7 +120,9 @@ class Router(Adaptive[RouterOptions]):
             p.silu_dot(p.linear(x, layer), self.fc1_bias, self.fc2_weight[0], score)
 
     def cost(self) -> Cost:
-        return Cost(flops=2 * self.fc1_weight.numel(), weights=sum(t.numel() for t in self.network()))
+        return Cost(
+            flops=2 * self.fc1_weight.numel(), weights=sum(t.numel() for t in self.network())
+        )
 
     def decision_tensors(self) -> tuple[Tensor, ...]:
         return *super().decision_tensors(), *self.network(), self.measured
@@ -147,13 +154,19 @@ class Router(Adaptive[RouterOptions]):
         with torch.enable_grad():
             network = [t.detach().requires_grad_() for t in self.network()]
             loss = (network_output(x, *network) - value).square().mean()
-            return torch.cat([g.flatten() for g in torch.autograd.grad(loss, network, materialize_grads=True)])
+            return torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, network, materialize_grads=True)]
+            )
 
     def _adam(self, gradient: Tensor) -> None:
         step = int(self.num_updates)
-        for moment, beta, seen in zip(self.moments, BETAS, (gradient, gradient.square()), strict=True):
+        for moment, beta, seen in zip(
+            self.moments, BETAS, (gradient, gradient.square()), strict=True
+        ):
             moment.lerp_(seen, 1 - beta)
-        first, second = (moment / (1 - beta**step) for moment, beta in zip(self.moments, BETAS, strict=True))
+        first, second = (
+            moment / (1 - beta**step) for moment, beta in zip(self.moments, BETAS, strict=True)
+        )
         change = self.options.lr * first / (second.sqrt() + EPS)
         network = self.network()
         for t, part in zip(network, change.split([t.numel() for t in network]), strict=True):
@@ -162,17 +175,26 @@ class Router(Adaptive[RouterOptions]):
     @torch.no_grad()
     def remember(self, gate: Adaptive) -> None:
         """Keep the statistics of the gate that this one replaces."""
-        numbers = torch.cat([t.float().flatten() for t in (gate.mu, gate.sigma, gate.quantiles, gate.updates)])
+        numbers = torch.cat(
+            [t.float().flatten() for t in (gate.mu, gate.sigma, gate.quantiles, gate.updates)]
+        )
         self.replaced.copy_(numbers)
 
     @torch.no_grad()
     def restore(self, gate: Adaptive) -> None:
         """Give a gate the statistics that `remember` kept."""
         mu, sigma, *quantiles, updates = self.replaced
-        gate.mu.copy_(mu), gate.sigma.copy_(sigma), gate.quantiles.copy_(torch.stack(quantiles)), gate.updates.copy_(updates)
+        (
+            gate.mu.copy_(mu),
+            gate.sigma.copy_(sigma),
+            gate.quantiles.copy_(torch.stack(quantiles)),
+            gate.updates.copy_(updates),
+        )
 
 
-def network_output(x: Tensor, fc1: Tensor, bias: Tensor, fc2: Tensor, bias2: Tensor, skip: Tensor) -> Tensor:
+def network_output(
+    x: Tensor, fc1: Tensor, bias: Tensor, fc2: Tensor, bias2: Tensor, skip: Tensor
+) -> Tensor:
     """x [..., D] -> [...]; hidden layer and a linear skip."""
     score = linear(x, skip).squeeze(-1) + bias2
     return score + linear(F.silu(linear(x, fc1) + bias), fc2).squeeze(-1) if len(fc1) else score

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from amor.decode.engine import Engine, Session
-from amor.decode.known import Next
+from amor.decode.step_output import StepOutput
 from amor.judge.feeding import Feeder, FeedOutput
 from amor.state import State
 
@@ -27,7 +27,7 @@ class EngineFeeder:
     def __init__(self, feeder: Feeder, engine: Engine):
         self.feeder, self.engine = feeder, engine
         self.tokens = [row[0].tolist() for row in feeder.rows()]
-        self.outputs: list[list[Next]] = [[] for _ in self.tokens]  # per row, one per token
+        self.outputs: list[list[StepOutput]] = [[] for _ in self.tokens]  # per row, one per token
         self.starts = [0] * len(self.tokens)  # the column of a row's first output
         self.ends: list[State | None] = [None] * len(self.tokens)
         self.rows: list[int] = []  # in the session, in its order
@@ -61,7 +61,7 @@ class EngineFeeder:
         """How many tokens of a row have been read."""
         return self.starts[row] + len(self.outputs[row])
 
-    def record(self, output: Next, rows: Sequence[int]) -> None:
+    def record(self, output: StepOutput, rows: Sequence[int]) -> None:
         """Keep the output of one step, row by row."""
         for index, row in enumerate(rows):
             self.outputs[row].append(output.map(partial(_row, index)))

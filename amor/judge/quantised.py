@@ -11,7 +11,7 @@ from amor.decode.engine import Engine
 from amor.errors import AmorError
 from amor.judge.loop import join_chunks, run_windows
 from amor.models.amor import Amor, Output
-from amor.models.block import Trace
+from amor.models.block import GateTrace
 from amor.numbers import perplexity
 from amor.ops.head import IGNORE
 from amor.state import State
@@ -36,7 +36,7 @@ class EngineForward:
             score.append(step.score)
         blocks = [block.gate.threshold for block in self.engine.model.each_block()]
         scores, fires = torch.stack(score, 1), torch.stack(fire, 1)  # [B, T, K]
-        gates = tuple(Trace(scores[..., k], fires[..., k], threshold) for k, threshold in enumerate(blocks))
+        gates = tuple(GateTrace(scores[..., k], fires[..., k], threshold) for k, threshold in enumerate(blocks))
         nothing = nll[0].new_zeros(*tokens.shape, 0)
         return Output(nothing, session.state, nothing, gates, nll=torch.cat(nll, 1))
 

@@ -142,7 +142,7 @@ class DecodeRounds:
 def _speed(model: Amor, rate: float | None, rounds: DecodeRounds) -> DecodeSpeed:
     from amor.bench.timing import from_rounds
 
-    tally, times = rounds.engine.tally, from_rounds(rounds.seconds[1:]).divided(len(rounds.text))
+    tally, times = rounds.engine.stats, from_rounds(rounds.seconds[1:]).divided(len(rounds.text))
     fire = sum(tally.fired) / (len(tally.fired) * tally.tokens) if tally.fired else 0.0
     passes = tally.head_passes / tally.tokens
     cost = model.cost(int(rounds.session.state.position[0]), fire, passes)

@@ -22,7 +22,10 @@ def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") ->
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     wanted = 4 * sum(p.numel() for p in model.parameters())
     if wanted > room:
-        raise AmorError(f"{config.name}: its weights are {wanted / 1e9:,.0f} GB, this machine's memory {room / 1e9:,.0f} GB")
+        raise AmorError(
+            f"{config.name}: its weights are {wanted / 1e9:,.0f} GB, this machine's memory "
+            f"{room / 1e9:,.0f} GB"
+        )
     model.to_empty(device="cpu")
     initialise(model, seed)
     return model.to(device)
@@ -30,7 +33,8 @@ def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") ->
 
 @torch.no_grad()
 def initialise(model: Amor, seed: int) -> None:
-    """Linear, embedding and convolution weights ~ N(0, init_std); norms 1; biases 0; W_O of blocks 0; then what mixers say.
+    """Linear, embedding and convolution weights ~ N(0, init_std); norms 1; biases 0; W_O of blocks
+    0; then what mixers say.
 
     conv_init = "uniform": weights and biases of short convolutions as nn.Conv1d draws them.
     """
@@ -55,7 +59,9 @@ def initialise(model: Amor, seed: int) -> None:
 
 
 def uniform_conv(conv: ShortConv, generator: torch.Generator) -> None:
-    """As nn.Conv1d initialises itself: every number uniform in +-1/sqrt(taps), since a channel reads only itself."""
+    """As nn.Conv1d initialises itself: every number uniform in +-1/sqrt(taps), since a channel
+    reads only itself.
+    """
     bound = conv.weight.shape[-1] ** -0.5
     for parameter in (conv.weight, conv.bias):
         if parameter is not None:

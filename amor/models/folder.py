@@ -1,6 +1,8 @@
-"""A model on disk: config.json, model.safetensors and, where there is one, tokenizer.json, in one folder.
+"""A model on disk: config.json, model.safetensors and, where there is one, tokenizer.json, in one
+folder.
 
-Folders that transformers wrote (amor/hf) are read too: our config is inside theirs, and weights may be cut into shards.
+Folders that transformers wrote (amor/hf) are read too: our config is inside theirs, and weights may
+be cut into shards.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def resolve(path: str | Path) -> Path:
     if (path / LATEST).exists():
         return path / LATEST
     if (path / "checkpoints").is_dir() and not (path / WEIGHTS).exists():
-        raise AmorError(f"{path} is a run without a checkpoint yet, so it holds no model; train it first")
+        raise AmorError(
+            f"{path} is a run without a checkpoint yet, so it holds no model; train it first"
+        )
     return path
 
 
@@ -58,11 +62,16 @@ def load_config(folder: str | Path) -> Config:
     folder = resolve(folder)
     path = folder / CONFIG
     if not path.is_file():
-        raise AmorError(f"{folder} holds no {CONFIG}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
+        raise AmorError(
+            f"{folder} holds no {CONFIG}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}"
+        )
     tree = typed.json_tree(typed.read_text(path), str(path))
     if isinstance(tree, dict) and "model_type" in tree:
         if tree["model_type"] != MODEL_TYPE:
-            raise AmorError(f"{path}: model_type is {str(tree['model_type'])[:80]!r}; a model of amor has {MODEL_TYPE!r}")
+            raise AmorError(
+                f"{path}: model_type is {str(tree['model_type'])[:80]!r}; a model of amor has "
+                f"{MODEL_TYPE!r}"
+            )
         return Config.from_dict(tree.get("amor", {}), f"{path}: amor")
     return Config.from_dict(tree, str(path))
 
@@ -73,12 +82,16 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     index = folder / INDEX
     if not index.is_file():
-        raise AmorError(f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}")
+        raise AmorError(
+            f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}"
+        )
     return on_disk.shard_files(index)
 
 
 def list_weights(folder: Path, config: Config) -> dict[Path, dict[str, on_disk.Listed]]:
-    """Every file of a folder's weights with what it lists, if together they are what a model of this config holds."""
+    """Every file of a folder's weights with what it lists, if together they are what a model of
+    this config holds.
+    """
     found: dict[Path, dict[str, on_disk.Listed]] = {}
     together: dict[str, on_disk.Listed] = {}
     for path in weight_files(folder):
@@ -93,24 +106,34 @@ def list_weights(folder: Path, config: Config) -> dict[Path, dict[str, on_disk.L
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Amor:
-    """The model of a folder, or a run's newest; a tensor that is missing, extra, misshapen or not finite is an error."""
+    """The model of a folder, or a run's newest; a tensor that is missing, extra, misshapen or not
+    finite is an error.
+    """
     folder = resolve(folder)
     config = load_config(folder)
     with torch.device("meta"):
         model = Amor(config)
     files = list_weights(folder, config)
-    model.load_state_dict(on_disk.read_files(files, partial(on_disk.read_file, device=device)), assign=True)
+    model.load_state_dict(
+        on_disk.read_files(files, partial(on_disk.read_file, device=device)), assign=True
+    )
     return model
 
 
 def _fits(model: Amor, found: dict[str, on_disk.Listed], path: Path) -> None:
-    """Every tensor of the model is in the file, nothing else is, and each has its shape and a dtype the model can be in."""
+    """Every tensor of the model is in the file, nothing else is, and each has its shape and a dtype
+    the model can be in.
+    """
     wanted = model.state_dict()
     for name in sorted(found.keys() - wanted.keys()):
         owner, _, last = name.rpartition(".")
         if owner.endswith(".gate") and (now := RENAMED_BUFFERS.get(last)):
-            raise AmorError(f"{path}: written by an earlier amor: tensor {name} is now {owner}.{now}")
-        raise AmorError(f"{path} does not fit its config: no tensor {name[:200]!r}; {_nearest(name, wanted)}")
+            raise AmorError(
+                f"{path}: written by an earlier amor: tensor {name} is now {owner}.{now}"
+            )
+        raise AmorError(
+            f"{path} does not fit its config: no tensor {name[:200]!r}; {_nearest(name, wanted)}"
+        )
     for name in sorted(wanted.keys() - found.keys()):
         raise AmorError(f"{path} does not fit its config: tensor {name!r} is missing")
     kind = found["embed.weight"].dtype
@@ -120,13 +143,19 @@ def _fits(model: Amor, found: dict[str, on_disk.Listed], path: Path) -> None:
     for name, tensor in wanted.items():
         shape, dtype = found[name].shape, found[name].dtype
         if shape != tuple(tensor.shape):
-            raise AmorError(f"{path} does not fit its config: {name} has shape {list(shape)}, not {list(tensor.shape)}")
+            raise AmorError(
+                f"{path} does not fit its config: {name} has shape {list(shape)}, not "
+                f"{list(tensor.shape)}"
+            )
         fitting = (one, torch.float32) if tensor.is_floating_point() else (tensor.dtype,)
         if name in weights and name.rpartition(".")[2] not in FLOAT32:
             fitting = (one,)
         if dtype not in fitting:
             said = " or ".join(str(d).removeprefix("torch.") for d in fitting)
-            raise AmorError(f"{path}: {name} is {str(dtype).removeprefix('torch.')}, not {said} as the model's other tensors")
+            raise AmorError(
+                f"{path}: {name} is {str(dtype).removeprefix('torch.')}, not {said} as the "
+                "model's other tensors"
+            )
 
 
 def _nearest(name: str, wanted: Iterable[str]) -> str:
@@ -136,7 +165,9 @@ def _nearest(name: str, wanted: Iterable[str]) -> str:
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> tuple[Amor, Tokenizer | None]:
-    """The model of a folder, or a run's newest, ready to read, and its tokenizer (None where there is none)."""
+    """The model of a folder, or a run's newest, ready to read, and its tokenizer (None where there
+    is none).
+    """
     folder = resolve(folder)
     model = load_model(folder, device).eval()
     path = folder / TOKENIZER

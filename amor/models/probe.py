@@ -1,7 +1,7 @@
-"""How a gate comes to know what the head says: the strategy a model asks at every block, and the plain one.
+"""Where the evidence of gates comes from: the interface, and direct readings of the head.
 
-A strategy may read the head earlier, more cheaply or for several blocks at once (amor/decode/reader.py does); it may never
-give a gate a number that would change its decision.
+Another implementation may read the head earlier or for several blocks at once
+(amor/decode/reader.py); it may never return a number that changes a decision.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from amor.ops import head
 if TYPE_CHECKING:
     from amor.models.amor import Amor
 
-Residuals = Callable[[], tuple[Tensor, Tensor]]  # the residual if the block stays closed, and if it fires
+Residuals = Callable[
+    [], tuple[Tensor, Tensor]
+]  # the residual if the block stays closed, and if it fires
 
 
 class Probing(Protocol):
+    """Returns the evidence for the gate of one block."""
+
     def __call__(
         self,
-        index: int,  # of the block that asks
+        index: int,  # of the block
         h: Tensor,  # [B, T, D] the residual before it
-        x: Tensor,  # [B, T, D] what the block reads of it, without gradient
+        x: Tensor,  # [B, T, D] the block's input, without gradient
         layout: Layout,
         needs: frozenset[str],  # of its gate
         opened: Residuals,
@@ -38,16 +42,21 @@ class Probing(Protocol):
 
 
 class DirectProbe:
-    """One reading of the head a block, of every token of the call.
+    """Reads the head once per block, for every token of the call.
 
-    Where gates ask about the final norm of the residual, a token's vector stays what it is until it fires: later blocks read
-    again only those that did.
+    Where gates read the output vector (`probe = "final"`), it stays the same until a token fires,
+    so later blocks read again only tokens that fired.
     """
 
-    def __init__(self, model: Amor, targets: Tensor | None = None, read: Callable[..., head.HeadStats] = head.read):
+    def __init__(
+        self,
+        model: Amor,
+        targets: Tensor | None = None,
+        read: Callable[..., head.HeadStats] = head.read,
+    ):
         self.model, self.targets, self.read = model, targets, read
-        self.known: dict[str, Tensor] = {}  # [B, T] each, of the last reading
-        self.moved = torch.zeros(0, dtype=torch.bool)  # [B, T] where tokens fired since
+        self.readings: dict[str, Tensor] = {}  # [B, T] each
+        self.stale = torch.zeros(0, dtype=torch.bool)  # [B, T] tokens that fired since
 
     @torch.no_grad()
     def __call__(
@@ -61,51 +70,62 @@ class DirectProbe:
         before: Verdict | None = None,
     ) -> Evidence:
         names = needs & {"entropy", "margin"}
-        self._remember(h, names, before)
+        self._invalidate(h, before)
         if names:
-            self._ask(h, x, layout, names)
-        seen = {name: self.known[name] for name in names}
+            self._update(h, x, layout, names)
+        values = {name: self.readings[name] for name in names}
         if "gain" in needs:
-            seen["gain"] = self._gain(opened())
-        return Evidence(x, layout.positions, **seen, before=before)
+            values["gain"] = self._gain(opened())
+        return Evidence(x, layout.positions, **values, before=before)
 
-    def _remember(self, h: Tensor, names: frozenset[str], before: Verdict | None) -> None:
-        """Keep of what is known only what still stands."""
+    def _invalidate(self, h: Tensor, before: Verdict | None) -> None:
+        """Mark tokens that fired as stale; drop all readings where they cannot be kept."""
         final = self.model.config.blocks.probe == "final" and before is not None
-        # on a GPU asking which fired would hold up the queue of a training step
+        # on a GPU, selecting the tokens that fired would synchronise a training step
         waits = h.requires_grad and h.device.type != "cpu"
-        if not final or waits or any(known.shape != h.shape[:2] for known in self.known.values()):
-            self.known = {}
-        if self.known and before is not None:
-            self.moved = self.moved | before.fire
+        if not final or waits or any(t.shape != h.shape[:2] for t in self.readings.values()):
+            self.readings = {}
+        if self.readings and before is not None:
+            self.stale = self.stale | before.fire
 
-    def _ask(self, h: Tensor, x: Tensor, layout: Layout, names: frozenset[str]) -> None:
-        """Read the head for the tokens of which something is not known."""
-        every = layout.valid if layout.valid is not None else torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
-        whole = not names <= self.known.keys()
-        if whole:
-            self.known = {}
-        where = (every if whole else self.moved).flatten()
-        some = slice(None) if whole and layout.valid is None else where
-        asked = self.model.asked(h.flatten(0, 1)[some], x.flatten(0, 1)[some])
-        if whole or len(asked):
-            reading = self.read(asked, self.model.head_weight, entropy="entropy" in names, margin="margin" in names)
+    def _update(self, h: Tensor, x: Tensor, layout: Layout, names: frozenset[str]) -> None:
+        """Read the head for the tokens whose readings are missing or stale."""
+        real = layout.valid
+        every = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device) if real is None else real
+        whole = not names <= self.readings.keys()
+        where = (every if whole else self.stale).flatten()
+        some = slice(None) if whole and real is None else where
+        vectors = self.model.probe_vector(h.flatten(0, 1)[some], x.flatten(0, 1)[some])
+        if whole or len(vectors):
+            stats = self.read(
+                vectors,
+                self.model.head_weight,
+                entropy="entropy" in names,
+                margin="margin" in names,
+            )
             # entropy over log(vocab), so that one threshold means the same for every vocabulary
             scale = {"entropy": math.log(self.model.config.vocab), "margin": 1.0}
-            self.known = {name: held for name, held in self.known.items() if name in names}  # of others this is not read again
+            old, self.readings = {} if whole else self.readings, {}
             for name in names:
-                values = getattr(reading, name) / scale[name]
-                held = values.new_zeros(h.shape[:2]) if whole else self.known[name]
-                self.known[name] = held.masked_scatter(where.view_as(held), values)
-        self.moved = torch.zeros_like(every)
+                values = getattr(stats, name) / scale[name]
+                into = values.new_zeros(h.shape[:2]) if whole else old[name]
+                self.readings[name] = into.masked_scatter(where.view_as(into), values)
+        self.stale = torch.zeros_like(every)
 
     def _gain(self, residuals: tuple[Tensor, Tensor]) -> Tensor:
         """[B, T] nats of the true next token gained by firing this block, the later ones closed."""
         targets, final = self.targets, self.model.output_vector
         if targets is None:
-            raise AmorError("the oracle gate needs the true next tokens: call the model with targets")
+            raise AmorError(
+                "the oracle gate needs the true next tokens: call the model with targets"
+            )
         if targets.shape != residuals[0].shape[:2]:
-            raise AmorError('the oracle gate judges every token: call the model with keep="all"')
-        closed, opened = (self.read(final(h).flatten(0, 1), self.model.head_weight, targets.flatten()).nll for h in residuals)
+            raise AmorError(
+                'the oracle gate decides on every token: call the model with keep="all"'
+            )
+        closed, opened = (
+            self.read(final(h).flatten(0, 1), self.model.head_weight, targets.flatten()).nll
+            for h in residuals
+        )
         assert closed is not None and opened is not None
         return (closed - opened).view_as(targets)

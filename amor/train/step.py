@@ -28,7 +28,7 @@ from amor.errors import AmorError
 from amor.gates.base import Adaptive
 from amor.gates.warmup import ForcedOpen
 from amor.models.amor import Amor, Output
-from amor.models.block import Block, Trace
+from amor.models.block import Block, GateTrace
 from amor.models.measure import Measured
 from amor.numbers import finite
 from amor.ops.head import IGNORE
@@ -55,7 +55,7 @@ class MicroBatchStats:
     def add(
         self,
         loss: Tensor,
-        gates: tuple[Trace, ...],
+        gates: tuple[GateTrace, ...],
         measured: tuple[Measured | None, ...] = (),
     ) -> None:
         """Take in one micro-batch: its loss, and per block decisions and measured gains."""
