@@ -3,7 +3,6 @@
 import io
 import json
 import random
-import re
 import sys
 
 import pytest
@@ -196,16 +195,6 @@ def test_an_unknown_format_or_a_misspelled_option_is_refused_by_the_nearest_name
         amor.generate(model, tokenizer, "a", temprature=0.5)
     with pytest.raises(amor.AmorError, match="several prompts"):
         amor.generate_batch(model, tokenizer, "a")
-
-
-def test_a_copy_of_the_head_writes_the_same_text_and_needs_an_exact_head_beside_it(folder, capsys):
-    words = folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0
-    plain, cheap = (run(capsys, *words, *more) for more in ((), ("--cheap",)))
-    assert plain[:2] == cheap[:2] and plain[0] == 0
-    passes = [float(re.search(r"([\d.]+) head passes", said)[1]) for _, _, said in (plain, cheap)]
-    assert passes[1] < passes[0]  # a pass over the copy counts as a quarter
-    code, _, err = run(capsys, *words, "--cheap", "--weights", "int8")
-    assert code == 2 and "--cheap" in err
 
 
 def test_colours_show_entropy_and_underline_what_fired():

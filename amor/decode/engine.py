@@ -81,7 +81,7 @@ class Engine:
         if self.compiled is not None and self.weights != "float32" and not self.compiled.whole:
             raise AmorError(f"weights {self.weights!r} cannot serve the whole model: {self.compiled.path}; use weights='float32'")
         self.path = f"the model's forward ({why})" if self.compiled is None else self.compiled.path
-        self.head = Head(self.model.head_weight, self.weights, self.savings.cheap)
+        self.head = Head(self.model.head_weight, self.weights)
         self.head.passes = self.passes
         self.seal = Seal(self.model)
         log.info("decode by %s", self.path)
@@ -103,7 +103,7 @@ class Engine:
         """Bytes of weights held: the model's own and what was packed besides."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         own = {t.data_ptr() for t in tensors}
-        packed = [*self.head.matrices(), *(self.compiled.matrices() if self.compiled is not None else [])]
+        packed = [self.head.matrix, *(self.compiled.matrices() if self.compiled is not None else [])]
         return sum(t.nbytes for t in tensors) + sum(m.nbytes for m in packed if m.weight.data_ptr() not in own)
 
     @torch.no_grad()
@@ -141,19 +141,19 @@ class Engine:
         return Session(self, state.fork(), None)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: State, best: bool = False) -> tuple[State, Next]:
-        """One token a row, [B]; the State is written over. best: the logits of the next one may be left out."""
+    def step(self, tokens: Tensor, state: State) -> tuple[State, Next]:
+        """One token a row, [B]; the State is written over."""
         self._current()
         self.model.admit(state)
         before = replace(self.passes)
         if self.compiled is None:
             after, found = self._forward(tokens[:, None], state, "true_sparse")
         else:
-            after, found = self._compiled_step(self.compiled, tokens, state, best)
+            after, found = self._compiled_step(self.compiled, tokens, state)
         self._count(before, state, found)
         return after, found
 
-    def _compiled_step(self, compiled: CompiledModel, tokens: Tensor, state: State, best: bool) -> tuple[State, Next]:
+    def _compiled_step(self, compiled: CompiledModel, tokens: Tensor, state: State) -> tuple[State, Next]:
         layout = state.layout(1, None, None)
         h, parts, read = compiled.through_layers(tokens, state, layout)
         if compiled.blocks is None:
@@ -166,7 +166,6 @@ class Engine:
             self.gates,
             lambda h, columns: walk.some_inputs(h, columns),
             self.savings.joint,
-            best,
             final,
             scorers=self.scorers,
         )
@@ -175,14 +174,13 @@ class Engine:
         after = state.advance(layout, [*parts, *kept], tokens[:, None], compiled.overwrites and not state.memory)
         shape = len(walk.fires), len(hidden)
         fire = torch.tensor(walk.fires, dtype=torch.bool).view(shape).T
-        return after, _next(*reader.output(hidden), fire, torch.tensor(walk.scores).view(shape).T)
+        return after, Next(fire, torch.tensor(walk.scores).view(shape).T, *reader.output(hidden))
 
     def _count(self, before: Passes, state: State, found: Next) -> None:
         tally, passes = self.tally, self.passes
         tally.steps += 1
         tally.tokens += state.rows
         tally.head_passes += passes.exact - before.exact
-        tally.cheap_passes += passes.cheap - before.cheap
         if not tally.blocks:
             return
         fires = found.fire.tolist()
@@ -212,16 +210,16 @@ class Engine:
             residual=residual,
         )
         hidden, traces = _last(out, valid)
-        told: tuple[Tensor | None, Tensor | None, Tensor | None]
+        told: tuple[Tensor, Tensor | None]
         if reader is not None and valid is None:
             told = reader.output(hidden)
         else:
             self.passes.exact += 1
             self.passes.rows += len(hidden)
-            told = self._logits(hidden), None, None
+            told = self._logits(hidden), None
         nothing = torch.zeros(len(hidden), 0, device=hidden.device)
         fire, score = (torch.cat([getattr(g, name) for g in traces], 1) if traces else nothing for name in ("fire", "score"))
-        return out.state, _next(*told, fire.bool(), score)
+        return out.state, Next(fire.bool(), score, *told)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[B, V] by the unrounded head. float32 is read where it lies by the product of the steps, the fastest for few rows."""
@@ -251,12 +249,12 @@ class Session:
     def rows(self) -> int:
         return self.state.rows
 
-    def step(self, tokens: Tensor | Sequence[int], best: bool = False) -> Next:
-        """Read one token a row. best: of the next one only the best is asked, and its logits may be left out."""
+    def step(self, tokens: Tensor | Sequence[int]) -> Next:
+        """Read one token a row."""
         tokens = torch.as_tensor(tokens, device=self.state.position.device)
         if tokens.shape != (self.rows,):
             raise AmorError(f"step takes one token a row: {self.rows} rows, tokens of shape {list(tokens.shape)}")
-        self.state, self._next = self.engine.step(tokens, self.state, best)
+        self.state, self._next = self.engine.step(tokens, self.state)
         return self._next
 
     def fork(self) -> Session:
@@ -312,11 +310,6 @@ class _Live:
 
     def finish(self) -> Session:
         return self.session.join(*self.done) if self.done else self.session
-
-
-def _next(logits: Tensor | None, best: Tensor | None, nats: Tensor | None, fire: Tensor, score: Tensor) -> Next:
-    found = fire.new_empty(len(fire), 0, dtype=torch.long) if best is None else best[:, None]
-    return Next(fire, score, score.new_empty(len(fire), 0) if logits is None else logits, found, nats)
 
 
 def _keys(part: dict[str, Tensor | KV]) -> KV:

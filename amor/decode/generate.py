@@ -124,7 +124,7 @@ class Writer:
         """One token for every row; rows that end leave before the others are read on."""
         assert self.session is not None and self.sampler is not None
         found = self.session.next
-        chosen = found.best if self.sampler.best else self.sampler.choose(found.logits)
+        chosen = self.sampler.choose(found.logits)
         tokens, entropy, fire = chosen.tolist(), found.entropy.tolist(), found.fire.tolist()
         going = []
         for index, row in enumerate(self.rows):
@@ -139,7 +139,7 @@ class Writer:
         if len(going) < len(tokens):
             self.session = self.session.select(going)
             self.sampler.select(going)
-        self.session.step(chosen[going], self.sampler.best)
+        self.session.step(chosen[going])
 
     def _show(self, row: _Row, token: int) -> tuple[str, str]:
         row.left -= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,37 +16,32 @@ class Next:
     """What is known of each row's next token, and what the gates decided at the last one."""
 
     fire: Tensor  # [B, K] whether each block fired
-    score: Tensor  # [B, K] what its gate compared with the threshold; of an 8-bit copy, within its bound
-    logits: Tensor  # [B, V], or [B, 0] where only the best token was wanted
-    found: Tensor  # [B, 1] the best token where it was found without the logits, else [B, 0]
+    score: Tensor  # [B, K] what its gate compared with the threshold
+    logits: Tensor  # [B, V]
     nats: Tensor | None = None  # [B] the entropy where it is known; `entropy` finds it where it is not
 
     @property
     def best(self) -> Tensor:
         """[B] the token of the largest logit."""
-        return self.found[:, 0] if self.found.shape[1] else self.logits.argmax(-1)
+        return self.logits.argmax(-1)
 
     @property
     def entropy(self) -> Tensor:
-        """[B] in nats; of an 8-bit copy, within its bound."""
+        """[B] in nats."""
         if self.nats is None:
             self.nats = entropies(self.logits)
         return self.nats
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Next:
         nats = None if self.nats is None else change(self.nats)
-        return Next(change(self.fire), change(self.score), change(self.logits), change(self.found), nats)
+        return Next(change(self.fire), change(self.score), change(self.logits), nats)
 
     @staticmethod
     def join(every: Sequence[Next]) -> Next:
-        """Rows of several. Logits are kept only where all have them: else each keeps its best token alone."""
-        if len({n.logits.shape[1] for n in every}) > 1:
-            every = [replace(n, nats=n.entropy, logits=n.logits[:, :0], found=n.best[:, None]) for n in every]
-        fire, score, logits, found = (
-            torch.cat([getattr(n, name) for n in every]) for name in ("fire", "score", "logits", "found")
-        )
+        """Rows of several."""
+        fire, score, logits = (torch.cat([getattr(n, name) for n in every]) for name in ("fire", "score", "logits"))
         nats = None if all(n.nats is None for n in every) else torch.cat([n.entropy for n in every])
-        return Next(fire, score, logits, found, nats)
+        return Next(fire, score, logits, nats)
 
 
 @dataclass
@@ -57,7 +52,6 @@ class Tally:
     steps: int = 0
     tokens: int = 0
     head_passes: int = 0
-    cheap_passes: int = 0
     prompt_tokens: int = 0
     prompt_seconds: float = 0.0
     prompt_head_rows: int = 0  # vectors the head was asked for while reading prompts
@@ -74,8 +68,7 @@ class Tally:
 
     @property
     def head_passes_a_token(self) -> float:
-        """A pass over the 8-bit copy reads a quarter of the bytes, and is counted as a quarter."""
-        return (self.head_passes + self.cheap_passes / 4) / max(self.tokens, 1)
+        return self.head_passes / max(self.tokens, 1)
 
     @property
     def skipped(self) -> float:

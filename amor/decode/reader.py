@@ -5,11 +5,6 @@ memory it is read from, so one pass serves all of them (`joint`). A reading belo
 while that vector's bits stand, so a row that fires is read again and no other. Column k is block k's input, the last column the
 output's vector. Where gates ask about the output's own vector (`final`), what was said of it in one column is said in all: one
 vector a row is read, and again after a firing.
-
-Greedy text needs no logits, only the best token. Then an 8-bit copy of the head serves (`greedy`): it gives entropies with a
-bound on their error, and a gate that decides alike at both ends has decided. Where it does not, the exact logits of the
-likeliest tokens narrow the bound (ops/product/refine.py); where that is not enough, the exact head is read for that row. The
-best token is among the few that the copy cannot rule out, and their exact logits decide (ops/product/best.py).
 """
 
 from __future__ import annotations
@@ -40,10 +35,8 @@ class RowStats:
     """What a head said of one vector."""
 
     entropy: float  # over log(vocab)
-    bound: float = 0.0  # how far it may be from the exact one
     margin: float = 0.0
     logits: Tensor | None = None  # [V] where they were wanted
-    exact: bool = True  # of the exact head
 
 
 @dataclass
@@ -79,7 +72,6 @@ class HeadReader:
     gates: Sequence[Gate]
     inputs: Inputs
     joint: bool = True
-    greedy: bool = False  # of the output only the best token is wanted, and the copy finds it
     final: bool = False  # every gate asks about the output's vector, as it is before its block
     most: int = ROWS  # vectors that one pass serves at little more than the price of one
     scorers: Scorers = field(default_factory=Scorers)
@@ -93,7 +85,6 @@ class HeadReader:
         for gate in self.gates:
             if "gain" in gate.needs:
                 raise AmorError("the oracle gate needs the true next tokens, which a step does not know; use another gate")
-        self.greedy = self.greedy and self.head.copy is not None and all(map(_served_by_bounds, self.gates))
 
     def follows(self, index: int) -> bool:
         """Whether a gate decides as the one before it did, whatever that was."""
@@ -108,8 +99,8 @@ class HeadReader:
             scorer([asked.x, told])
             scores = told[:, 0].tolist()
             return [bool(fire) for fire in _there(gate.decide_interval(scores, scores, positions.tolist()))], scores
-        if gate.needs and _served_by_bounds(gate):
-            return self._by_ends(index, asked, positions.tolist())
+        if gate.needs == {"entropy"} and matches_forward(type(gate), "decide_interval"):
+            return self._by_entropy(index, asked, positions.tolist())
         verdict = gate(self.evidence(index, asked, positions))
         return verdict.fire.tolist(), verdict.score.tolist()
 
@@ -123,40 +114,25 @@ class HeadReader:
         entropy, margin = torch.tensor([[s.entropy for s in said], [s.margin for s in said]], device=x.device)
         return Evidence(x, positions, entropy, margin if self.margins else None)
 
-    def _by_ends(self, index: int, asked: Asked, positions: list[int]) -> tuple[list[bool], list[float]]:
-        gate, x = self.gates[index], asked.vector
-        self._know(index, x, asked.h)
-        for narrower in (self._refine, self._reread, None):
-            said = self._rows(index)
-            fires = gate.decide_interval([s.entropy - s.bound for s in said], [s.entropy + s.bound for s in said], positions)
-            assert fires is not None
-            unsure = [row for row, fire in enumerate(fires) if fire is None or not math.isfinite(said[row].bound)]
-            if not unsure or narrower is None:
-                return [bool(fire) for fire in fires], [s.entropy for s in said]
-            narrower(index, unsure, x)
-        raise AssertionError
+    def _by_entropy(self, index: int, asked: Asked, positions: list[int]) -> tuple[list[bool], list[float]]:
+        self._know(index, asked.vector, asked.h)
+        scores = [s.entropy for s in self._rows(index)]
+        return [bool(fire) for fire in _there(self.gates[index].decide_interval(scores, scores, positions))], scores
 
     def foretell(self, first: int, vectors: Tensor) -> None:
         """Read the head once for columns from `first` on, [columns, R, D], as they will be if the blocks before each fire."""
         rows = vectors.shape[1]
         self._read(list(range(first, self.last + 1)), list(range(rows)), rows, vectors)
 
-    def output(self, hidden: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Of the output's vectors [R, D]: logits [R, V] or None, the best token [R] or None, entropy in nats [R] if known."""
-        if not self.greedy and len(self._unknown(self.last, hidden)) == len(hidden):  # no gate is to be told of it
-            return self.head.logits(hidden), None, None
+    def output(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of the output's vectors [R, D]: logits [R, V], entropy in nats [R] if known."""
+        if len(self._unknown(self.last, hidden)) == len(hidden):  # no gate is to be told of it
+            return self.head.logits(hidden), None
         self._know(self.last, hidden, None)
         said = self._rows(self.last)
         entropy = torch.tensor([s.entropy for s in said], device=hidden.device) * self.log_vocab
-        if all(s.exact for s in said):
-            whole = self.columns[self.last].logits
-            return torch.stack([_there(s.logits) for s in said]) if whole is None else whole, None, entropy
-        rows = (_there(s.logits)[None] for s in said)
-        best = [
-            z.argmax(1) if s.exact else self.head.best(hidden[r : r + 1], z)
-            for r, (s, z) in enumerate(zip(said, rows, strict=True))
-        ]
-        return None, torch.cat(best), entropy
+        whole = self.columns[self.last].logits
+        return torch.stack([_there(s.logits) for s in said]) if whole is None else whole, entropy
 
     def _know(self, column: int, x: Tensor, h: Tensor | None) -> None:
         """Read what is not known of rows x [R, D] of a column; with the residual h also those to come, where one pass serves."""
@@ -195,30 +171,14 @@ class HeadReader:
     def _read(self, columns: list[int], rows: list[int], of: int, vectors: Tensor) -> None:
         """One pass for some columns of some rows `of` all; vectors [columns, rows, D]."""
         flat, n = vectors.flatten(0, 1), len(rows)
-        if self.greedy:
-            self._keep(columns, rows, of, vectors, self.head.glance(flat), exact=False)
-        else:
-            # any of the vectors may turn out to be the output's, or the last column's alone
-            last = len(flat) if self.final else n if columns[-1] == self.last else 0
-            self._keep(columns, rows, of, vectors, self.head.read(flat, last), exact=True)
+        # any of the vectors may turn out to be the output's, or the last column's alone
+        last = len(flat) if self.final else n if columns[-1] == self.last else 0
+        self._keep(columns, rows, of, vectors, self.head.read(flat, last))
 
-    def _refine(self, index: int, rows: list[int], x: Tensor) -> None:
-        held = self.columns[index].rows
-        for row in rows:
-            logits = _there(_there(held[row]).logits)
-            narrow = self.head.refine(x[row : row + 1], logits[None])
-            entropy, bound = (torch.cat([_there(narrow.entropy), _there(narrow.bound)]) / self.log_vocab).tolist()
-            held[row] = RowStats(entropy, bound, logits=logits, exact=False)
-
-    def _reread(self, index: int, rows: list[int], x: Tensor) -> None:
-        """Some rows of one column by the exact head."""
-        self._keep([index], rows, len(x), x[rows][None], self.head.read(x[rows], len(rows)), exact=True)
-
-    def _keep(self, columns: list[int], rows: list[int], of: int, vectors: Tensor, found: HeadStats, exact: bool) -> None:
+    def _keep(self, columns: list[int], rows: list[int], of: int, vectors: Tensor, found: HeadStats) -> None:
         """Take in one pass: found holds [columns * rows] numbers, and logits of the last of them."""
         n, count = len(rows), vectors.shape[0] * len(rows)
         entropy = (_there(found.entropy) / self.log_vocab).tolist()
-        bound = [0.0] * count if exact or found.bound is None else (found.bound / self.log_vocab).tolist()
         margin = self._margins(found) if self.margins else [0.0] * count
         first = count if found.logits is None else count - len(found.logits)  # the first vector whose logits are kept
         for i, column in enumerate(columns):
@@ -227,9 +187,9 @@ class HeadReader:
             z = None if i * n < first else _there(found.logits)[i * n - first : (i + 1) * n - first]
             for j, row in enumerate(rows):
                 at = i * n + j
-                said[row] = RowStats(entropy[at], bound[at], margin[at], None if z is None else z[j], exact)
+                said[row] = RowStats(entropy[at], margin[at], None if z is None else z[j])
             if n == of:
-                self.columns[column] = Column(vectors[i], said, z if exact else None)
+                self.columns[column] = Column(vectors[i], said, z)
             else:
                 x = unread(vectors, of) if here is None else here.x.clone()
                 x[rows] = vectors[i]
@@ -272,11 +232,6 @@ class ReadAhead:
 def unread(like: Tensor, rows: int) -> Tensor:
     """Vectors [rows, D] that no vector is equal to: not a number is not even equal to itself."""
     return like.new_full((rows, like.shape[-1]), torch.nan)
-
-
-def _served_by_bounds(gate: Gate) -> bool:
-    """Whether it can decide by an entropy that is known up to a bound, or asks for none."""
-    return not gate.needs or (gate.needs == {"entropy"} and matches_forward(type(gate), "decide_interval"))
 
 
 def _there(value: T | None) -> T:

@@ -56,11 +56,6 @@ class Sampler:
             for row, tokens in enumerate(met):
                 self.met[row, torch.tensor(tokens, dtype=torch.long)] = True
 
-    @property
-    def best(self) -> bool:
-        """Whether a row's best token is always the one chosen: nothing else of its logits is wanted."""
-        return self.sampling.greedy and self.met is None
-
     def select(self, rows: Sequence[int]) -> None:
         self.generators = [self.generators[r] for r in rows]
         self.met = None if self.met is None else self.met[list(rows)]
