@@ -49,8 +49,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class StateRef:
-    """A tensor of the layer's part of the State, updated in place; keys and values have theta > 0.
-    """
+    """A tensor of the layer's part of the State, updated in place; keys and values have theta > 0."""
 
     part: int  # index of the layer
     name: str

@@ -20,7 +20,6 @@ from amor.bench.simulate import DecodeRounds, build_active, filled_state
 from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
 from amor.bench.train import stepper
 from amor.decode.engine import Engine
-from amor.decode.savings import Savings
 from amor.errors import AmorError
 from amor.models.build import build
 from amor.ops import head
@@ -117,7 +116,7 @@ def decode_memory(table: BenchmarkTable, scale: str, context: int) -> BenchmarkR
     """Peak memory of decode, beside the declared size of weights and state."""
     row = table.row("memory of decode", scale=scale, context=context)
     model = build_active(OURS, scale)
-    engine = Engine(model, Savings(cheap=True))
+    engine = Engine(model)
     rounds = DecodeRounds(engine, filled_state(model, context, ROOM), 0.22)
     rounds.run()
     declared = rounds.engine.nbytes + rounds.base.nbytes

@@ -4,7 +4,6 @@ python -m benchmarks savings --scale 180m --rounds 8
 """
 
 import argparse
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,14 +19,12 @@ ROWS = ("savings",)
 EVERY = "with every saving"
 AUTHORS = "the authors' method (K + 1 head evaluations, eager)"
 EAGER = "reference"  # torch alone: no native code, no chunks
-ALL = Savings(cheap=True)
 KINDS = {
-    EVERY: ALL,
-    "no cheap": Savings(),
-    "no joint": replace(ALL, joint=False),
-    "no foresight": replace(ALL, foresee=False),
-    "no sparse": replace(ALL, sparse=False),
-    "not compiled": replace(ALL, compiled=False),
+    EVERY: Savings(),
+    "no joint": Savings(joint=False),
+    "no speculation": Savings(speculate=False),
+    "no sparse": Savings(sparse=False),
+    "not compiled": Savings(compiled=False),
 }
 
 
@@ -46,8 +43,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     row = plan.table.row("savings", "product", "attend", **shape)
     model = build_active(OURS, plan.scale)
     engines = {name: Engine(model, kind) for name, kind in KINDS.items()}
-    engines["backbone"] = Engine(build_active(OURS.removeprefix("amor-"), plan.scale), ALL)
-    engines |= {name: Engine(build_active(name, plan.scale), ALL) for name in OUR_VARIANTS}
+    engines["backbone"] = Engine(build_active(OURS.removeprefix("amor-"), plan.scale))
+    engines |= {name: Engine(build_active(name, plan.scale)) for name in OUR_VARIANTS}
 
     def side(name: str, rate: float, **how: bool) -> DecodeRounds:
         engine = engines[name]
@@ -60,9 +57,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     # these take turns with each other alone, and for longer
     timings = time_decode(row, compared, 2 * plan.rounds)
     others = {name: side(name, rate) for name in KINDS if name not in compared}
-    others["backbone, best token"] = side("backbone", 0.0, best=True)
-    others["best token"] = side(EVERY, rate, best=True)
-    others["best token, no firing"] = side(EVERY, 0.0, best=True)
     timings |= time_decode(row, others, plan.rounds)
     by_torch = {
         name: DecodeRounds(Engine(model, kind), filled_state(model, context, ROOM), rate)
@@ -80,18 +74,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         row.add_times({name: times[name].divided(rounds.tokens)})
         other = "the naive way" if name == "naive" else name
         row.add_ratio(f"{OURS} over {other} {at_rate}", times[name], times[EVERY])
-    # like with like: logits of the output on both sides, and below only its best token on both
+    # like with like: logits of the output on both sides
     over, taken = f"{OURS} over its backbone", row.times
-    backbone, best_backbone = taken["backbone"], taken["backbone, best token"]
+    backbone = taken["backbone"]
     row.add_ratio(f"{over} {at_rate}", backbone, taken[EVERY])
     for name in OUR_VARIANTS:
         row.add_ratio(f"{name} over its backbone {at_rate}", backbone, taken[name])
     row.add_ratio(f"{over} at no firing", backbone, taken["no firing"])
     apart = "blocks at different tokens"
     row.add_ratio(f"{over} {at_rate}, {apart}", backbone, taken[apart])
-    alone = "the best token alone"
-    row.add_ratio(f"{over} {at_rate}, {alone}", best_backbone, taken["best token"])
-    quiet = taken["best token, no firing"]
-    row.add_ratio(f"{over} at no firing, {alone}", best_backbone, quiet)
     row.show()
     return plan.table.result() | plan.describe() | {"savings": typed.tree(timings)}

@@ -130,7 +130,6 @@ WRONG = [
     (["generate", "model", "--prompt", "a", "--gate", "random:2"], "rate"),
     (["generate", "plain", "--prompt", "a", "--gate", "always"], "no gated blocks"),
     (["generate", "model", "--prompt", "a", "--weights", "int3"], "int3"),
-    (["generate", "model", "--prompt", "a", "--cheap", "--weights", "int8"], "--cheap"),
     (["generate", "model", "--prompt", "a", "--batch", "file.txt"], "both given"),
     (["generate", "model", "--batch", "empty"], "is empty"),
     (["generate", "model", "--batch", LONG], "File name too long"),

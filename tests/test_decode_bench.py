@@ -10,7 +10,7 @@ from laws import small
 
 from amor.bench import crossing, machine
 from amor.bench.decode import DecodePlan, crossings
-from amor.bench.simulate import UNDECIDED, DecodeRounds, build_active, filled_state, round_size, schedule
+from amor.bench.simulate import DecodeRounds, build_active, filled_state, round_size, schedule
 from amor.bench.timing import alternate
 from amor.cli import main
 from amor.decode.engine import Engine
@@ -38,39 +38,29 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     rounds = DecodeRounds(Engine(model, savings), filled_state(model, 50, 32), rate)
     own = [block.gate for block in model.each_block()]
     rounds.run()
-    assert rounds.engine.tally.fired == [rounds.fired] * 3
+    assert rounds.engine.stats.fired == [rounds.fired] * 3
     passes = rounds.engine.passes
     if savings.joint:
-        foreseen = savings.compiled  # after the first firing one pass tells that all others fire too
-        assert passes.exact == rounds.tokens + (1 if foreseen else 3) * rounds.fired
+        speculated = savings.compiled  # after the first firing one pass tells that all others fire too
+        assert passes.passes == rounds.tokens + (1 if speculated else 3) * rounds.fired
     else:
-        assert passes.exact == 4 * rounds.tokens
+        assert passes.passes == 4 * rounds.tokens
     assert [block.gate for block in model.each_block()] == own
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "cheap"), [("amor-mamba2-final", 1, 4), ("amor-mamba2-once", 1, 2), ("amor-mamba2-gain", 0, 1)]
+    ("name", "more", "apart"), [("amor-mamba2-final", 1, 4), ("amor-mamba2-once", 1, 2), ("amor-mamba2-gain", 0, 1)]
 )
-def test_variants_are_simulated_with_the_passes_over_the_head_that_they_need(name, more, cheap):
-    """Exact: one a token, and `more` where blocks fire. Of the copy, read for one vector at a time: `cheap` a token."""
+def test_variants_are_simulated_with_the_passes_over_the_head_that_they_need(name, more, apart):
+    """One per token, and `more` where blocks fire; read for one vector at a time, `apart` per token."""
     model = small(name)
     rounds = DecodeRounds(Engine(model, Savings()), filled_state(model, 50, 32), 0.22)
     spent = rounds.cost()
-    assert rounds.engine.tally.fired == [rounds.fired] * 3 and rounds.fired == 4
+    assert rounds.engine.stats.fired == [rounds.fired] * 3 and rounds.fired == 4
     assert spent.head_passes * rounds.tokens == pytest.approx(rounds.tokens + more * rounds.fired)
     assert spent.head_passes == pytest.approx(model.head_passes(rounds.rate))
-    apart = DecodeRounds(Engine(model, Savings(joint=False, cheap=True)), filled_state(model, 50, 32), 0.22, best=True)
-    assert apart.cost().cheap_passes == pytest.approx(cheap)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.22, 1.0])
-def test_simulated_doubts_of_the_copy_are_as_many_as_measured(rate):
-    model = small("amor-mamba2")
-    rounds = DecodeRounds(Engine(model, Savings(joint=False, cheap=True)), filled_state(model, 50, 32), rate, best=True)
-    rounds.run()
-    passes = rounds.engine.passes
-    assert passes.cheap == 4 * rounds.tokens
-    assert passes.exact == round(3 * UNDECIDED[1] * rounds.tokens) > 0
+    separate = DecodeRounds(Engine(model, Savings(joint=False)), filled_state(model, 50, 32), 0.22)
+    assert separate.cost().head_passes == pytest.approx(apart)
 
 
 def test_simulated_gates_have_met_numbers_as_those_of_trained_models():
@@ -118,7 +108,7 @@ def test_the_formulas_are_the_paper_s_and_ours_is_where_declared_attention_meets
     mine, theirs = gated.cost(int(equal), 0.22, 1.66), serial.cost(int(equal))
     assert 4 * mine.weights + mine.state_read == pytest.approx(4 * theirs.weights + theirs.state_read, rel=1e-4)
     assert crossing.break_even(128_256, 1.0, 3, 4, 3) is None
-    # over an 8-bit copy on both sides, less is read on both
+    # where both read less of the head
     assert crossing.break_even(128_256, 0.22, 3, 0.6, 3, 0.25) == pytest.approx(where * 0.35 / 0.66)
     assert 0 < crossing.bytes_break_even(gated, serial, 0.22, 0.6, 0.25) < equal
 
@@ -131,7 +121,7 @@ def test_a_measured_crossing_lies_between_the_contexts_that_enclose_it():
 
 def measured_at(label, context, *rounds):
     """What is known of a model at a context: seconds a token of each round."""
-    spent = {"bytes": 1.0, "flops": 1.0, "breakdown": {}, "head_passes": 1.0, "cheap_passes": 0.0}
+    spent = {"bytes": 1.0, "flops": 1.0, "breakdown": {}, "head_passes": 1.0}
     taken = {"seconds": min(rounds), "median": 1.0, "rounds": rounds, "tokens_per_second": 1.0}
     return ModelTiming(label=label, name=label.split(" ")[0], context=context, rate=0.22, **spent, **taken)
 
@@ -217,9 +207,6 @@ def test_how_blocks_fire_on_a_text_is_measured_on_a_trained_folder(tmp_path, mon
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     some, every, followed = (row["numbers"][f"{name}, aimed at 22%"] for name in ("some", "all", "followed"))
     assert 0 <= every <= some <= 1 and 0 <= followed <= 1
-    for block in range(3):
-        first = row["numbers"][f"block {block}, undecided by an 8-bit head"]
-        assert row["numbers"][f"block {block}, undecided once its likeliest tokens are exact"] <= first
     save(small("mamba2", vocab=257), tmp_path / "other", bytes_tokenizer())
     words[2] = str(tmp_path / "other")
     assert benchmark(words) == 2 and "has no gates" in capsys.readouterr().err

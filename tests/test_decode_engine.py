@@ -11,10 +11,7 @@ from laws import close, small, tokens
 
 import amor
 from amor.decode.engine import Engine
-from amor.decode.engine import _inputs_of as inputs_of
-from amor.decode.head import Head
 from amor.decode.policy import Fixed, Follow
-from amor.decode.reader import Asked, HeadReader
 from amor.decode.savings import Savings
 from amor.judge.dequantised import dequantised_reference
 from amor.ops.product import FORMATS
@@ -25,9 +22,8 @@ from amor.presets import more_names
 NAMES = PAPER + more_names()
 
 GATED = [name for name in NAMES if name.startswith("amor-")]
-EVERY = Savings(cheap=True)
+EVERY = Savings()
 SWITCHED = {
-    "default": Savings(),
     "every saving": EVERY,
     "none": Savings.none(),
     "the model's forward": dataclasses.replace(EVERY, compiled=False),
@@ -36,13 +32,13 @@ SWITCHED = {
 LENGTHS = (19, 1, 30, 7, 19)
 
 
-def greedy(session, count, best=False):
+def greedy(session, count):
     """Tokens [B, count] and what was known at each: the engine's own choice of text."""
     text, known = [], []
     for _ in range(count):
-        text.append(session.next.best if best else session.next.logits.argmax(-1))
+        text.append(session.next.logits.argmax(-1))
         known.append(session.next)
-        session.step(text[-1], best)
+        session.step(text[-1])
     return torch.stack(text, 1), known
 
 
@@ -61,12 +57,10 @@ def as_the_full_forward(model, prompts, text, known):
         logits = model.logits(out.hidden)[0, start:-1].float()
         assert logits.argmax(-1).tolist() == text[row].tolist()
         for mine, n in zip(logits, known, strict=True):
-            if n.logits.shape[1]:
-                close(n.logits[row], mine, "logits")
+            close(n.logits[row], mine, "logits")
         for block, gate in enumerate(out.gates):
             assert gate.fire[0, start:-1].tolist() == [bool(n.fire[row, block]) for n in known], f"row {row}, block {block}"
-            if known[0].logits.shape[1] and known[-1].logits.shape[1]:  # else of the 8-bit copy, within its bound
-                close(torch.stack([n.score[row, block] for n in known]), gate.score[0, start:-1].float(), "scores")
+            close(torch.stack([n.score[row, block] for n in known]), gate.score[0, start:-1].float(), "scores")
 
 
 def prompts_of(lengths):
@@ -85,11 +79,11 @@ FINAL = {"blocks.probe": "final"}
 @pytest.mark.parametrize(
     ("name", "changes", "switched"),
     [
-        *(("amor-mamba2", FINAL, how) for how in ("default", "every saving", "no joint", "no foresee", "the model's forward")),
+        *(("amor-mamba2", FINAL, how) for how in ("every saving", "no joint", "no speculate", "the model's forward")),
         *(("amor-mamba2", {"blocks.decide": "once"}, how) for how in ("every saving", "no joint", "the model's forward")),
         *(("amor-gated-deltanet-gain", {"blocks.decide": how}, "every saving") for how in ("each", "once")),
         ("amor-mamba2", FINAL | {"blocks.decide": "once", "blocks.first": "prenorm"}, "every saving"),
-        ("amor-mamba2-mlp", FINAL | {"blocks.gate": "margin"}, "default"),
+        ("amor-mamba2-mlp", FINAL | {"blocks.gate": "margin"}, "every saving"),
     ],
 )
 def test_variants_write_as_they_read(name, changes, switched):
@@ -97,10 +91,10 @@ def test_variants_write_as_they_read(name, changes, switched):
 
 
 def writes_as_it_reads(model, savings):
-    engine = Engine(model, savings, policy=Fixed(savings.foresee))
-    for lengths, chunk, best in (((19,), 512, False), ((19,), 512, True), (LENGTHS, 8, False), (LENGTHS, 8, True)):
+    engine = Engine(model, savings, policy=Fixed(savings.speculate))
+    for lengths, chunk in (((19,), 512), (LENGTHS, 8)):
         prompts = prompts_of(lengths)
-        text, fires = greedy(engine.prefill(prompts, chunk=chunk), 12, best)
+        text, fires = greedy(engine.prefill(prompts, chunk=chunk), 12)
         as_the_full_forward(model, prompts, text, fires)
 
 
@@ -187,8 +181,8 @@ def test_one_pass_over_the_head_serves_a_token_that_does_not_fire():
     for block in engine.model.each_block():
         block.gate.aim(0.0)
     greedy(engine.prefill(prompts_of((9,))), 10)
-    assert engine.tally.head_passes == engine.tally.tokens == 10
-    assert engine.tally.skipped == 1
+    assert engine.stats.head_passes == engine.stats.tokens == 10
+    assert engine.stats.skipped == 1
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -196,16 +190,16 @@ def test_every_firing_costs_one_more_pass_and_nothing_else_does(compiled):
     engine = Engine(small("amor-mamba2"), Savings(compiled=compiled))
     session = engine.prefill(prompts_of((9,)))
     for _ in range(40):
-        before = engine.tally.head_passes
+        before = engine.stats.head_passes
         session.step(session.next.logits.argmax(-1))
-        assert engine.tally.head_passes - before == 1 + int(session.next.fire.sum())
-    assert 0 < sum(engine.tally.fired) < 120
+        assert engine.stats.head_passes - before == 1 + int(session.next.fire.sum())
+    assert 0 < sum(engine.stats.fired) < 120
 
 
 def test_without_the_joint_pass_the_head_is_read_once_a_block_and_once_for_the_output():
     engine = Engine(small("amor-mamba2"), Savings(joint=False))
     greedy(engine.prefill(prompts_of((9,))), 10)
-    assert engine.tally.head_passes == 40
+    assert engine.stats.head_passes == 40
 
 
 def test_the_last_block_looks_at_the_last_token_of_a_prompt_only():
@@ -213,18 +207,20 @@ def test_the_last_block_looks_at_the_last_token_of_a_prompt_only():
     for last in (True, False):
         engine = Engine(small("amor-mamba2"), Savings(last=last))
         engine.prefill(prompts_of((50,)))
-        rows[last] = engine.tally.prompt_head_rows
+        rows[last] = engine.stats.prompt_head_rows
     assert rows[False] == 3 * 50 + 1
     assert 2 * 50 + 2 <= rows[True] <= 2 * 50 + 3
 
 
 def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypatch):
-    from amor.decode.blocks import Chain
+    from amor.decode.blocks import AllBlocksProgram
 
-    asked, fire, run = [], Chain.fire, Chain.run
-    monkeypatch.setattr(Chain, "fire", lambda self, index, h, *more: asked.append(len(h)) or fire(self, index, h, *more))
+    asked, fire, run = [], AllBlocksProgram.fire, AllBlocksProgram.run
+    monkeypatch.setattr(
+        AllBlocksProgram, "fire", lambda self, index, h, *more: asked.append(len(h)) or fire(self, index, h, *more)
+    )
     monkeypatch.setattr(  # without foresight it runs to the end from the last block alone
-        Chain, "run", lambda self, index, h, *more: asked.append(len(h) * (3 - index)) or run(self, index, h, *more)
+        AllBlocksProgram, "run", lambda self, index, h, *more: asked.append(len(h) * (3 - index)) or run(self, index, h, *more)
     )
     engine = Engine(small("amor-mamba2"), policy=Fixed(False))
     session = engine.prefill(prompts_of(LENGTHS))
@@ -232,76 +228,18 @@ def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypat
     for _ in range(10):
         session.step(session.next.logits.argmax(-1))
         fired += int(session.next.fire.sum())
-    assert sum(asked) == fired == sum(engine.tally.fired)
+    assert sum(asked) == fired == sum(engine.stats.fired)
     assert 0 < fired < 10 * 5 * 3
-
-
-@pytest.mark.parametrize("name", ["mamba2", "amor-mamba2"])
-def test_the_best_token_is_found_over_the_8_bit_head_alone_and_rows_still_join(name):
-    engine = Engine(small(name), EVERY)
-    prompts = prompts_of((9, 4))
-    alone = [greedy(Engine(small(name)).prefill([p]), 9)[0] for p in prompts]
-    session = engine.prefill(prompts[:1])
-    before = engine.tally.head_passes
-    first, _ = greedy(session, 4, best=True)
-    assert session.next.logits.shape == (1, 0) and engine.tally.cheap_passes
-    if name == "mamba2":
-        assert engine.tally.head_passes == before and engine.tally.cheap_passes == 4
-    session = session.join(engine.prefill(prompts[1:]))  # one knows its logits, the other its best token
-    second, _ = greedy(session, 5, best=True)
-    assert torch.equal(torch.cat([first, second[:1]], 1), alone[0])
-    assert torch.equal(second[1:], alone[1][:, :5])
-
-
-def test_sampled_text_never_asks_the_8_bit_copy():
-    engine = Engine(small("amor-mamba2"), EVERY)
-    greedy(engine.prefill(prompts_of((9,))), 5, best=False)
-    assert engine.tally.cheap_passes == 0
-
-
-def reader_of(model, head, greedy):
-    gates = [b.gate for b in model.each_block()]
-    return HeadReader(head, gates, inputs_of(model), greedy=greedy)
-
-
-def decided(model, head, greedy, h):
-    """By the gate of block 0, which reads the residual itself."""
-    return reader_of(model, head, greedy).decide(0, Asked(h, h, h), torch.zeros(len(h)))
-
-
-@torch.no_grad()
-def test_a_cheap_probe_gives_the_exact_decision_or_asks_the_exact_head():
-    model = small("amor-mamba2")
-    sure = 0
-    for seed in range(20):
-        h = torch.randn(2, 64, generator=torch.Generator().manual_seed(seed)) * (0.03 + 0.02 * seed)
-        heads = {cheap: Head(model.embed.weight, "float32", cheap) for cheap in (True, False)}
-        found = {cheap: decided(model, head, cheap, h)[0] for cheap, head in heads.items()}
-        assert found[True] == found[False]
-        assert heads[True].passes.cheap == 1 and heads[False].passes.cheap == 0
-        sure += heads[True].passes.rows == 0
-    assert sure > 0
-
-
-def test_a_threshold_at_the_entropy_itself_is_never_left_to_the_cheap_probe():
-    model = small("amor-mamba2", **{"blocks.count": 1})
-    gate = model.each_block()[0].gate
-    h = torch.randn(1, 64, generator=torch.Generator().manual_seed(3)) * 0.1
-    gate.mu.fill_(decided(model, Head(model.embed.weight, "float32", False), False, h)[1][0])
-    gate.sigma.zero_()
-    head = Head(model.embed.weight, "float32", True)
-    decided(model, head, True, h)
-    assert head.passes.cheap == head.passes.exact == 1
 
 
 def test_the_policy_follows_what_blocks_did():
     policy = Follow()
     for _ in range(500):  # row 0 fires at blocks 0 and 2, row 1 at block 1, rows 2 and 3 never
         policy.observe([[True, False, False, False], [False, True, False, False], [True, False, False, False]])
-    assert 0.4 < policy.refire_rate < 0.6 and not policy.foresees()  # one of two firings before the last is followed by another
+    assert 0.4 < policy.refire_rate < 0.6 and not policy.speculates()  # one of two firings before the last is followed by another
     for _ in range(500):
         policy.observe([[True], [True], [True]])
-    assert policy.foresees()
+    assert policy.speculates()
 
 
 @pytest.mark.parametrize("name", ["transformer", "amor-mamba2"])
@@ -345,7 +283,7 @@ def test_wrong_calls_are_refused_with_a_reason():
     for prompts in ([], [[]], [[1], []]):
         with pytest.raises(amor.AmorError, match="empty prompt"):
             engine.prefill(prompts)
-    with pytest.raises(amor.AmorError, match="one token a row"):
+    with pytest.raises(amor.AmorError, match="one token per row"):
         engine.prefill([[1, 2]]).step([1, 2])
     with pytest.raises(amor.AmorError, match="float32"):
         Engine(small("mamba2"), Savings(compiled=False), weights="int8")
@@ -363,7 +301,7 @@ def test_what_a_step_spends_is_what_the_model_declares(name):
         with counting() as spent:
             session.step(session.next.logits.argmax(-1))
         rate = session.next.fire.double().mean().item() if model.blocks else 0.0
-        passes, rows = engine.passes.exact - before.exact, engine.passes.rows - before.rows
+        passes, rows = engine.passes.passes - before.passes, engine.passes.rows - before.rows
         assert spent.flops == pytest.approx(model.cost(context, rate, rows).flops)
         declared = model.cost(context, rate, passes)
         norms = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 1 or "conv1d" in n)  # counted by nobody

@@ -3,7 +3,6 @@
 import io
 import json
 import random
-import re
 import sys
 
 import pytest
@@ -198,19 +197,9 @@ def test_an_unknown_format_or_a_misspelled_option_is_refused_by_the_nearest_name
         amor.generate_batch(model, tokenizer, "a")
 
 
-def test_a_copy_of_the_head_writes_the_same_text_and_needs_an_exact_head_beside_it(folder, capsys):
-    words = folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0
-    plain, cheap = (run(capsys, *words, *more) for more in ((), ("--cheap",)))
-    assert plain[:2] == cheap[:2] and plain[0] == 0
-    passes = [float(re.search(r"([\d.]+) head passes", said)[1]) for _, _, said in (plain, cheap)]
-    assert passes[1] < passes[0]  # a pass over the copy counts as a quarter
-    code, _, err = run(capsys, *words, "--cheap", "--weights", "int8")
-    assert code == 2 and "--cheap" in err
-
-
 def test_colours_show_entropy_and_underline_what_fired():
     from amor.cli.generate import Live
-    from amor.decode.generate import Piece
+    from amor.decode.generate import GeneratedToken
 
     class Terminal(io.StringIO):
         def isatty(self):
@@ -219,6 +208,6 @@ def test_colours_show_entropy_and_underline_what_fired():
     out = Terminal()
     live = Live(out, 5.0)
     for fire in ((False,), (True,)):
-        live.show(Piece(0, 1, "word", 2.5, fire))
+        live.show(GeneratedToken(0, 1, "word", 2.5, fire))
     calm, fired = out.getvalue().split("word")[:2]
     assert "48;2;" in calm and "1;4;" not in calm and "1;4;" in fired

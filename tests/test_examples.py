@@ -128,7 +128,6 @@ NOT_RUN = {
     "micro_batch=8": "takes two hours",
     "python tests/kills.py --all": "takes many minutes; tests/test_train_resume.py has a few of its cases",
     "amor generate --weights ...": "tells of an option; it has no model",
-    "amor generate --temperature 0 --cheap": "tells of options; it has no model",
 }
 
 # Python that is quoted from the package: its lines stand in this file, in this order

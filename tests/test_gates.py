@@ -129,7 +129,7 @@ def test_a_score_is_compiled_from_the_program_of_a_gate_and_follows_its_numbers(
         told = torch.empty(50, 1)
         scorers(gate, 64)([x, told])
         scores = told[:, 0].tolist()
-        return told[:, 0], gate.decide_interval(scores, scores, position)
+        return told[:, 0], gate.fires(scores, position)
 
     def agrees():
         verdict, (scores, fires) = gate(seen), compiled()
@@ -166,7 +166,7 @@ def test_what_was_said_of_another_forward_is_not_believed():
     own = gate_of("learned")
     assert Scorers()(own, 64) is not None
     assert Scorers()(Late(64, own.options, 0), 64) is None
-    assert not matches_forward(Early, "decide_interval") and matches_forward(type(gate_of("quantile")), "decide_interval")
+    assert not matches_forward(Early, "fires") and matches_forward(type(gate_of("quantile")), "fires")
     own.register_forward_hook(lambda *_: None)
     assert Scorers()(own, 64) is None, "whoever watches it sees it decide"
 

@@ -358,5 +358,5 @@ def test_wrong_calls_are_refused_with_a_reason():
         model(torch.zeros(1, 0, dtype=torch.long))
     with pytest.raises(amor.AmorError, match="3 rows of tokens, but the state holds 2"):
         model(tokens(3, 4), model(tokens(2, 4)).state)
-    with pytest.raises(amor.AmorError, match="one mark a token"):
+    with pytest.raises(amor.AmorError, match="one mark per token"):
         model(tokens(2, 4), valid=torch.ones(2, 3))

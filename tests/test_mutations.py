@@ -7,9 +7,9 @@ import torch
 from laws import small
 
 from amor.decode import compile
-from amor.decode.blocks import BlockPass
+from amor.decode.blocks import GatedPass
 from amor.decode.compile import Compiled
-from amor.decode.reader import Column
+from amor.decode.reader import HeadReader
 from amor.gates.entropy import Entropy
 from amor.judge.check import check
 from amor.kv import KV
@@ -173,13 +173,13 @@ def test_a_program_that_leaves_out_the_norm_of_the_mlp_is_noticed(monkeypatch):
 
 
 def test_keys_turned_by_the_position_before_theirs_are_noticed_in_decode(monkeypatch):
-    honest = Compiled._turns
+    honest = Compiled._bind
 
-    def late(self, held, layout, keep):
+    def late(self, index, ref, parts, layout, *more):
         before = Layout((layout.start - 1).clamp(min=0), 1, layout.rows_aligned, layout.max_position)
-        return honest(self, held, before, keep)
+        return honest(self, index, ref, parts, before, *more)
 
-    monkeypatch.setattr(Compiled, "_turns", late)
+    monkeypatch.setattr(Compiled, "_bind", late)
     caught("transformer", *ENGINE)
 
 
@@ -198,20 +198,24 @@ def test_a_convolution_whose_window_stands_still_is_noticed_in_decode(monkeypatc
 
 
 def test_a_fired_row_whose_later_readings_are_kept_is_noticed(monkeypatch):
-    """What the head said ahead is of the residual before the firing."""
-    monkeypatch.setattr(Column, "stale", lambda self, x: [row for row, said in enumerate(self.rows) if said is None])
+    """A reading made ahead is of the residual before the firing."""
+    monkeypatch.setattr(HeadReader, "fired", lambda self, fires: None)
     caught("amor-mamba2", *ENGINE)
 
 
-def test_foresight_that_is_not_undone_is_noticed(monkeypatch):
-    honest = BlockPass.through
+def test_speculation_that_is_not_undone_is_noticed(monkeypatch):
+    honest = GatedPass.run_block
 
     def believed(self, index, sparse, policy):
-        ahead, written = dict(self.ahead), self.written
+        ahead, written = dict(self.speculated), self.written
         honest(self, index, sparse, policy)
-        self.ahead, self.written = {k: v for k, v in ahead.items() if k > index} or self.ahead, max(written, self.written)
+        self.speculated, self.written = (
+            {k: v for k, v in ahead.items() if k > index} or self.speculated,
+            max(written, self.written),
+        )
 
-    monkeypatch.setattr(BlockPass, "through", believed)
+    monkeypatch.setattr(GatedPass, "run_block", believed)
+    monkeypatch.setattr(HeadReader, "drop_ahead", lambda self, fires: None)
     caught("amor-mamba2", "engine, blocks run ahead")
 
 
@@ -219,7 +223,7 @@ def test_foresight_that_is_not_undone_is_noticed(monkeypatch):
     ("right", "wrong", "name"),
     [
         ("x > 20.f ? x :", "x > 2.f ? x :", "mamba2"),
-        ("const long keys = call.at[r] + 1,", "const long keys = call.at[r] + (call.at[r] > 3 ? 0 : 1),", "transformer"),
+        ("const long keys = call.position[r] + 1,", "const long keys = call.position[r] + (call.position[r] > 3 ? 0 : 1),", "transformer"),
     ],
     ids=["softplus straight above 2", "a query that does not see itself"],
 )

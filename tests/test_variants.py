@@ -75,10 +75,10 @@ def test_a_step_reads_the_head_once_and_again_only_where_a_gate_that_asked_fired
         gates = override_gates(own_gates(model), rate=float(fire))
         engine = Engine(model, gates=gates)
         session = engine.resume(session.state)
-        before, rows = engine.passes.exact, engine.passes.rows
+        before, rows = engine.passes.passes, engine.passes.rows
         assert bool(session.step([7]).fire.all()) == fire
         firings = 1 if name.endswith("once") else 3  # decisions that a reading comes before; foresight has yet to learn
-        assert engine.passes.exact - before == 1 + fire * PASSES[name] * firings
+        assert engine.passes.passes - before == 1 + fire * PASSES[name] * firings
         if not fire:
             assert engine.passes.rows - rows == VECTORS[name]
             assert model.cost(20, 0.0, heads=VECTORS[name]) == model.cost(20, 0.0)

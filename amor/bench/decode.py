@@ -160,11 +160,11 @@ def at_context(plan: DecodePlan, context: int) -> list[ModelTiming]:
         if not fits(name, plan.scale, context, sides):
             left_out.append(name)
             continue
-        engine = Engine(build_active(name, plan.scale), Savings(cheap=True))
+        engine = Engine(build_active(name, plan.scale))
         for rate in plan.rates_of(engine.model):
             label = f"{name} f={rate:g}" if engine.model.blocks else name
             state = filled_state(engine.model, context, ROOM)
-            sides[label] = DecodeRounds(engine, state, rate, best=True)
+            sides[label] = DecodeRounds(engine, state, rate)
     timings = time_decode(row, sides, plan.rounds)
     row.show()
     if left_out:
@@ -204,7 +204,6 @@ def time_decode(
             "MB read": cost.bytes / 1e6,
             "GFLOP": cost.flops / 1e9,
             "head passes": cost.head_passes,
-            "8-bit passes": cost.cheap_passes,
             "GB/s": cost.bytes / per_token.best / 1e9,
         }
         timings[label] = DecodeTiming(
@@ -242,8 +241,7 @@ def cross(plan: DecodePlan, mine: list[ModelTiming], theirs: list[ModelTiming]) 
     """Where a gated model crosses another. Both lists are over the same contexts."""
     name, other, rate = mine[0].name, theirs[0].label, mine[0].rate
     vocab = SCALES[plan.scale]["vocab"]
-    # a pass over the 8-bit copy reads a quarter of the bytes
-    passes, others = (t[0].head_passes + t[0].cheap_passes / 4 for t in (mine, theirs))
+    passes, others = (t[0].head_passes for t in (mine, theirs))
     blocks = preset(name, plan.scale).blocks.count
     attention = crossing.attention_layers(other, plan.scale)
     gated, ungated = (build(preset(n, plan.scale), device="meta") for n in (name, other))

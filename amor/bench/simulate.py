@@ -29,41 +29,24 @@ from amor.state import State
 
 SHORTEST, LONGEST = 15, 20  # tokens per round; the length that fits a firing rate best is used
 SAMPLE, MOST_SAMPLES = 512, 16  # tokens per sample shown to simulated gates; samples at most
-# Share of head readings that an 8-bit copy leaves undecided, before and after its likeliest tokens
-# are computed exactly. Measured by `python -m benchmarks firing` on a trained model (width 256,
-# V = 8192), per block 0.17, 0.20, 0.19 and 0.018, 0.021, 0.025.
-UNDECIDED = (0.18, 0.021)
 
 
 class ScheduledGate(Gate):
     """Fires at fixed places of a round, and reads the head as often as the gate it replaces.
 
     The decision of a simulated gate must not depend on random weights, but its reading of the head
-    has to run and be timed. Which readings of an 8-bit head are undecided is scheduled too.
+    has to run and be timed.
     """
 
     kind = "scheduled"
     Options = Nothing
 
-    def __init__(
-        self,
-        own: Gate,
-        rate: float,
-        tokens: int,
-        start: int,
-        later: int = 0,
-        undecided: tuple[int, int] = (0, 0),
-    ):
+    def __init__(self, own: Gate, rate: float, tokens: int, start: int, later: int = 0):
         """own: the gate it replaces; rate: firing rate; tokens: per round; start: position of the
-        first; later: tokens by which its firings come after the schedule's; undecided: tokens per
-        round that an 8-bit head leaves undecided, before and after its interval is narrowed."""
+        first; later: tokens by which its firings come after the schedule's."""
         super().__init__(0, Nothing(), 0)
         self._own = (own,)  # in a tuple, so that it is not registered as a submodule
         self.plan, self.start = schedule(rate, later, tokens), start
-        self.undecided, self.still_undecided = (
-            [(i + 3 * later) % tokens < count for i in range(tokens)] for count in undecided
-        )
-        self.last_position = -1  # of the last token it was asked about with an interval
 
     @property
     def needs(self) -> frozenset[str]:
@@ -84,26 +67,8 @@ class ScheduledGate(Gate):
     def version_key(self) -> tuple[object, ...]:
         return self._own[0].version_key()
 
-    def decide_interval(
-        self, low: Sequence[float], high: Sequence[float], position: Sequence[int]
-    ) -> list[bool | None]:
-        """The decision for entropies between low and high. For an interval it is called once with
-        the 8-bit head's, and where that was undecided once more with a narrower one."""
-        place = self.place(position[0])
-        again = self.last_position == position[0]
-        undecided = self.still_undecided if again else self.undecided
-        if low != high:
-            self.last_position = position[0]
-        unknown = low != high and undecided[place]
-        return [None if unknown else self.plan[place]] * len(position)
-
-
-def undecided_tokens(share: float, block: int, blocks: int, tokens: int) -> int:
-    """Tokens per round that one block leaves undecided, so that all blocks together come nearest to
-    the share."""
-    if block >= blocks:
-        return 0
-    return (round(share * blocks * tokens) + blocks - 1 - block) // blocks
+    def fires(self, scores: Sequence[float], positions: Sequence[int]) -> list[bool]:
+        return [self.plan[self.place(p)] for p in positions]
 
 
 def round_size(rate: float) -> tuple[int, int]:
@@ -167,34 +132,22 @@ def _filled(part: Part, context: int, capacity: int) -> Part:
 class DecodeRounds:
     """Rounds of decode steps at one context. Every round does the same work.
 
-    best: only the best token of the output is wanted, not the logits.
     together: all blocks fire at the same tokens, as those of trained models nearly do (measured by
     `python -m benchmarks firing`: aimed at 22 %, some block fires at 24.9 % of tokens and all three
     at 21.3 %; after five minutes of training 40 % and 9 %). Otherwise they fire at different ones.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        state: State,
-        rate: float,
-        best: bool = False,
-        together: bool = True,
-    ):
-        self.base, self.best = state, best
+    def __init__(self, engine: Engine, state: State, rate: float, together: bool = True):
+        self.base = state
         self.tokens, self.fired = round_size(rate)
         start, own = int(state.position[0]), own_gates(engine.model)
-        reading = sum(1 for gate in own if gate.needs)
-        gates = []
-        for k, gate in enumerate(own):
-            first, still = (undecided_tokens(s, k, reading, self.tokens) for s in UNDECIDED)
-            later = 0 if together else k
-            gates.append(
-                ScheduledGate(gate.decider, self.rate, self.tokens, start, later, (first, still))
-            )
+        gates = [
+            ScheduledGate(gate.decider, self.rate, self.tokens, start, 0 if together else k)
+            for k, gate in enumerate(own)
+        ]
         # the speculation that a long run at this rate would have settled on
         self.engine = engine.behind(
-            share_decision(own, gates), Fixed(engine.savings.foresee and together)
+            share_decision(own, gates), Fixed(engine.savings.speculate and together)
         )
 
     @property
@@ -211,13 +164,9 @@ class DecodeRounds:
         """One round, token by token, then back to where it began: the keys it wrote are dropped,
         the recurrent states stay."""
         session = Session(self.engine, self.base, None)
-        for gate in self.engine.gates:
-            decider = gate.decider
-            assert isinstance(decider, ScheduledGate)
-            decider.last_position = -1
         for token in range(self.tokens):
             # `amor generate` shows the entropy of every token, gates or not
-            _ = session.step(torch.tensor([17 + token]), self.best).entropy
+            _ = session.step(torch.tensor([17 + token])).entropy
             yield
         self.base = rewound(session.state, self.base)
 
@@ -234,8 +183,7 @@ class DecodeRounds:
                 part: (flops / self.tokens, read / self.tokens)
                 for part, (flops, read) in spent.by.items()
             },
-            head_passes=(passes.exact - before.exact) / self.tokens,
-            cheap_passes=(passes.cheap - before.cheap) / self.tokens,
+            head_passes=(passes.passes - before.passes) / self.tokens,
         )
 
 

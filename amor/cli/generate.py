@@ -76,11 +76,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--fire-rate", type=float, metavar="SHARE", help="fire on this share of tokens, 0 to 1, by the entropies met in training")
     add("--gate", metavar="KIND", help="another gate: always, never or random:SHARE, e.g. random:0.3")
     add(
-        "--cheap",
-        action="store_true",
-        help="keep an 8-bit copy of the head, which greedy text is written with where it is certain: the same text, faster",
-    )
-    add(
         "--weights",
         default="float32",
         metavar="FORMAT",
@@ -92,13 +87,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.decode.engine import Engine
     from amor.decode.generate import Generation, stream
     from amor.decode.sample import Sampling
-    from amor.decode.savings import Savings
     from amor.gates.override import override_gates
 
-    if args.cheap and args.weights != "float32":
-        raise AmorError(
-            f"--cheap keeps an 8-bit copy beside an exact head, but --weights {args.weights} leaves no exact one; give either"
-        )
     model, tokenizer = opened(args)
     if tokenizer is None:
         raise AmorError("the model folder holds no tokenizer.json; name one with --tokenizer")
@@ -106,7 +96,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     out = file_to_write(args.out) if args.out else None
     gates = override_gates([block.gate for block in model.each_block()], args.gate, args.fire_rate)
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty, args.seed)
-    engine = Engine(model, Savings(cheap=args.cheap), args.weights, gates=gates)
+    engine = Engine(model, weights=args.weights, gates=gates)
     texts = [Generation(prompt) for prompt in prompts]
     began = time.perf_counter()
     pieces = stream(engine, tokenizer, prompts, max_tokens=args.max_tokens, stop=args.stop, rows=args.rows, sampling=sampling)

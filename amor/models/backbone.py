@@ -61,14 +61,12 @@ class Backbone(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.layers = nn.ModuleList(Layer(config, kind) for kind in config.pattern)
-        self.recompute = (
-            False  # activation checkpointing: compute activations again in the backward pass
-        )
+        self.recompute = False  # activations are computed again in the backward pass
 
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> list[Part]:
         """The layers' parts of a fresh State."""
-        # type: ignore[union-attr, operator]
-        return [layer.mixer.start(batch, device, dtype) for layer in self.layers]
+        mixers = (layer.mixer for layer in self.layers)
+        return [mixer.start(batch, device, dtype) for mixer in mixers]  # type: ignore[union-attr, operator]
 
     def forward(
         self, h: Tensor, parts: Sequence[Part], layout: Layout, last: bool = False

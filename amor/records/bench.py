@@ -27,7 +27,6 @@ class DecodeCost(Record, frozen=True):
     flops: Amount
     breakdown: dict[str, tuple[Amount, Amount]]  # part of the model -> FLOPs and bytes
     head_passes: Amount  # passes over the head's matrix
-    cheap_passes: Amount  # passes over the 8-bit copy of the head
 
 
 class DecodeTiming(DecodeCost, frozen=True):

@@ -19,7 +19,6 @@ class HeadStats:
     logsumexp: Tensor | None = None  # [N] of the logits
     topk: tuple[Tensor, Tensor] | None = None  # [N, k] the largest logits, falling, and their tokens
     logits: Tensor | None = None  # [N, V], or of the last so many vectors
-    bound: Tensor | None = None  # [N] nats by which the exact entropy may differ; None: it is the exact one
 
 
 def read(

@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from amor.errors import AmorError
 from amor.ops.backends import backend
 from amor.ops.head.reference import HeadStats
 from amor.ops.product.formats import FORMATS
@@ -23,7 +22,7 @@ def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = Fa
 def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> HeadStats:
     """One pass over the head [V, K] for all rows of x [R, K]: entropy, logsumexp, the two best logits and the best token.
 
-    logits: they too, of so many `last` rows only where given. A head whose losses are known gives a bound on the entropy's error.
+    logits: they too, of so many `last` rows only where given.
     """
     spend_product("head", x.shape[0], matrix)
     return backend("product", x).probe(x, matrix, logits, last)
@@ -36,8 +35,3 @@ def entropies(logits: Tensor) -> Tensor:
 
 def spend_product(what: str, rows: int, matrix: Matrix) -> None:
     spend(what, 2 * rows * matrix.outputs * matrix.inner, matrix.nbytes)
-
-
-def check_logits(x: Tensor, head: Matrix, logits: Tensor) -> None:
-    if logits.shape != (len(x), head.outputs) or x.shape[1] != head.inner:
-        raise AmorError(f"logits {list(logits.shape)} are not of x {list(x.shape)} and a head [{head.outputs}, {head.inner}]")

@@ -1,7 +1,9 @@
 """How weights are stored for decode, as rows of a table: name, tag, what packing makes of W, and what it then stands for.
 
 To add a format: a row here, a struct of the same tag in ops/native/skinny.h, a parameter in tests/test_ops_product.py (which
-takes every row of the table). A format that also rounds x says to which steps, so that its error has a bound.
+takes every row of the table). With x' and w' what x and a row w of W are rounded to, every format keeps a product within
+
+    |x' w' - x w| <= |x'| |w' - w| + |x' - x| |w|, plus the rounding of float32 sums.
 """
 
 from __future__ import annotations
@@ -42,13 +44,6 @@ class Format:
         largest = pieces.abs().amax(2, keepdim=True)
         whole = (pieces * torch.where(largest > 0, self.levels / largest, 0.0)).round()
         return (whole * (largest / self.levels)).flatten(1)[:, : x.shape[1]]
-
-    def moved(self, x: Tensor) -> Tensor:
-        """[R] an upper bound on |x' - x|, x' [R, K] being what x is rounded to."""
-        if not self.levels:
-            return torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        pieces = self._pieces(x.double())
-        return 0.5 / self.levels * (pieces.abs().amax(2).square() * pieces.shape[2]).sum(1).sqrt()
 
     def _pieces(self, x: Tensor) -> Tensor:
         """[R, pieces, steps] numbers that share a step; zeros behind the end."""

@@ -1,7 +1,7 @@
 """Skinny products in C++: one pass over the weights for all rows, a row's bits the same whatever its neighbours are."""
 
 import ctypes
-from ctypes import c_double, c_int, c_long, c_void_p
+from ctypes import c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from amor.ops.product.formats import FORMATS, TILE
 from amor.ops.product.matrix import Matrix
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-STATS = 5  # numbers a probe tells of a row: entropy, its bound, logsumexp, the two best logits
+STATS = 4  # numbers a probe gives per row: entropy, logsumexp, the two best logits
 
 
 def missing() -> str | None:
@@ -34,29 +34,17 @@ class Weights(ctypes.Structure):
         return cls(m.weight.data_ptr(), scales, m.outputs, m.inner, m.format.tag)
 
 
-class LostStruct(ctypes.Structure):
-    _fields_ = [("residuals", c_void_p), *((name, c_double) for name in ("longest", "worst", "gain"))]
-
-
-def _lost(m: Matrix) -> LostStruct | None:
-    if m.lost is None:
-        return None
-    return LostStruct(m.lost.residuals.data_ptr(), m.lost.longest, m.lost.worst, m.lost.gain)
-
-
 @cache
 def library() -> ctypes.CDLL:
     """The library with the types of its arguments, so that plain numbers can be handed in."""
     groups = {f"{name}_group": FORMATS[name].group for name in ("int8", "int4")}
     tags = {name: one.tag for name, one in FORMATS.items()}
-    found = team.join(native.library(SOURCE, Weights, LostStruct, TILE=TILE, STATS=STATS, **tags, **groups))
-    p, n, i, matrix, lost = c_void_p, c_long, c_int, ctypes.POINTER(Weights), ctypes.POINTER(LostStruct)
+    found = team.join(native.library(SOURCE, Weights, TILE=TILE, STATS=STATS, **tags, **groups))
+    p, n, i, matrix = c_void_p, c_long, c_int, ctypes.POINTER(Weights)
     found.rounded.argtypes, found.rounded.restype = [matrix, p, n, p, p], n
     found.product.argtypes = [matrix, p, n, p, n, i, i]
-    found.probe.argtypes = [matrix, lost, p, n, p, n, p, p, i]
+    found.probe.argtypes = [matrix, p, n, p, n, p, p, i]
     found.entropies.argtypes = [p, n, n, p, i]
-    found.refine_row.argtypes, found.refine_row.restype = [matrix, lost, p, n, p, p, n, p, i], n
-    found.best_row.argtypes, found.best_row.restype = [matrix, lost, p, p, p, i], n
     found.stream.argtypes, found.stream.restype = [p, n, i], ctypes.c_float
     return found
 
@@ -88,15 +76,10 @@ def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = No
     rows = x.shape[0]
     kept = 0 if not logits else rows if last is None else last
     y = torch.empty(kept, matrix.outputs) if logits else None
-    told, tokens = torch.empty(STATS, rows), torch.empty(rows, dtype=torch.long)
-    memory = x.data_ptr(), rows, None if y is None else y.data_ptr(), rows - kept, told.data_ptr(), tokens.data_ptr()
-    library().probe(Weights.of(matrix), _lost(matrix), *memory, torch.get_num_threads())
-    return _stats(told, tokens, matrix, y)
-
-
-def _stats(told: Tensor, tokens: Tensor, matrix: Matrix, logits: Tensor | None = None) -> HeadStats:
-    bound = None if matrix.lost is None else told[1]
-    return HeadStats(entropy=told[0], bound=bound, logsumexp=told[2], topk=(told[3:].T, tokens[:, None]), logits=logits)
+    stats, tokens = torch.empty(STATS, rows), torch.empty(rows, dtype=torch.long)
+    memory = x.data_ptr(), rows, None if y is None else y.data_ptr(), rows - kept, stats.data_ptr(), tokens.data_ptr()
+    library().probe(Weights.of(matrix), *memory, torch.get_num_threads())
+    return HeadStats(entropy=stats[0], logsumexp=stats[1], topk=(stats[2:].T, tokens[:, None]), logits=y)
 
 
 def entropies(logits: Tensor) -> Tensor:
@@ -105,25 +88,6 @@ def entropies(logits: Tensor) -> Tensor:
     found = torch.empty(len(logits))
     library().entropies(logits.data_ptr(), *logits.shape, found.data_ptr(), torch.get_num_threads())
     return found
-
-
-def refined(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor, likely: int) -> tuple[HeadStats, int]:
-    """As in reference.py, but of the likeliest it may look at a few more, and of nearly equal ones leave out some."""
-    x, logits, rows, looked_at = x.float().contiguous(), logits.contiguous(), x.shape[0], 0
-    told, tokens = torch.empty(STATS, rows), torch.empty(rows, dtype=torch.long)
-    for row in range(rows):
-        to = told[0, row:].data_ptr(), rows, tokens[row:].data_ptr()
-        mine = Weights.of(exact), _lost(copy), x[row].data_ptr(), likely, logits[row].data_ptr()
-        looked_at += library().refine_row(*mine, *to, torch.get_num_threads())
-    return _stats(told, tokens, copy), looked_at
-
-
-def best(x: Tensor, exact: Matrix, copy: Matrix, logits: Tensor) -> tuple[Tensor, int]:
-    x, logits, tokens, looked_at = x.float().contiguous(), logits.contiguous(), torch.empty(len(x), dtype=torch.long), 0
-    for row in range(len(x)):
-        memory = x[row].data_ptr(), logits[row].data_ptr(), tokens[row:].data_ptr()
-        looked_at += library().best_row(Weights.of(exact), _lost(copy), *memory, torch.get_num_threads())
-    return tokens, looked_at
 
 
 def stream(data: Tensor) -> float:
