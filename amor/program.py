@@ -274,22 +274,26 @@ class Program:
         return out
 
     def gated_norm(self, x: Vector, z: Vector, norm: RMSNorm, gate_first: bool) -> Vector:
+        """RMS norm of x gated by silu(z), before (gate_first) or after the norm."""
         require_unwrapped(norm)
         out = self.vector(x.width)
         self.instructions.append(GatedNormOp(x, z, out, norm.weight, norm.weight.numel(), int(gate_first), norm.eps))
         return out
 
     def gate(self, x: Vector, z: Vector, act: Literal["silu", "sigmoid"]) -> Vector:
+        """x act(z)."""
         out = self.vector(x.width)
         self.instructions.append(GateOp(x, z, out, ("silu", "sigmoid").index(act)))
         return out
 
     def swiglu(self, x: Vector, mlp: SwiGLU) -> Vector:
+        """The MLP of a layer."""
         require_unwrapped(mlp)
         gate, up = self.linear(x, mlp.gate_proj, mlp.up_proj).split(*(2 * [mlp.gate_proj.weight.shape[0]]))
         return self.linear(self.gate(up, gate, "silu"), mlp.down_proj)
 
     def add(self, x: Vector, y: Vector, scale: Tensor | None = None, out: Vector | None = None) -> Vector:
+        """x + scale y; scale per channel, None: 1."""
         out = out or self.vector(x.width)
         self.instructions.append(AddOp(x, y, out, scale))
         return out
@@ -303,6 +307,7 @@ class Program:
             self.add(h, y, out=h)
 
     def conv(self, x: Vector, conv: ShortConv, name: str) -> Vector:
+        """Short convolution over the window `name` of the State."""
         require_unwrapped(conv)
         out, taps = self.vector(x.width), conv.weight.detach()[:, 0].T.contiguous()
         reach = len(taps) - 1
@@ -342,6 +347,7 @@ class Program:
         return out
 
     def dot(self, x: Vector, weight: Tensor, bias: Tensor | None = None, out: Vector | None = None) -> Vector:
+        """weight . x + bias, one number per row."""
         out = out or self.vector(1)
         self.instructions.append(DotOp(x, out, weight, bias))
         return out

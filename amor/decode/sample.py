@@ -63,7 +63,7 @@ class Sampler:
         """ids: one per row, seeding its stream; prompts: the tokens of each row so far."""
         self.sampling, self.vocab = sampling, vocab
         self.generators = [torch.Generator().manual_seed(_mixed(sampling.seed, row)) for row in ids]
-        self.used: Tensor | None = None  # [B, V] tokens a row has, for the repetition penalty
+        self.used: Tensor | None = None  # [B, V] earlier tokens of each row
         if sampling.repetition_penalty != 1:
             self.used = torch.zeros(len(ids), vocab, dtype=torch.bool)
             for row, tokens in enumerate(prompts):

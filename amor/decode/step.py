@@ -181,6 +181,7 @@ class CompiledModel:
 
     @property
     def whole(self) -> bool:
+        """Whether all layers and blocks are compiled."""
         return self.blocks is not None and all(s.compiled is not None for s in self.segments)
 
     def matrices(self) -> list[Matrix]:

@@ -1,1 +1,1 @@
-"""Gates: who decides where a block's attention runs. One file a kind; `base.py` is the contract."""
+"""Gates decide where a block's attention runs: one file per kind; `base.py` is the contract."""

@@ -6,6 +6,8 @@ from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
 class Always(Gate[Nothing]):
+    """Fires on every token."""
+
     kind = "always"
     Options = Nothing
 

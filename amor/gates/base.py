@@ -89,6 +89,7 @@ class Gate(nn.Module, Generic[OptionsT]):
         return False
 
     def forward(self, evidence: Evidence) -> Verdict:
+        """Whether each token fires, and its score."""
         raise NotImplementedError
 
     @property
@@ -224,6 +225,7 @@ class Adaptive(Gate[AdaptiveT]):
         self._known: tuple[tuple[object, ...], float] | None = None
 
     def trained_threshold(self) -> Tensor:
+        """The threshold by the statistics of training, where no firing rate is aimed at."""
         raise NotImplementedError
 
     @property
@@ -349,4 +351,5 @@ class MedianGate(Adaptive[MedianOptions]):
         return self.mu + self.options.kappa * self.sigma
 
     def judge(self, score: Tensor) -> Verdict:
+        """Fire where the score exceeds the threshold."""
         return Verdict(score > self.threshold, score)

@@ -22,4 +22,6 @@ class ByEntropy(Adaptive[AdaptiveT]):
 
 
 class Entropy(ByEntropy[MedianOptions], MedianGate):
+    """The paper's gate: kind "entropy"."""
+
     kind = "entropy"

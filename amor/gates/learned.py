@@ -24,10 +24,13 @@ class LearnedOptions:
     eta: Share = 0.01  # weight of a new batch in the EMA of the statistics
 
     def parameters(self, width: int) -> int:
+        """Weights that the optimiser trains."""
         return width
 
 
 class Learned(Adaptive[LearnedOptions]):
+    """A linear score trained by the loss, through a straight-through gradient."""
+
     kind = "learned"
     Options = LearnedOptions
 

@@ -7,6 +7,8 @@ from amor.gates.base import Evidence, MedianGate, Verdict
 
 
 class Margin(MedianGate):
+    """Fires where the two best tokens are close."""
+
     kind = "margin"
     needs = frozenset({"margin"})
 

@@ -6,6 +6,8 @@ from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
 class Never(Gate[Nothing]):
+    """Fires on no token: the backbone alone."""
+
     kind = "never"
     Options = Nothing
 

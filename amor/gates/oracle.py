@@ -7,6 +7,8 @@ from amor.gates.base import Evidence, Gate, Nothing, Verdict
 
 
 class Oracle(Gate[Nothing]):
+    """Fires where firing this block, later ones closed, lowers the loss."""
+
     kind = "oracle"
     Options = Nothing
     needs = frozenset({"gain"})

@@ -49,12 +49,12 @@ def parse_gate(words: str, own: Gate, index: int) -> Gate:
         )
     cls = find_gate(kind)
     try:
-        given = {"rate": float(value)} if value else {}
+        rate = {"rate": float(value)} if value else {}
     except ValueError:
         raise AmorError(
             f"--gate {words}: {value!r} is not a number; write for instance random:0.3"
         ) from None
-    options: Any = typed.convert(cls.Options, given, f"--gate {words}")
+    options: Any = typed.convert(cls.Options, rate, f"--gate {words}")
     return cls(0, options, index)  # a stateless gate has no weights, so no width
 
 

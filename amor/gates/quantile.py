@@ -20,6 +20,8 @@ class QuantileOptions:
 
 
 class Quantile(ByEntropy[QuantileOptions]):
+    """The paper's score at a fixed firing rate."""
+
     kind = "quantile"
     Options = QuantileOptions
 

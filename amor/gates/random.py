@@ -26,6 +26,8 @@ class RandomOptions:
 
 
 class Random(Gate[RandomOptions]):
+    """Fires at random positions, whatever the token."""
+
     kind = "random"
     Options = RandomOptions
 

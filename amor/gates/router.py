@@ -48,6 +48,8 @@ class RouterOptions:
 
 
 class Router(Adaptive[RouterOptions]):
+    """A small network that predicts a block's entropy or gain."""
+
     kind = "router"
     Options = RouterOptions
 
@@ -78,6 +80,7 @@ class Router(Adaptive[RouterOptions]):
         return self.options.target
 
     def network(self) -> list[Tensor]:
+        """Its weights, in the order of NETWORK."""
         return [getattr(self, name) for name in NETWORK]
 
     def start_statistics(self) -> None:
@@ -160,10 +163,10 @@ class Router(Adaptive[RouterOptions]):
 
     def _adam(self, gradient: Tensor) -> None:
         step = int(self.num_updates)
-        for moment, beta, seen in zip(
+        for moment, beta, value in zip(
             self.moments, BETAS, (gradient, gradient.square()), strict=True
         ):
-            moment.lerp_(seen, 1 - beta)
+            moment.lerp_(value, 1 - beta)
         first, second = (
             moment / (1 - beta**step) for moment, beta in zip(self.moments, BETAS, strict=True)
         )

@@ -47,6 +47,7 @@ class Layer(nn.Module):
             p.accumulate(h, p.swiglu(p.norm(h, self.mlp_norm), self.mlp))
 
     def cost(self, context: int) -> Cost:
+        """One more token behind `context` others."""
         norm = Cost(weights=self.mixer_norm.weight.numel())
         return (
             self.mixer.cost(context)
@@ -83,4 +84,5 @@ class Backbone(nn.Module):
         return h, after
 
     def cost(self, context: int) -> Cost:
+        """One more token behind `context` others, over all layers."""
         return sum((layer.cost(context) for layer in self.layers), Cost())  # type: ignore[operator]

@@ -34,7 +34,7 @@ def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") ->
 @torch.no_grad()
 def initialise(model: Amor, seed: int) -> None:
     """Linear, embedding and convolution weights ~ N(0, init_std); norms 1; biases 0; W_O of blocks
-    0; then what mixers say.
+    0; then the mixers' own.
 
     conv_init = "uniform": weights and biases of short convolutions as nn.Conv1d draws them.
     """

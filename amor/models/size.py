@@ -1,6 +1,4 @@
-"""How many numbers a model's state holds, from its shapes alone: what a recurrent memory is to be
-measured against.
-"""
+"""The size of a model's State in numbers, from its shapes alone."""
 
 from math import prod
 
@@ -11,15 +9,10 @@ from amor.records.recall import StateSize
 
 
 def state_size(config: Config) -> StateSize:
-    """Of one row: numbers held however much was read, and numbers held for each token that was
-    read.
-    """
-    held = [
-        thing
-        for part in spec_of(build(config, device="meta").start(1).parts).parts
-        for thing in part.values()
-    ]
+    """Numbers per row: of fixed size, and per token read (keys and values)."""
+    parts = spec_of(build(config, device="meta").start(1).parts).parts
+    specs = [spec for part in parts for spec in part.values()]
     return StateSize(
-        fixed=sum(prod(thing.shape) for thing in held if not thing.keys),
-        a_token=sum(2 * prod(thing.shape) for thing in held if thing.keys),
+        fixed=sum(prod(spec.shape) for spec in specs if not spec.keys),
+        a_token=sum(2 * prod(spec.shape) for spec in specs if spec.keys),
     )
