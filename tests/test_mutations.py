@@ -223,7 +223,11 @@ def test_speculation_that_is_not_undone_is_noticed(monkeypatch):
     ("right", "wrong", "name"),
     [
         ("x > 20.f ? x :", "x > 2.f ? x :", "mamba2"),
-        ("const long keys = call.position[r] + 1,", "const long keys = call.position[r] + (call.position[r] > 3 ? 0 : 1),", "transformer"),
+        (
+            "const long keys = call.position[r] + 1,",
+            "const long keys = call.position[r] + (call.position[r] > 3 ? 0 : 1),",
+            "transformer",
+        ),
     ],
     ids=["softplus straight above 2", "a query that does not see itself"],
 )
