@@ -1,7 +1,9 @@
-"""The blocks that are attached: what is asked for, what they begin as, and which part of the whole is trained.
+"""The blocks that are attached: what is asked for, what they begin as, and which part of the whole
+is trained.
 
-The backbone's tensors are taken as they are; blocks start closed (W_O = 0) and no final norm stands behind them, so the attached
-model says what the backbone says to the bit, whether its gates fire or not, until a block has learned something.
+The backbone's tensors are taken as they are; blocks start closed (W_O = 0) and no final norm stands
+behind them, so the attached model says what the backbone says to the bit, whether its gates fire or
+not, until a block has learned something.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ class Asked:
             if not 0 < self.rate < 1:
                 raise AmorError(f"--fire-rate {self.rate}: give a share between 0 and 1, e.g. 0.2")
             gate, options = aimed(self.gate), {"rate": self.rate}
-        found = {"count": self.blocks, "gate": gate, "gate_options": options, "head_size": self.head_size, "final": "none"}
+        found = {
+            "count": self.blocks,
+            "gate": gate,
+            "gate_options": options,
+            "head_size": self.head_size,
+            "final": "none",
+        }
         found["probe"] = self.probe
         return {f"blocks.{key}": value for key, value in found.items()}
 
@@ -44,7 +52,8 @@ def aimed(gate: str) -> str:
     kind = "quantile" if gate == "entropy" else gate
     if "rate" not in getattr(find_gate(kind).Options, "__dataclass_fields__", {}):
         raise AmorError(
-            f"--fire-rate: gate {gate!r} holds no firing rate; use entropy (which becomes quantile), learned, gain or random"
+            f"--fire-rate: gate {gate!r} holds no firing rate; use entropy (which becomes "
+            "quantile), learned, gain or random"
         )
     return kind
 
@@ -53,9 +62,14 @@ def attached(backbone: Amor, asked: Asked, seed: int = 42) -> Amor:
     """The backbone with fresh blocks behind it."""
     config = backbone.config
     if config.blocks.count:
-        raise AmorError(f"{config.name} has {config.blocks.count} gated blocks already; give a model without")
+        raise AmorError(
+            f"{config.name} has {config.blocks.count} gated blocks already; give a model without"
+        )
     if set(config.pattern) <= {"attention"}:
-        raise AmorError(f"{config.name} is attention throughout: gated attention behind it saves nothing; give a recurrent model")
+        raise AmorError(
+            f"{config.name} is attention throughout: gated attention behind it saves nothing; "
+            "give a recurrent model"
+        )
     changed = config.change(name=f"{config.name}-amor", **asked.keys())
     model = build(changed, seed)
     missing, unexpected = model.load_state_dict(backbone.state_dict(), strict=False)
@@ -92,4 +106,6 @@ def beginning(name: str, backbone: str, std: float) -> tuple[str, str]:
         return "blocks: gates", f"N(0, {std:g})"
     if inside.startswith("mlp.down_proj"):
         return "blocks: last of the MLP", "0"
-    return ("blocks: MLP" if inside.startswith("mlp.") else "blocks: W_Q, W_K, W_V"), f"N(0, {std:g})"
+    return (
+        "blocks: MLP" if inside.startswith("mlp.") else "blocks: W_Q, W_K, W_V"
+    ), f"N(0, {std:g})"

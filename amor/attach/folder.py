@@ -26,4 +26,6 @@ def begun(opened: Opened, model: Amor, start: Path) -> None:
     if not (start / "config.json").is_file():
         write(opened, model, start)
     elif load_config(start) != model.config:
-        raise AmorError(f"{start.parent} holds blocks of another kind or backbone; give another --out")
+        raise AmorError(
+            f"{start.parent} holds blocks of another kind or backbone; give another --out"
+        )

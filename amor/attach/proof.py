@@ -1,4 +1,6 @@
-"""What is shown of an attached model beside its backbone: that it says the same, that nothing moved, how well it predicts."""
+"""What is shown of an attached model beside its backbone: that it says the same, that nothing
+moved, how well it predicts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from amor.train.step import boundary
 
 @torch.no_grad()
 def same_said(backbone: Amor, model: Amor, windows: Windows, closed: bool) -> bool:
-    """Whether two models say the same of a text to the bit; closed: the second with every gate shut."""
+    """Whether two models say the same of a text to the bit; closed: the second with every gate
+    shut.
+    """
     rows = windows[:4]
     gates = force_all(model, False) if closed else None
     a, b = backbone(rows.tokens), model(rows.tokens, gates=gates)
@@ -42,6 +46,11 @@ def judged(model: Amor, recipe: Recipe) -> dict[str, Any]:
 
     held = TrainingData.open(replace(recipe, verify=False), World(pick_device("cpu")))
     if held.valid is None:
-        raise AmorError(f"{recipe.data} holds no valid/ split to judge by; prepare it with --valid, e.g. --valid 0.05")
-    text = BatchWindows(held.valid, 0, held.valid.batch, boundary(recipe.documents, held.end_of_text))
+        raise AmorError(
+            f"{recipe.data} holds no valid/ split to judge by; prepare it with --valid, e.g. "
+            "--valid 0.05"
+        )
+    text = BatchWindows(
+        held.valid, 0, held.valid.batch, boundary(recipe.documents, held.end_of_text)
+    )
     return dict(typed.tree(evaluate(model.eval(), text, recipe.micro_batch)))

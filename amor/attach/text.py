@@ -1,4 +1,6 @@
-"""The text that thresholds are set by: read with the backbone's own tokenizer, or refused where it is of another one."""
+"""The text that thresholds are set by: read with the backbone's own tokenizer, or refused where it
+is of another one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-def calibration(opened: Opened, data: str | None, text: str | None, context: int, count: int) -> Windows:
+def calibration(
+    opened: Opened, data: str | None, text: str | None, context: int, count: int
+) -> Windows:
     """Windows of the text that thresholds are set by."""
 
     tokenizer = opened.tokenizer()
@@ -32,13 +36,19 @@ def calibration(opened: Opened, data: str | None, text: str | None, context: int
         fits(data, opened)
     if not text:
         assert data
-        return of_shards(Path(data) / "train", context, count, None, opened.model.config.vocab, False)
+        return of_shards(
+            Path(data) / "train", context, count, None, opened.model.config.vocab, False
+        )
     if tokenizer is None:
-        raise AmorError(f"{opened.folder} holds no tokenizer.json to read {text} with; give prepared --data instead of --text")
+        raise AmorError(
+            f"{opened.folder} holds no tokenizer.json to read {text} with; give prepared --data "
+            "instead of --text"
+        )
     ids = encode(tokenizer, read_text(Path(text)))
     if len(ids) and int(ids.max()) >= opened.model.config.vocab:
         raise AmorError(
-            f"{text}: the tokenizer knows tokens that the model does not, up to {int(ids.max())}; they cannot be read"
+            f"{text}: the tokenizer knows tokens that the model does not, up to "
+            f"{int(ids.max())}; they cannot be read"
         )
     return of_ids(ids, context, count, text)
 
@@ -50,7 +60,10 @@ def fits(data: str, opened: Opened) -> None:
     shards.check(opened.model.config.vocab)
     own, theirs = opened.tokenizer(), shards.tokenizer()
     if own is None:
-        print("note: the backbone has no tokenizer.json, so that the data was made with its tokens is taken on trust")
+        print(
+            "note: the backbone has no tokenizer.json, so that the data was made with its "
+            "tokens is taken on trust"
+        )
     elif not same_words(own, theirs, TEXT):
         raise AmorError(
             f"{data} was prepared with another tokenizer than {opened.folder} has; "
@@ -67,9 +80,11 @@ def same_words(a: Tokenizer, b: Tokenizer, text: str) -> bool:
 
 @torch.no_grad()
 def calibrate(model: Amor, windows: Windows) -> list[dict[str, float | None]]:
-    """Set thresholds from the scores of a text, all at once; of each block: threshold, and how often it fires there.
+    """Set thresholds from the scores of a text, all at once; of each block: threshold, and how
+    often it fires there.
 
-    Blocks start as no-ops, so the score of every token is what it would be whatever the others decide.
+    Blocks start as no-ops, so the score of every token is what it would be whatever the others
+    decide.
     """
     scores = join_chunks(run_windows(model, windows)).score
     for block, seen in zip(model.each_block(), scores, strict=True):
@@ -78,7 +93,11 @@ def calibrate(model: Amor, windows: Windows) -> list[dict[str, float | None]]:
     for gate, seen in zip(own_gates(model), scores, strict=True):
         decider = gate.decider
         tau = finite(float(decider.threshold))
-        fire = float((seen > decider.threshold).float().mean()) if isinstance(decider, Adaptive) else None
+        fire = (
+            float((seen > decider.threshold).float().mean())
+            if isinstance(decider, Adaptive)
+            else None
+        )
         found.append({"threshold": tau, "fire": fire})
     return found
 

@@ -1,7 +1,9 @@
-"""Numbers by chance that are computed, not drawn: those of a row are a function of the row's key alone.
+"""Numbers by chance that are computed, not drawn: those of a row are a function of the row's key
+alone.
 
-splitmix64 by counter, plain 64-bit arithmetic of ours as in order.py: no state, no generator of numpy or torch, and how many rows
-are made at a time shows in none of them. Every call takes a stream of its own, however many numbers it needs.
+splitmix64 by counter, plain 64-bit arithmetic of ours as in order.py: no state, no generator of
+numpy or torch, and how many rows are made at a time shows in none of them. Every call takes a
+stream of its own, however many numbers it needs.
 """
 
 import numpy as np
@@ -9,7 +11,11 @@ import numpy as np
 from amor.data.order import MASK, mixed, mixed_number
 
 GOLDEN = 0x9E3779B97F4A7C15
-STREAMS = ("train", "valid", "test")  # what is learned from, watched during training, and judged by in the end
+STREAMS = (
+    "train",
+    "valid",
+    "test",
+)  # what is learned from, watched during training, and judged by in the end
 
 
 def row_keys(seed: int, stream: str, step: int, first: int, last: int) -> np.ndarray:
@@ -43,15 +49,23 @@ class Chance:
         keys = self._stream()
         found = _scaled(_counted(keys, np.arange(count)), high)
         again, tries = _repeated(found), 0
-        while again.any():  # what stood before is drawn anew; no value is favoured, so no sequence is
+        while (
+            again.any()
+        ):  # what stood before is drawn anew; no value is favoured, so no sequence is
             tries += 1
-            found = np.where(again, _scaled(_counted(keys, np.arange(count) + tries * count), high), found)
+            found = np.where(
+                again, _scaled(_counted(keys, np.arange(count) + tries * count), high), found
+            )
             again = _repeated(found)
         return found
 
     def ranked(self, weights: np.ndarray, count: int) -> np.ndarray:
-        """`count` different places of `weights`, one after the other by their weight among those that are left."""
-        races = -np.log(self.shares(len(weights))) / weights  # the first to arrive of exponential clocks
+        """`count` different places of `weights`, one after the other by their weight among those
+        that are left.
+        """
+        races = (
+            -np.log(self.shares(len(weights))) / weights
+        )  # the first to arrive of exponential clocks
         return np.argsort(races, axis=1, kind="stable")[:, :count]
 
     def _bits(self, count: int) -> np.ndarray:

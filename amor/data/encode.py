@@ -27,7 +27,9 @@ Label = TypeVar("Label")
 def encoded(
     parcels: Iterable[tuple[Label, list[str]]], tokenizer: Path, dtype: str, workers: int
 ) -> Iterator[tuple[Label, list[np.ndarray]]]:
-    """Each parcel's label and the ids of its texts, in the order given. One worker means this process."""
+    """Each parcel's label and the ids of its texts, in the order given. One worker means this
+    process.
+    """
     if workers == 1:
         encoder = Encoder(load_file(tokenizer), dtype)
         for label, texts in parcels:
@@ -35,13 +37,20 @@ def encoded(
         return
     try:
         # spawn: a child does not inherit threads or locks of whatever the parent has loaded
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (tokenizer, dtype)) as pool:
+        with ProcessPoolExecutor(
+            workers, multiprocessing.get_context("spawn"), _begin, (tokenizer, dtype)
+        ) as pool:
             yield from _in_order(pool, parcels, AHEAD * workers)
     except BrokenProcessPool as error:
-        raise AmorError("a worker process died (out of memory?); run the same command again with fewer --workers") from error
+        raise AmorError(
+            "a worker process died (out of memory?); run the same command again with fewer "
+            "--workers"
+        ) from error
 
 
-def _in_order(pool: ProcessPoolExecutor, parcels: Iterable[tuple[Any, list[str]]], ahead: int) -> Iterator[Any]:
+def _in_order(
+    pool: ProcessPoolExecutor, parcels: Iterable[tuple[Any, list[str]]], ahead: int
+) -> Iterator[Any]:
     waiting: deque[tuple[Any, Future[list[np.ndarray]]]] = deque()
     for label, texts in parcels:
         waiting.append((label, pool.submit(_encode, texts)))
@@ -55,8 +64,12 @@ def _in_order(pool: ProcessPoolExecutor, parcels: Iterable[tuple[Any, list[str]]
 
 def _begin(tokenizer: Path, dtype: str) -> None:
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent alone answers it
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a process: the processes are the parallelism
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent alone answers it
+    os.environ["TOKENIZERS_PARALLELISM"] = (
+        "false"  # one thread a process: the processes are the parallelism
+    )
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     _encoder = Encoder(load_file(tokenizer), dtype)
 

@@ -1,4 +1,6 @@
-"""The batches of a task, made as they are asked for: a function of the seed, the step and the row alone."""
+"""The batches of a task, made as they are asked for: a function of the seed, the step and the row
+alone.
+"""
 
 import hashlib
 import json
@@ -28,17 +30,25 @@ class Generated:
         """Raise unless a run with this fingerprint would go on with the same rows."""
         if fingerprint != self.fingerprint:
             raise AmorError(
-                f"the checkpoint was made with other data (fingerprint {fingerprint[:12]}, here {self.fingerprint[:12]}): "
-                f"task {self.task.kind}, seed {self.seed} and batch {self.batch} must be as they were; "
+                f"the checkpoint was made with other data (fingerprint {fingerprint[:12]}, here "
+                f"{self.fingerprint[:12]}): "
+                f"task {self.task.kind}, seed {self.seed} and batch {self.batch} must be as "
+                "they were; "
                 "restore them or start a new run"
             )
 
-    def rows(self, step: int, first: int = 0, last: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows first .. last - 1 of the global batch of a step: tokens [n, T] and their targets [n, T]."""
+    def rows(
+        self, step: int, first: int = 0, last: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows first .. last - 1 of the global batch of a step: tokens [n, T] and their targets [n,
+        T].
+        """
         found = self.text(step, first, last)
         return found.tokens, found.targets
 
-    def text(self, step: int, first: int = 0, last: int | None = None, end_of_text: int | None = None) -> Windows:
+    def text(
+        self, step: int, first: int = 0, last: int | None = None, end_of_text: int | None = None
+    ) -> Windows:
         """The same with the questions marked. A row is one document, so nothing ends one."""
         last = self.batch if last is None else last
         if step < 0 or not 0 <= first <= last <= self.batch:

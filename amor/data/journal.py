@@ -1,4 +1,6 @@
-"""The journal of a preparation: what was asked for and how far it is, so that a run that was stopped goes on."""
+"""The journal of a preparation: what was asked for and how far it is, so that a run that was
+stopped goes on.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Plan:
 
 
 class Journal(typed.File, frozen=True, kw_only=True):
-    """How far a preparation is: kept on disk, replaced whole, always at a document boundary of both splits."""
+    """How far a preparation is: kept on disk, replaced whole, always at a document boundary of both
+    splits.
+    """
 
     plan: Plan
     next: Place
@@ -66,16 +70,27 @@ class Journal(typed.File, frozen=True, kw_only=True):
             found = typed.read(cls, path)
         except AmorError as error:
             raise AmorError(f"{error}; {AGAIN}") from None
-        splits = {source.split for source in found.plan.sources} | ({"valid"} if found.plan.valid else set())
+        splits = {source.split for source in found.plan.sources} | (
+            {"valid"} if found.plan.valid else set()
+        )
         if found.written.keys() != splits or found.next.source >= len(found.plan.sources):
-            raise AmorError(f"{path} contradicts itself (splits {sorted(found.written)}, next {list(found.next)}); {AGAIN}")
+            raise AmorError(
+                f"{path} contradicts itself (splits {sorted(found.written)}, next "
+                f"{list(found.next)}); {AGAIN}"
+            )
         return found
 
 
 def differs(there: Plan, asked: Plan) -> list[str]:
     """What of two plans is not the same, in words."""
-    pairs = ((name, getattr(there, name), getattr(asked, name)) for name in there.__dataclass_fields__)
-    return [f"{name} {_brief(one)} there, {_brief(other)} asked" for name, one, other in pairs if one != other]
+    pairs = (
+        (name, getattr(there, name), getattr(asked, name)) for name in there.__dataclass_fields__
+    )
+    return [
+        f"{name} {_brief(one)} there, {_brief(other)} asked"
+        for name, one, other in pairs
+        if one != other
+    ]
 
 
 def _brief(value: object) -> str:

@@ -1,7 +1,9 @@
-"""Shards: a long stream of tokens on disk, in files of equal size with a manifest that says what they must hold.
+"""Shards: a long stream of tokens on disk, in files of equal size with a manifest that says what
+they must hold.
 
-A split is a folder: `manifest.json` and `00000.bin`, `00001.bin`, ... of little-endian token ids; every shard but the last
-holds the same number. `Shards.open` checks what is cheap (fields, files, sizes); `Shards.verify` reads every byte.
+A split is a folder: `manifest.json` and `00000.bin`, `00001.bin`, ... of little-endian token ids;
+every shard but the last holds the same number. `Shards.open` checks what is cheap (fields, files,
+sizes); `Shards.verify` reads every byte.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ Split = Literal["train", "valid"]
 Dtype = Literal["uint16", "uint32"]
 Vocab = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-FileName = Annotated[str, Meta(pattern=r"\A[0-9]{5,9}\.bin\Z")]  # so it cannot lead out of the folder
+FileName = Annotated[
+    str, Meta(pattern=r"\A[0-9]{5,9}\.bin\Z")
+]  # so it cannot lead out of the folder
 SourceName = Annotated[str, Meta(min_length=1, max_length=8192)]  # a path, or hf:NAME
 ShardTokens = Annotated[int, Meta(ge=1, le=MOST_SHARD)]
 
@@ -59,7 +63,9 @@ class Origin:
 
 
 class Manifest(typed.File, frozen=True, kw_only=True, rename={"version": "format"}):
-    """What a split must hold. It has no date and no machine in it: the same input gives the same bytes."""
+    """What a split must hold. It has no date and no machine in it: the same input gives the same
+    bytes.
+    """
 
     version: int = 1  # on disk "format"
     dtype: Dtype  # the smaller one that holds the vocabulary
@@ -143,7 +149,9 @@ class Shards:
 
     @classmethod
     def open(cls, folder: str | Path) -> Shards:
-        """Open a split after the cheap checks: a readable manifest, every file there, every size right."""
+        """Open a split after the cheap checks: a readable manifest, every file there, every size
+        right.
+        """
         folder = Path(folder)
         shards = cls(folder, Manifest.load(folder))
         shards._check()
@@ -153,24 +161,36 @@ class Shards:
         for path, shard in self.files():
             wanted = shard.tokens * little_endian(self.manifest.dtype).itemsize
             if not path.is_file():
-                raise AmorError(f"{path} is missing; copy the folder again or prepare the data again")
+                raise AmorError(
+                    f"{path} is missing; copy the folder again or prepare the data again"
+                )
             if path.stat().st_size != wanted:
-                raise AmorError(f"{path} has {path.stat().st_size:,} bytes instead of {wanted:,}; copy it or prepare it again")
+                raise AmorError(
+                    f"{path} has {path.stat().st_size:,} bytes instead of {wanted:,}; copy it "
+                    "or prepare it again"
+                )
 
     def files(self) -> Iterator[tuple[Path, Shard]]:
         return ((self.folder / s.file, s) for s in self.manifest.shards)
 
     def verify(self) -> None:
-        """Read every byte and compare it with the manifest's sha256; the first wrong shard is an error."""
+        """Read every byte and compare it with the manifest's sha256; the first wrong shard is an
+        error.
+        """
         size = self.tokens * little_endian(self.manifest.dtype).itemsize
         with Progress(f"verifying {self.folder}", size, unit="B") as progress:
             for path, shard in self.files():
                 try:
                     found = sha256_of(path, progress.add)
                 except OSError as error:
-                    raise AmorError(f"{path} cannot be read ({error.strerror}); copy it or prepare it again") from error
+                    raise AmorError(
+                        f"{path} cannot be read ({error.strerror}); copy it or prepare it again"
+                    ) from error
                 if found != shard.sha256:
-                    raise AmorError(f"{path} is corrupt (its sha256 is not the manifest's); copy it or prepare it again")
+                    raise AmorError(
+                        f"{path} is corrupt (its sha256 is not the manifest's); copy it or "
+                        "prepare it again"
+                    )
 
     @property
     def tokens(self) -> int:
@@ -191,23 +211,33 @@ class Shards:
     @cached_property
     def hash(self) -> str:
         """A hash of what a model can see: the tokens and their meaning, not where they came from."""
-        seen = {key: value for key, value in msgspec.to_builtins(self.manifest).items() if key != "sources"}
+        seen = {
+            key: value
+            for key, value in msgspec.to_builtins(self.manifest).items()
+            if key != "sources"
+        }
         return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
 
     def check(self, vocab: int | None = None, tokenizer_hash: str | None = None) -> None:
-        """Raise unless a model with this vocabulary and this tokenizer can be trained on, or judged by, these tokens."""
+        """Raise unless a model with this vocabulary and this tokenizer can be trained on, or judged
+        by, these tokens.
+        """
         if vocab is not None and vocab < self.vocab:
             raise AmorError(
-                f"the model has a vocabulary of {vocab:,}, {self.folder} was prepared for {self.vocab:,}; make them equal"
+                f"the model has a vocabulary of {vocab:,}, {self.folder} was prepared for "
+                f"{self.vocab:,}; make them equal"
             )
         if tokenizer_hash is not None and tokenizer_hash != self.tokenizer_hash:
             raise AmorError(
-                f"{self.folder} was prepared with tokenizer {self.tokenizer_hash[:12]}, not {tokenizer_hash[:12]}; "
+                f"{self.folder} was prepared with tokenizer {self.tokenizer_hash[:12]}, not "
+                f"{tokenizer_hash[:12]}; "
                 "prepare the data again with the tokenizer of the model"
             )
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the shards were written with, found beside or above them and checked by its hash."""
+        """The tokenizer the shards were written with, found beside or above them and checked by its
+        hash.
+        """
         from amor.data.tokenizer import tokenizer_hash
 
         for path in (self.folder / TOKENIZER, self.folder.parent / TOKENIZER):
@@ -215,7 +245,9 @@ class Shards:
                 found = load_file(path)
                 self.check(tokenizer_hash=tokenizer_hash(found))
                 return found
-        raise AmorError(f"no {TOKENIZER} in {self.folder} or above it; copy it from where the data was prepared")
+        raise AmorError(
+            f"no {TOKENIZER} in {self.folder} or above it; copy it from where the data was prepared"
+        )
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens start .. start + count - 1 of the stream, across shards, as int64."""
@@ -226,14 +258,19 @@ class Shards:
         while done < count:
             index, offset = divmod(start + done, self.manifest.shard_tokens)
             piece = self._map(index)[offset : offset + count - done]
-            if piece.max() >= self.vocab:  # here: a row that no embedding has is met by every reader, and costs microseconds
+            if (
+                piece.max() >= self.vocab
+            ):  # here: a row that no embedding has is met by every reader, and costs microseconds
                 raise self._beyond(index, offset, piece)
             out[done : done + len(piece)] = piece
             done += len(piece)
         return out
 
     def _beyond(self, index: int, offset: int, piece: np.ndarray) -> AmorError:
-        path, place = self.folder / self.manifest.shards[index].file, int(np.argmax(piece >= self.vocab))
+        path, place = (
+            self.folder / self.manifest.shards[index].file,
+            int(np.argmax(piece >= self.vocab)),
+        )
         words = f"token {piece[place]:,} at place {offset + place:,} is beyond the vocabulary of {self.vocab:,}"
         return AmorError(f"{path}: {words}; copy it or prepare it again")
 
@@ -248,16 +285,27 @@ class Shards:
             path = self.folder / shard.file
             try:
                 found = np.memmap(path, dtype=little_endian(self.manifest.dtype), mode="r")
-            except (OSError, ValueError) as error:  # gone, not ours to read, or of a size that is no number of tokens
-                raise AmorError(f"{path} cannot be read ({error}); copy it or prepare it again") from error
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # gone, not ours to read, or of a size that is no number of tokens
+                raise AmorError(
+                    f"{path} cannot be read ({error}); copy it or prepare it again"
+                ) from error
             if len(found) != shard.tokens:
-                raise AmorError(f"{path} holds {len(found):,} tokens instead of {shard.tokens:,}: it changed while it was read")
-            self._maps[index] = np.asarray(found)  # a plain array: slices of a memmap cost more than what they hold
+                raise AmorError(
+                    f"{path} holds {len(found):,} tokens instead of {shard.tokens:,}: it "
+                    "changed while it was read"
+                )
+            self._maps[index] = np.asarray(
+                found
+            )  # a plain array: slices of a memmap cost more than what they hold
         return self._maps[index]
 
 
 def splits(folder: str | Path) -> tuple[Shards, Shards | None]:
-    """What is trained on and what is held out for validation: FOLDER/train and FOLDER/valid, as `amor prepare` writes them.
+    """What is trained on and what is held out for validation: FOLDER/train and FOLDER/valid, as
+    `amor prepare` writes them.
 
     FOLDER/train means the same as FOLDER. A folder that is a split by itself holds nothing out.
     """

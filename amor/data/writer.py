@@ -1,4 +1,6 @@
-"""Writes one split: tokens appended to shards of equal size, restartable at any point the journal holds."""
+"""Writes one split: tokens appended to shards of equal size, restartable at any point the journal
+holds.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ from amor.typed import Count, Positive
 
 @dataclass(frozen=True)
 class Written:
-    """What a split holds up to a document boundary: the finished shards and the tokens in the one begun after them."""
+    """What a split holds up to a document boundary: the finished shards and the tokens in the one
+    begun after them.
+    """
 
     shards: tuple[Shard, ...] = ()
     part: Count = 0
     documents: Count = 0
     text_bytes: Count = 0
-    by_source: Mapping[SourceName, Positive] = field(default_factory=dict)  # documents from each source
+    by_source: Mapping[SourceName, Positive] = field(
+        default_factory=dict
+    )  # documents from each source
 
     @property
     def tokens(self) -> int:
@@ -48,7 +54,11 @@ class Writer:
         self.folder, self.shard_tokens = folder, shard_tokens
         self.dtype = little_endian(dtype_for(vocab))
         self.shards, self.part = list(begun.shards), begun.part
-        self.documents, self.text_bytes, self.by_source = begun.documents, begun.text_bytes, dict(begun.by_source)
+        self.documents, self.text_bytes, self.by_source = (
+            begun.documents,
+            begun.text_bytes,
+            dict(begun.by_source),
+        )
         self._file: IO[bytes] | None = None
         self._digest = hashlib.sha256()
         with disk(folder):
@@ -58,7 +68,9 @@ class Writer:
     @property
     def written(self) -> Written:
         """As a journal keeps it, at a document boundary."""
-        return Written(tuple(self.shards), self.part, self.documents, self.text_bytes, dict(self.by_source))
+        return Written(
+            tuple(self.shards), self.part, self.documents, self.text_bytes, dict(self.by_source)
+        )
 
     @property
     def tokens(self) -> int:
@@ -68,13 +80,18 @@ class Writer:
         return self.folder / f"{len(self.shards):05d}.bin"
 
     def _return_to_journal(self) -> None:
-        """Forget what was written after the journal: cut the shard that was begun, remove those behind it."""
+        """Forget what was written after the journal: cut the shard that was begun, remove those
+        behind it.
+        """
         wanted = [(f"{number:05d}.bin", self.shard_tokens) for number in range(len(self.shards))]
         if self.part >= self.shard_tokens or [(s.file, s.tokens) for s in self.shards] != wanted:
             raise AmorError(
-                f"{self.folder}: the journal's shards are not 00000.bin, ... of {self.shard_tokens:,} tokens; {AGAIN}"
+                f"{self.folder}: the journal's shards are not 00000.bin, ... of "
+                f"{self.shard_tokens:,} tokens; {AGAIN}"
             )
-        sizes = {self.folder / s.file: s.tokens for s in self.shards} | ({self._path(): self.part} if self.part else {})
+        sizes = {self.folder / s.file: s.tokens for s in self.shards} | (
+            {self._path(): self.part} if self.part else {}
+        )
         for path in self.folder.glob("*.bin"):
             if path not in sizes:
                 path.unlink()
@@ -105,7 +122,9 @@ class Writer:
         self.by_source[source] = self.by_source.get(source, 0) + 1
 
     def sync(self) -> None:
-        """Everything appended so far is on the disk when this returns, so that a journal may say so."""
+        """Everything appended so far is on the disk when this returns, so that a journal may say
+        so.
+        """
         if self._file is not None:
             with disk(self.folder):
                 self._file.flush()
@@ -130,6 +149,8 @@ class Writer:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that no reader sees half of it. What a kill leaves beside it, the next write takes."""
+    """Write a small file so that no reader sees half of it. What a kill leaves beside it, the next
+    write takes.
+    """
     with disk(path):
         replace_file(path, text, mark="part")  # a lock keeps others away

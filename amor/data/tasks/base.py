@@ -1,8 +1,9 @@
 """The contract of a task: rows of tokens with questions in them whose answers stand further left.
 
-A row is a function of its key alone (amor/data/chance.py), so it needs no file and no state. Options say how large a task is and
-refuse what cannot be asked. Where the answer of a question stands as the next token, the row is a text like any other; where it
-does not (mqar), the target at the question is the answer all the same.
+A row is a function of its key alone (amor/data/chance.py), so it needs no file and no state.
+Options say how large a task is and refuse what cannot be asked. Where the answer of a question
+stands as the next token, the row is a text like any other; where it does not (mqar), the target at
+the question is the answer all the same.
 """
 
 from __future__ import annotations
@@ -36,11 +37,15 @@ class Drawn:
 
     tokens: np.ndarray  # [n, T + 1]
     answers: np.ndarray  # [n, T] what is to be said at a question, IGNORE elsewhere
-    asked: np.ndarray  # [n, T] the number of the question an answer's token belongs to, from 1; 0 elsewhere
+    asked: (
+        np.ndarray
+    )  # [n, T] the number of the question an answer's token belongs to, from 1; 0 elsewhere
 
 
 class Task:
-    """A kind of task at a size. A subclass has a `kind`, frozen `Options` with `loss` and a `check`, and `draw`."""
+    """A kind of task at a size. A subclass has a `kind`, frozen `Options` with `loss` and a
+    `check`, and `draw`.
+    """
 
     kind: ClassVar[str]
     Options: ClassVar[type]
@@ -68,10 +73,16 @@ class Task:
         raise NotImplementedError
 
     def rows(self, seed: int, stream: str, step: int, first: int, last: int) -> Windows:
-        """Rows first .. last - 1 of a step, with targets as `loss` counts them and the questions marked."""
+        """Rows first .. last - 1 of a step, with targets as `loss` counts them and the questions
+        marked.
+        """
         drawn = self.draw(Chance(row_keys(seed, stream, step, first, last)))
         asked = drawn.asked > 0
-        others = drawn.tokens[:, 1:] if self.options.loss == "all" else np.full_like(drawn.answers, IGNORE)
+        others = (
+            drawn.tokens[:, 1:]
+            if self.options.loss == "all"
+            else np.full_like(drawn.answers, IGNORE)
+        )
         targets = np.where(asked, drawn.answers, others)
         tokens = np.ascontiguousarray(drawn.tokens[:, :-1])
         found, wanted, marks = (torch.from_numpy(each) for each in (tokens, targets, drawn.asked))
@@ -93,7 +104,11 @@ def read_task(tree: Mapping[str, Any], where: str = "task") -> Task:
     if not isinstance(kind, str):
         raise AmorError(f"{where}: no kind; name one of {', '.join(registry.kinds(ROOM))}")
     found = registry.find(ROOM, kind.replace("-", "_"))
-    options = typed.convert(found.Options, {key: value for key, value in tree.items() if key != "kind"}, f"{where} {kind}")
+    options = typed.convert(
+        found.Options,
+        {key: value for key, value in tree.items() if key != "kind"},
+        f"{where} {kind}",
+    )
     task = found(options)
     assert isinstance(task, Task)
     return task
@@ -115,7 +130,9 @@ def joined(parts: np.ndarray) -> np.ndarray:
 
 
 def ask(answers: np.ndarray, asked: np.ndarray, tokens: np.ndarray, places: np.ndarray) -> None:
-    """Mark questions at places [n, questions, tokens of an answer]: at each, the next token is the answer's."""
+    """Mark questions at places [n, questions, tokens of an answer]: at each, the next token is the
+    answer's.
+    """
     flat = joined(places)
     number = np.repeat(np.arange(1, places.shape[1] + 1), places.shape[2])
     np.put_along_axis(answers, flat, np.take_along_axis(tokens, flat + 1, 1), 1)

@@ -1,4 +1,6 @@
-"""Induction heads, as in Mamba: random tokens with a mark among them, and the mark again at the end; what followed the first?"""
+"""Induction heads, as in Mamba: random tokens with a mark among them, and the mark again at the
+end; what followed the first?
+"""
 
 from dataclasses import dataclass
 
@@ -19,7 +21,10 @@ class InductionOptions:
 
     def check(self) -> None:
         if self.length < 3:
-            raise AmorError(f"induction: length {self.length} is too short for the mark, what follows it, and the mark; give 3")
+            raise AmorError(
+                f"induction: length {self.length} is too short for the mark, what follows it, "
+                "and the mark; give 3"
+            )
 
 
 class Induction(Task):

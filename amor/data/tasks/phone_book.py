@@ -1,6 +1,8 @@
-"""A phone book: entries of first name, last name and a number of several digits; then some names, whose numbers are asked for.
+"""A phone book: entries of first name, last name and a number of several digits; then some names,
+whose numbers are asked for.
 
-No two entries have the same two names, but many share one of them: who looks for one name alone finds the wrong number.
+No two entries have the same two names, but many share one of them: who looks for one name alone
+finds the wrong number.
 """
 
 from dataclasses import dataclass
@@ -37,9 +39,15 @@ class PhoneBookOptions:
     def check(self) -> None:
         if self.names < 1:
             raise AmorError(
-                f"phone-book: vocab {self.vocab} holds no names beside ten digits and a mark; give at least {FIRST + 1}"
+                f"phone-book: vocab {self.vocab} holds no names beside ten digits and a mark; "
+                f"give at least {FIRST + 1}"
             )
-        at_most("phone-book: entries", self.entries, self.names**2, f"{self.names} names make no more pairs")
+        at_most(
+            "phone-book: entries",
+            self.entries,
+            self.names**2,
+            f"{self.names} names make no more pairs",
+        )
         at_most("phone-book: queries", self.queries, self.entries, "an entry is asked for once")
 
 
@@ -61,7 +69,12 @@ class PhoneBook(Task):
         marks = np.full((rows, o.queries, 1), MARK)
         questions = np.concatenate([marks, np.take_along_axis(book, which, 1)], axis=2)
         tokens = np.concatenate([joined(book), joined(questions)], axis=1)
-        places = o.entries * (2 + o.digits) + np.arange(o.queries)[:, None] * (3 + o.digits) + 2 + np.arange(o.digits)
+        places = (
+            o.entries * (2 + o.digits)
+            + np.arange(o.queries)[:, None] * (3 + o.digits)
+            + 2
+            + np.arange(o.digits)
+        )
         answers, asked = blank(rows, o.length)
         ask(answers, asked, tokens, np.broadcast_to(places, (rows, *places.shape)))
         return Drawn(tokens, answers, asked)

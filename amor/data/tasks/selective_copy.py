@@ -1,6 +1,8 @@
-"""Selective copying: symbols among blanks, then a mark, then the symbols in their order without the blanks.
+"""Selective copying: symbols among blanks, then a mark, then the symbols in their order without the
+blanks.
 
-As in Mamba's task the symbols stand anywhere; as in a text, each symbol that was to be said is read before the next one.
+As in Mamba's task the symbols stand anywhere; as in a text, each symbol that was to be said is read
+before the next one.
 """
 
 from dataclasses import dataclass
@@ -43,5 +45,10 @@ class SelectiveCopy(Task):
         tokens[:, body] = MARK
         tokens[:, body + 1 :] = symbols
         answers, asked = blank(chance.rows, o.length)
-        ask(answers, asked, tokens, np.broadcast_to(np.arange(body, o.length), (chance.rows, 1, o.symbols)))
+        ask(
+            answers,
+            asked,
+            tokens,
+            np.broadcast_to(np.arange(body, o.length), (chance.rows, 1, o.symbols)),
+        )
         return Drawn(tokens, answers, asked)

@@ -1,10 +1,13 @@
-"""Recall in a stream: pairs of key and value, then keys with their values once more, among filler that nobody can predict.
+"""Recall in a stream: pairs of key and value, then keys with their values once more, among filler
+that nobody can predict.
 
-A quarter of the vocabulary are keys, a quarter values, half is filler. What follows a key can be looked up; what follows anything
-else cannot be known. A gate that fires where the next token is uncertain fires on the filler.
+A quarter of the vocabulary are keys, a quarter values, half is filler. What follows a key can be
+looked up; what follows anything else cannot be known. A gate that fires where the next token is
+uncertain fires on the filler.
 
-With many pairs a model learns to look up sooner if it also meets few: `fewest` lets the rows of training have between so many and
-all of them, as zoology mixes its sizes. What a model is judged by always has all.
+With many pairs a model learns to look up sooner if it also meets few: `fewest` lets the rows of
+training have between so many and all of them, as zoology mixes its sizes. What a model is judged by
+always has all.
 """
 
 from dataclasses import dataclass
@@ -15,7 +18,18 @@ from msgspec import Meta
 
 from amor.data.chance import Chance
 from amor.data.loader import Windows
-from amor.data.tasks.base import Drawn, FillerShare, Length, Loss, Some, Task, Words, ask, at_most, blank
+from amor.data.tasks.base import (
+    Drawn,
+    FillerShare,
+    Length,
+    Loss,
+    Some,
+    Task,
+    Words,
+    ask,
+    at_most,
+    blank,
+)
 from amor.errors import AmorError
 
 
@@ -24,7 +38,9 @@ class StreamOptions:
     vocab: Words = 512
     length: Length = 128
     pairs: Some = 16
-    fewest: Annotated[int, Meta(ge=0, le=2**16)] = 0  # pairs of a row of training, at least; filler stands for the others. 0: all
+    fewest: Annotated[int, Meta(ge=0, le=2**16)] = (
+        0  # pairs of a row of training, at least; filler stands for the others. 0: all
+    )
     filler: FillerShare = 0.5  # share of the tokens behind the pairs
     loss: Loss = "all"
 
@@ -38,11 +54,17 @@ class StreamOptions:
         return round(self.behind * (1 - self.filler) / 2)
 
     def check(self) -> None:
-        at_most("stream: pairs", self.pairs, self.vocab // 4, f"keys are a quarter of a vocabulary of {self.vocab:,}")
+        at_most(
+            "stream: pairs",
+            self.pairs,
+            self.vocab // 4,
+            f"keys are a quarter of a vocabulary of {self.vocab:,}",
+        )
         at_most("stream: fewest", self.fewest, self.pairs, "a row has no more pairs")
         if self.behind < 2 or not self.questions:
             raise AmorError(
-                f"stream: length {self.length} with {self.pairs} pairs and filler {self.filler:g} leaves no room for a question; "
+                f"stream: length {self.length} with {self.pairs} pairs and filler "
+                f"{self.filler:g} leaves no room for a question; "
                 f"give a length of {2 * self.pairs + int(2 / (1 - self.filler)) + 1}"
             )
 
