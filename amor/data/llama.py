@@ -49,11 +49,9 @@ def special_tokens() -> list[str]:
 
 
 def llama_file() -> Path:
-    """Where the package keeps tokenizer.model; found without importing it, for its own imports are
-    heavy.
-    """
-    found = importlib.util.find_spec("llama_models")
-    folders = list(found.submodule_search_locations or []) if found else []
+    """tokenizer.model of the package, which is not imported: its own imports are heavy."""
+    spec = importlib.util.find_spec("llama_models")
+    folders = list(spec.submodule_search_locations or []) if spec else []
     if not folders:
         raise AmorError(
             "tokenizer llama-3.1 needs the package llama-models: pip install 'amor[llama]'"
@@ -69,39 +67,35 @@ def llama_file() -> Path:
 
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Token bytes -> rank, from lines of `base64 rank`; another file than Llama 3's is an error."""
-    held = path.read_bytes()
-    if hashlib.sha256(held).hexdigest() != SHA256:
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != SHA256:
         raise AmorError(
             f"{path} is not the Llama-3 tokenizer (another sha256); install llama-models again"
         )
-    return {
-        base64.b64decode(word): int(rank)
-        for word, rank in (line.split() for line in held.splitlines())
-    }
+    lines = (line.split() for line in data.splitlines())
+    return {base64.b64decode(token): int(rank) for token, rank in lines}
 
 
 def merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     """Every pair of tokens whose join is a token, in the order of the joined token's rank."""
-    found = []
+    pairs: list[tuple[bytes, bytes]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         cuts = [(token[:i], token[i:]) for i in range(1, len(token))]
         whole = [(a, b) for a, b in cuts if a in ranks and b in ranks]
-        found += sorted(whole, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-    return found
+        pairs += sorted(whole, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    return pairs
 
 
 def llama_tokenizer() -> Tokenizer:
+    """The tokenizer of Llama 3.1 from the file of the package llama-models."""
     ranks = read_ranks(llama_file())
     letters = byte_letters()
     spelled = {token: "".join(letters[b] for b in token) for token in ranks}
     pairs = [(spelled[a], spelled[b]) for a, b in merges(ranks)]
+    vocab = {spelled[token]: rank for token, rank in ranks.items()}
     # ignore_merges: a word that is a token is that token, as in tiktoken, even where merges would
     # not reach it
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={spelled[t]: r for t, r in ranks.items()}, merges=pairs, ignore_merges=True
-        )
-    )
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=True))
     cut = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated", invert=False)
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, bytewise])

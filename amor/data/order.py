@@ -48,4 +48,5 @@ def mixed(x: np.ndarray) -> np.ndarray:
 
 
 def mixed_number(x: int) -> int:
+    """One output of splitmix64 from the state x."""
     return int(mixed(np.array([(x + 0x9E3779B97F4A7C15) & MASK], dtype=np.uint64))[0])

@@ -119,28 +119,25 @@ def _byte_level(tokenizer: Tokenizer, cut: pre_tokenizers.PreTokenizer) -> Token
 
 
 def canonical(tokenizer: Tokenizer) -> str:
-    """The tokenizer.json without what changes no id: truncation, padding, key order and white
-    space.
-    """
-    held = json.loads(tokenizer.to_str())
-    return json.dumps(
-        {**held, "truncation": None, "padding": None}, sort_keys=True, ensure_ascii=False
-    )
+    """tokenizer.json without what changes no id: truncation, padding, key order, white space."""
+    tree = {**json.loads(tokenizer.to_str()), "truncation": None, "padding": None}
+    return json.dumps(tree, sort_keys=True, ensure_ascii=False)
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """sha256 of the canonical form, in hex."""
     return hashlib.sha256(canonical(tokenizer).encode()).hexdigest()
 
 
 def end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:
     """The id that closes a document: the named token, or the first of the usual names."""
     for token in ENDS if name is None else (name,):
-        found = tokenizer.token_to_id(token)
-        if found is not None:
-            return found
+        token_id = tokenizer.token_to_id(token)
+        if token_id is not None:
+            return token_id
     specials = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
-    asked = "a token for the end of a text" if name is None else f"a token {name!r}"
+    missing = "a token for the end of a text" if name is None else f"a token {name!r}"
     raise AmorError(
-        f"the tokenizer does not have {asked}; name one with --end-of-text, special tokens: "
+        f"the tokenizer does not have {missing}; name one with --end-of-text, special tokens: "
         f"{specials[:20]}"
     )

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amor.data.loader import Source, Windows, paired
+from amor.data.loader import BatchSource, Windows, paired
 from amor.errors import AmorError
 from amor.gates.base import Adaptive
 from amor.gates.warmup import ForcedOpen
@@ -88,7 +88,7 @@ class Stepper:
         model: Amor,
         optimizer: torch.optim.Optimizer,
         recipe: Recipe,
-        source: Source,
+        source: BatchSource,
         world: World,
         end_of_text: int | None = None,
     ):

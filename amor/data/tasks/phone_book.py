@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Loss, Some, Task, Words, ask, at_most, blank, joined
+from amor.data.tasks.base import Drawn, Loss, Some, Task, TaskOptions, Words, ask, at_most, joined
 from amor.errors import AmorError
 
 DIGITS, MARK = 10, 10  # tokens 0 .. 9, and the mark before a question; names follow
@@ -20,7 +20,9 @@ FIRST = MARK + 1
 
 
 @dataclass(frozen=True)
-class PhoneBookOptions:
+class PhoneBookOptions(TaskOptions):
+    """Size of the task."""
+
     vocab: Words = 27  # digits, a mark, and names
     entries: Some = 8
     digits: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -29,6 +31,7 @@ class PhoneBookOptions:
 
     @property
     def names(self) -> int:
+        """Tokens that are names."""
         return self.vocab - FIRST
 
     @property
@@ -52,6 +55,8 @@ class PhoneBookOptions:
 
 
 class PhoneBook(Task):
+    """Which number belongs to this name?"""
+
     kind = "phone_book"
     Options = PhoneBookOptions
     options: PhoneBookOptions
@@ -69,12 +74,6 @@ class PhoneBook(Task):
         marks = np.full((rows, o.queries, 1), MARK)
         questions = np.concatenate([marks, np.take_along_axis(book, which, 1)], axis=2)
         tokens = np.concatenate([joined(book), joined(questions)], axis=1)
-        places = (
-            o.entries * (2 + o.digits)
-            + np.arange(o.queries)[:, None] * (3 + o.digits)
-            + 2
-            + np.arange(o.digits)
-        )
-        answers, asked = blank(rows, o.length)
-        ask(answers, asked, tokens, np.broadcast_to(places, (rows, *places.shape)))
-        return Drawn(tokens, answers, asked)
+        starts = o.entries * (2 + o.digits) + np.arange(o.queries)[:, None] * (3 + o.digits)
+        places = starts + 2 + np.arange(o.digits)
+        return ask(tokens, np.broadcast_to(places, (rows, *places.shape)))
