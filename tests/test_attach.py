@@ -17,7 +17,7 @@ from amor.judge.gates import force_all
 from amor.models.folder import save
 from amor.run import Run
 from amor.train.loop import train
-from amor.train.reached import GradientCheck
+from amor.train.trouble import GradientCheck
 
 SHORT = [
     "--set",
@@ -114,7 +114,7 @@ def test_a_tensor_that_takes_no_part_is_named():
     model = small("amor-mamba2", pattern="mamba2")
     seen = GradientCheck(model, lambda t: t)
     model(text(20) % 211, targets=text(20) % 211, gates=force_all(model, False)).loss.backward()
-    seen.look(model)
+    seen.update(model)
     assert any("blocks.0" in name for name in seen.silent) and "embed.weight" not in seen.silent
     assert "did their gate fire" in seen.summary(3) or "no part in the loss" in seen.summary(3)
 
