@@ -52,8 +52,9 @@ class Windows:
         return self._map(lambda t: t.to(device))
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Windows":
-        tensors = {name: getattr(self, name) for name in ("tokens", "targets", "reset", "question")}
-        return replace(self, **{k: change(t) for k, t in tensors.items() if t is not None})
+        reset, question = (None if t is None else change(t) for t in (self.reset, self.question))
+        tokens, targets = change(self.tokens), change(self.targets)
+        return replace(self, tokens=tokens, targets=targets, reset=reset, question=question)
 
 
 class BatchSource:
@@ -148,8 +149,8 @@ def cut(rows: torch.Tensor, end_of_text: int | None = None) -> Windows:
 
 def paired(tokens: torch.Tensor, targets: torch.Tensor, end_of_text: int | None = None) -> Windows:
     """Windows of tokens and targets; end_of_text: the token at which documents are kept apart."""
-    apart = end_of_text is not None
-    return Windows(tokens, targets, document_starts(tokens, end_of_text) if apart else None)
+    reset = None if end_of_text is None else document_starts(tokens, end_of_text)
+    return Windows(tokens, targets, reset)
 
 
 def document_starts(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:
