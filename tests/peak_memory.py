@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from amor.models.build import build
-from amor.train.freeze import freeze
+from amor.train.optim import freeze
 from amor.train.recipe import load
 
 

@@ -9,7 +9,7 @@ from laws import small
 from training import KilledError, Killer, corpus, left_by, same, small_recipe, trained
 
 import amor
-from amor.attach.blocks import Asked, attached
+from amor.attach.blocks import AttachOptions, attached
 from amor.cli import main
 from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
@@ -17,7 +17,7 @@ from amor.judge.gates import force_all
 from amor.models.folder import save
 from amor.run import Run
 from amor.train.loop import train
-from amor.train.reached import GradientCheck
+from amor.train.trouble import GradientCheck
 
 SHORT = [
     "--set",
@@ -75,7 +75,7 @@ def text(columns=60):
 @torch.no_grad()
 def test_at_step_0_the_logits_are_the_backbone_s_to_the_bit_whether_gates_fire_or_not(backbone, gate, rate):
     before = amor.load(backbone)[0]
-    model = attached(before, Asked(2, gate, rate, 16))
+    model = attached(before, AttachOptions(2, gate, rate, 16))
     for gates in (None, force_all(model, True), force_all(model, False)):
         assert torch.equal(model.logits(model(text(), gates=gates).hidden), before.logits(before(text()).hidden))
 
@@ -84,7 +84,7 @@ def test_at_step_0_the_logits_are_the_backbone_s_to_the_bit_whether_gates_fire_o
 def test_with_a_final_norm_they_would_not_be(backbone):
     """Why attached blocks have none: the norm of a trained backbone is not 1, so a second one rescales what the head reads."""
     before = amor.load(backbone)[0]
-    model = amor.build(attached(before, Asked(2, head_size=16)).config.change(**{"blocks.final": "norm"})).eval()
+    model = amor.build(attached(before, AttachOptions(2, head_size=16)).config.change(**{"blocks.final": "norm"})).eval()
     model.load_state_dict(before.state_dict(), strict=False)
     assert (model.logits(model(text()).hidden) - before.logits(before(text()).hidden)).abs().max() > 0.1
 
@@ -114,7 +114,7 @@ def test_a_tensor_that_takes_no_part_is_named():
     model = small("amor-mamba2", pattern="mamba2")
     seen = GradientCheck(model, lambda t: t)
     model(text(20) % 211, targets=text(20) % 211, gates=force_all(model, False)).loss.backward()
-    seen.look(model)
+    seen.update(model)
     assert any("blocks.0" in name for name in seen.silent) and "embed.weight" not in seen.silent
     assert "did their gate fire" in seen.summary(3) or "no part in the loss" in seen.summary(3)
 
@@ -203,13 +203,13 @@ def test_data_of_another_tokenizer_is_refused(backbone, tmp_path, capsys):
 
 def test_what_blocks_cannot_stand_behind_is_refused():
     with pytest.raises(AmorError, match="gated blocks already"):
-        attached(small("amor-mamba2"), Asked(head_size=16))
+        attached(small("amor-mamba2"), AttachOptions(head_size=16))
     with pytest.raises(AmorError, match="attention throughout"):
-        attached(small("transformer"), Asked(head_size=16))
+        attached(small("transformer"), AttachOptions(head_size=16))
     with pytest.raises(AmorError, match="nearest that does is"):
-        attached(small("mamba2"), Asked(head_size=48))
+        attached(small("mamba2"), AttachOptions(head_size=48))
     with pytest.raises(AmorError, match="holds no firing rate"):
-        Asked(gate="margin", rate=0.2).keys()
+        AttachOptions(gate="margin", rate=0.2).keys()
 
 
 def test_a_recipe_that_leaves_nothing_to_train_or_changes_a_whole_model_is_refused(data, tmp_path, backbone):

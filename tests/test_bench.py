@@ -20,8 +20,8 @@ from amor.cli import main
 from amor.cli.bench import suites
 from amor.models.build import build
 from amor.presets import NAMES, preset
+from amor.train.optim import shape
 from amor.train.recipe import load
-from amor.train.schedule import shape
 from benchmarks import bars, memory, peak, peer_models, steps
 from benchmarks.__main__ import main as benchmark
 from benchmarks.__main__ import rows_of_suites

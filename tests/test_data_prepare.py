@@ -102,7 +102,7 @@ class KilledError(Exception):
 def test_stopped_anywhere_and_continued_equals_never_stopped(corpus, whole, tmp_path, monkeypatch, moment):
     """Stops at a write, with bytes of it already on the disk that no journal knows; several times in one preparation."""
     chance = random.Random(moment)
-    append = writer.Writer.append
+    append = writer.ShardWriter.append
 
     def torn(self, tokens):
         if chance.random() < 0.02:
@@ -111,7 +111,7 @@ def test_stopped_anywhere_and_continued_equals_never_stopped(corpus, whole, tmp_
             raise KilledError
         append(self, tokens)
 
-    monkeypatch.setattr(writer.Writer, "append", torn)
+    monkeypatch.setattr(writer.ShardWriter, "append", torn)
     stops = 0
     while True:
         try:
@@ -240,7 +240,7 @@ def test_nothing_to_write_is_an_error(tmp_path):
 
 
 def test_two_preparations_do_not_write_one_folder(corpus, tmp_path):
-    with room._alone(tmp_path), pytest.raises(AmorError, match="another `amor prepare`"):
+    with room._locked(tmp_path), pytest.raises(AmorError, match="another `amor prepare`"):
         prepare(request_for(corpus), tmp_path, workers=1)
 
 
@@ -253,16 +253,16 @@ def test_a_folder_of_someone_else_is_left_alone(corpus, tmp_path):
 
 
 def test_a_full_disk_is_said_and_the_work_goes_on_after_it(corpus, whole, tmp_path, monkeypatch):
-    sync = writer.Writer.sync
+    sync = writer.ShardWriter.sync
 
     def full(self):
         with writer.disk(self.folder):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer.Writer, "sync", full)
+    monkeypatch.setattr(writer.ShardWriter, "sync", full)
     with pytest.raises(AmorError, match=r"No space left.*run the same command again"):
         prepare(request_for(corpus), tmp_path, workers=1)
-    monkeypatch.setattr(writer.Writer, "sync", sync)
+    monkeypatch.setattr(writer.ShardWriter, "sync", sync)
     prepare(request_for(corpus), tmp_path, workers=1)
     assert held(tmp_path) == held(whole)
 

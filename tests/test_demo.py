@@ -57,7 +57,7 @@ def test_what_the_last_number_counts_is_what_recall_counts(out):
     text = task.rows(0, "test", 0, 0, 256)
     for gate in ("never", "always"):
         best = model.logits(model(text.tokens, gates=override_gates(own_gates(model), gate)).hidden).argmax(-1)
-        right = (best == text.targets)[text.asked > 0].double().mean()
+        right = (best == text.targets)[text.question > 0].double().mean()
         assert found["everywhere" if gate == "always" else gate]["mean"] == pytest.approx(float(right), abs=1e-9)
     fires = [g.fire.double().mean() for g in model(text.tokens).gates]
     assert found["rate"] == pytest.approx(float(sum(fires) / 3), abs=1e-6)

@@ -60,8 +60,8 @@ class Sayer:
 @each_task
 def test_who_reads_the_row_answers_everything_and_who_guesses_as_much_as_chance(tree):
     task = read_task(tree)
-    asked = task.rows(0, "test", 0, 0, 1).asked[0]
-    places = set(torch.nonzero((task.rows(0, "test", 0, 0, 40).asked > 0).any(0))[:, 0].tolist())
+    asked = task.rows(0, "test", 0, 0, 1).question[0]
+    places = set(torch.nonzero((task.rows(0, "test", 0, 0, 40).question > 0).any(0))[:, 0].tolist())
 
     def knows(before, place):
         try:
@@ -74,7 +74,7 @@ def test_who_reads_the_row_answers_everything_and_who_guesses_as_much_as_chance(
     assert (found.questions, found.answers) == (int(asked.max()), int((asked > 0).sum()))
 
     chance, held = random.Random(0), task.rows(1, "test", 0, 0, 1000)
-    answers = sorted(set(held.targets[held.asked > 0].tolist()))
+    answers = sorted(set(held.targets[held.question > 0].tolist()))
     assert task.chance == pytest.approx(1 / len(answers))
     guesses = recall(Sayer(task, lambda *_: chance.choice(answers)), task, rows=150)
     assert abs(guesses.token.mean - task.chance) < 4 * max(guesses.token.se, 0.01)
@@ -98,7 +98,7 @@ def test_what_is_found_is_what_a_loop_over_the_rows_finds():
         out = model(row.tokens, targets=row.targets)
         best = model.logits(out.hidden)[0].argmax(-1)
         questions = {}
-        for place, number in enumerate(row.asked[0].tolist()):
+        for place, number in enumerate(row.question[0].tolist()):
             nll[number > 0].append(float(out.nll[0, place]))
             fires[number > 0].append([bool(gate.fire[0, place]) for gate in out.gates])
             if number:
@@ -126,7 +126,7 @@ def test_recall_depends_on_no_way_of_reading_and_takes_other_gates_and_sizes(mon
     assert recall(model, task, rows=10, seed=1).nll_questions != found.nll_questions
     opened = recall(model, task, rows=3, gates=force_all(model, True))
     assert opened.gate == "forced" and all((b.questions, b.elsewhere) == (1, 1) for b in opened.blocks)
-    marks = (task.rows(0, "test", 0, 0, 3).asked > 0).expand(3, -1, -1)
+    marks = (task.rows(0, "test", 0, 0, 3).question > 0).expand(3, -1, -1)
     there = recall(model, task, rows=3, gates=lambda here: [ForcedGate(block[here]) for block in marks])
     assert all((b.questions, b.elsewhere) == (1, 0) for b in there.blocks)
     assert recall(model, task.change(pairs=12, length=60), rows=2).task["pairs"] == 12
@@ -166,7 +166,7 @@ def test_a_run_of_a_task_that_was_stopped_ends_with_the_same_bits(tmp_path):
     judged = read_task(recipe.task).rows(recipe.seed, "valid", 0, 0, 4)
     model = amor.load(tmp_path / "whole")[0]
     out = model(judged.tokens, targets=judged.targets)
-    asked = judged.asked > 0
+    asked = judged.question > 0
     assert answered["accuracy"] == float((model.logits(out.hidden).argmax(-1) == judged.targets)[asked].float().mean())
     assert answered["fire"] == pytest.approx([float(gate.fire[asked].float().mean()) for gate in out.gates])
     assert valid["nll"] == pytest.approx(float(out.nll[asked].mean()), rel=1e-5)

@@ -27,7 +27,7 @@ from amor.data.shards import MANIFEST, Shards, splits
 from amor.data.sources import Reading, find_sources
 from amor.data.stats import counts
 from amor.data.tokenizer import load, tokenizer_hash
-from amor.data.writer import Writer
+from amor.data.writer import ShardWriter
 from amor.errors import AmorError
 from amor.vocabulary import load_file
 
@@ -90,7 +90,7 @@ def whole(text, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def stopped(text, tmp_path_factory) -> Path:
     """A preparation that was killed on its way, with some shards done and one begun."""
-    out, left, append = tmp_path_factory.mktemp("stopped"), [26], Writer.append
+    out, left, append = tmp_path_factory.mktemp("stopped"), [26], ShardWriter.append
 
     def torn(self, tokens):
         left[0] -= 1
@@ -100,7 +100,7 @@ def stopped(text, tmp_path_factory) -> Path:
 
     preparation = Preparation(Request((str(text),), **REQUEST), out, workers=1, save_every=0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Writer, "append", torn)
+        patch.setattr(ShardWriter, "append", torn)
         with pytest.raises(KilledError):
             preparation.run()
     held = json.loads((out / room.JOURNAL).read_text())
@@ -143,7 +143,7 @@ def test_a_journal_with_any_node_replaced_is_refused_or_continued(text, stopped,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "load_file", lambda _: tokenizer)  # most of the time otherwise
         patch.setattr(room, "tokenizer_hash", lambda _: known)
-        patch.setattr("amor.data.encode.load_file", lambda _: tokenizer)
+        patch.setattr("amor.data.encoder.load_file", lambda _: tokenizer)
         patch.setattr("amor.files.fsync", lambda _: None)
         out = Path(shutil.copytree(stopped, tmp_path / "out"))
         for held in mutants(tree):

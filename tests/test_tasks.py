@@ -76,9 +76,9 @@ def test_every_kind_is_held_to_the_laws():
 @each_task
 def test_every_answer_stands_in_the_row_before_its_question(tree):
     task, found = drawn(tree)
-    assert found.tokens.shape == found.targets.shape == found.asked.shape == (20, task.length)
+    assert found.tokens.shape == found.targets.shape == found.question.shape == (20, task.length)
     assert int(found.tokens.min()) >= 0 and int(found.tokens.max()) < task.vocab
-    for tokens, targets, asked in zip(found.tokens.tolist(), found.targets.tolist(), found.asked.tolist(), strict=True):
+    for tokens, targets, asked in zip(found.tokens.tolist(), found.targets.tolist(), found.question.tolist(), strict=True):
         places = [place for place, number in enumerate(asked) if number]
         assert {asked[place] for place in places} == set(range(1, max(asked) + 1))
         for place in places:
@@ -89,8 +89,8 @@ def test_every_answer_stands_in_the_row_before_its_question(tree):
 def test_the_loss_counts_answers_alone_or_every_next_token(tree):
     _, alone = drawn({**tree, "loss": "questions"})
     _, everything = drawn({**tree, "loss": "all"})
-    asked = alone.asked > 0
-    assert torch.equal(alone.tokens, everything.tokens) and torch.equal(alone.asked, everything.asked)
+    asked = alone.question > 0
+    assert torch.equal(alone.tokens, everything.tokens) and torch.equal(alone.question, everything.question)
     assert (alone.targets[~asked] == IGNORE).all()
     assert torch.equal(alone.targets[asked], everything.targets[asked])
     further, here = alone.tokens[:, 1:], ~asked[:, :-1]
@@ -101,7 +101,7 @@ def test_the_loss_counts_answers_alone_or_every_next_token(tree):
 @each_task
 def test_answers_are_the_text_itself_but_in_mqar(tree):
     task, found = drawn({**tree, "loss": "all"}, rows=60)
-    asked = (found.asked > 0)[:, :-1]
+    asked = (found.question > 0)[:, :-1]
     same = found.targets[:, :-1][asked] == found.tokens[:, 1:][asked]
     assert not same.all() if task.kind == "mqar" else same.all()
 
@@ -109,7 +109,7 @@ def test_answers_are_the_text_itself_but_in_mqar(tree):
 @pytest.mark.parametrize(("tree", "known"), SIZES, ids=lambda t: t if isinstance(t, str) else " ".join(map(str, t.values())))
 def test_rows_are_the_same_on_every_machine_and_version(tree, known):
     _, found = drawn(tree, rows=3)
-    held = np.stack([found.tokens.numpy(), found.asked.numpy()]).astype("<i8").tobytes()
+    held = np.stack([found.tokens.numpy(), found.question.numpy()]).astype("<i8").tobytes()
     assert hashlib.sha256(held).hexdigest()[:8] == known
 
 
@@ -141,7 +141,7 @@ def test_rows_of_training_may_have_fewer_pairs_and_those_of_judging_have_all():
     tree = {"kind": "stream", "vocab": 64, "pairs": 8, "length": 40, "filler": 0.2}
     met = set()
     _, found = drawn({**tree, "fewest": 3}, rows=200)
-    for tokens, targets, asked in zip(found.tokens.tolist(), found.targets.tolist(), found.asked.tolist(), strict=True):
+    for tokens, targets, asked in zip(found.tokens.tolist(), found.targets.tolist(), found.question.tolist(), strict=True):
         keys, values = tokens[0:16:2], tokens[1:16:2]
         count = sum(key < 16 for key in keys)
         met.add(count)
@@ -154,7 +154,7 @@ def test_rows_of_training_may_have_fewer_pairs_and_those_of_judging_have_all():
     for stream in ("valid", "test"):
         _, eased = drawn({**tree, "fewest": 3}, stream=stream)
         _, plain = drawn(tree, stream=stream)
-        assert torch.equal(eased.tokens, plain.tokens) and torch.equal(eased.asked, plain.asked)
+        assert torch.equal(eased.tokens, plain.tokens) and torch.equal(eased.question, plain.question)
     with pytest.raises(AmorError, match="fewest is 9, at most 8"):
         read_task({**tree, "fewest": 9})
 
@@ -222,7 +222,7 @@ def test_the_length_that_an_error_names_is_enough(tree):
     with pytest.raises(AmorError) as raised:
         read_task(tree)
     enough = int(str(raised.value).split()[-1])
-    assert drawn({**tree, "length": enough})[1].asked.max() >= 1
+    assert drawn({**tree, "length": enough})[1].question.max() >= 1
 
 
 def test_a_needle_stands_at_its_distance():

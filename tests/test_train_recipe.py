@@ -10,11 +10,10 @@ from amor.mixers.attention import AttentionOptions
 from amor.mixers.fused import FusedOptions
 from amor.models.build import build
 from amor.presets import ABLATION_NAMES, NAMES, every_name
-from amor.train.optim import adamw, groups, set_rate
+from amor.train.optim import adamw, groups, set_rate, shape
 from amor.train.predict import lines, predict
 from amor.train.recipe import Rates, Recipe, load
 from amor.train.recipe import names as every_recipe
-from amor.train.schedule import shape
 
 RECIPES = [name for name in every_recipe() if not name.endswith("/base")]
 PAPER = {"180m": (7_503, 3.69, 184.4), "440m": (18_255, 8.97, 448.7), "1.5b": (62_558, 30.7, 1537.4)}

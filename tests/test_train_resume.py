@@ -18,7 +18,7 @@ from amor.train import checkpoint, retention
 from amor.train.distributed import init_world
 from amor.train.loop import Trainer, train
 from amor.train.recipe import load
-from amor.train.watch import Observer, Observers
+from amor.train.watch import Observer
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_what_a_run_resumes_with_lies_in_memory_as_in_a_fresh_run(halted, prepar
 
     for out in (tmp_path / "fresh", halted(tmp_path / "run")):
         world, look = init_world("none", "cpu"), Look()
-        look.of, look.off = Trainer(small_recipe(prepared), checkpoint.Run(out), world, Observers([look]), {}), []
+        look.of, look.off = Trainer(small_recipe(prepared), checkpoint.Run(out), world, [look], {}), []
         look.of.go("auto")
         assert look.off and not any(look.off)
 
@@ -256,9 +256,9 @@ def test_a_run_or_recipe_with_an_earlier_key_is_refused_with_the_new_one(prepare
     for old, new in (("latest", "keep_last"), ("best", "keep_best"), ("milestones", "keep_every")):
         policy = {old if key == new else key: value for key, value in tree["checkpoint"].items()}
         (out / "config.json").write_text(json.dumps(tree | {"checkpoint": policy}))
-        with pytest.raises(AmorError, match=rf"config.json: .*checkpoint\.{old} is now called checkpoint\.{new}"):
+        with pytest.raises(AmorError, match=rf"config.json: .*checkpoint\.{old} is now {new}"):
             train(small_recipe(prepared), out)
-        with pytest.raises(AmorError, match=rf"base.toml: checkpoint\.{old} is now called checkpoint\.{new}"):
+        with pytest.raises(AmorError, match=rf"base.toml: checkpoint\.{old} is now {new}"):
             load("tiny/mamba2", [f"checkpoint.{old}=1"])
 
 

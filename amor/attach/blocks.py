@@ -1,62 +1,79 @@
-"""The blocks that are attached: what is asked for, what they begin as, and which part of the whole is trained.
+"""Gated blocks behind a trained backbone: their options, the attached model, and its files.
 
-The backbone's tensors are taken as they are; blocks start closed (W_O = 0) and no final norm stands behind them, so the attached
-model says what the backbone says to the bit, whether its gates fire or not, until a block has learned something.
+The backbone's tensors are taken as they are; blocks start closed (W_O = 0) and no final norm
+follows them, so the output of the attached model equals the backbone's to the bit, whether its
+gates fire or not, until a block has learned something.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from amor.convert.opened import Opened
 from amor.errors import AmorError
+from amor.files import atomic_folder
 from amor.gates.base import find_gate
 from amor.models.amor import Amor
 from amor.models.build import build
+from amor.models.folder import load_config, save
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The blocks a command asks for."""
+class AttachOptions:
+    """The blocks to attach; defaults are the paper's."""
 
     blocks: int = 3
-    gate: str = "entropy"
-    rate: float | None = None  # of firing; None: as the gate's own options have it
-    head_size: int = 64
-    probe: str = "block"  # what gates ask the head about, as blocks.probe
+    gate: str = "entropy"  # a kind of amor/gates
+    rate: float | None = None  # target fraction of tokens that fire; None: the gate's own rule
+    head_size: int = 64  # of the blocks' attention
+    probe: str = "block"  # the vector that gates read the head with, as blocks.probe
 
     def keys(self) -> dict[str, Any]:
-        """What changes in the backbone's config."""
+        """The changes of the backbone's config, by dotted key."""
         if self.blocks < 1:
             raise AmorError(f"--blocks {self.blocks}: give at least 1")
         gate, options = self.gate, {}
         if self.rate is not None:
             if not 0 < self.rate < 1:
                 raise AmorError(f"--fire-rate {self.rate}: give a share between 0 and 1, e.g. 0.2")
-            gate, options = aimed(self.gate), {"rate": self.rate}
-        found = {"count": self.blocks, "gate": gate, "gate_options": options, "head_size": self.head_size, "final": "none"}
-        found["probe"] = self.probe
-        return {f"blocks.{key}": value for key, value in found.items()}
+            gate, options = gate_with_rate(self.gate), {"rate": self.rate}
+        return {
+            "blocks.count": self.blocks,
+            "blocks.gate": gate,
+            "blocks.gate_options": options,
+            "blocks.head_size": self.head_size,
+            "blocks.final": "none",
+            "blocks.probe": self.probe,
+        }
 
 
-def aimed(gate: str) -> str:
-    """The gate that decides by the same score and holds a rate."""
+def gate_with_rate(gate: str) -> str:
+    """The kind of gate that decides by the same score and has a target firing rate."""
     kind = "quantile" if gate == "entropy" else gate
     if "rate" not in getattr(find_gate(kind).Options, "__dataclass_fields__", {}):
         raise AmorError(
-            f"--fire-rate: gate {gate!r} holds no firing rate; use entropy (which becomes quantile), learned, gain or random"
+            f"--fire-rate: gate {gate!r} holds no firing rate; use entropy (which becomes "
+            "quantile), learned, gain or random"
         )
     return kind
 
 
-def attached(backbone: Amor, asked: Asked, seed: int = 42) -> Amor:
+def attached(backbone: Amor, options: AttachOptions, seed: int = 42) -> Amor:
     """The backbone with fresh blocks behind it."""
     config = backbone.config
     if config.blocks.count:
-        raise AmorError(f"{config.name} has {config.blocks.count} gated blocks already; give a model without")
+        raise AmorError(
+            f"{config.name} has {config.blocks.count} gated blocks already; give a model without"
+        )
     if set(config.pattern) <= {"attention"}:
-        raise AmorError(f"{config.name} is attention throughout: gated attention behind it saves nothing; give a recurrent model")
-    changed = config.change(name=f"{config.name}-amor", **asked.keys())
+        raise AmorError(
+            f"{config.name} is attention throughout: gated attention behind it saves nothing; "
+            "give a recurrent model"
+        )
+    changed = config.change(name=f"{config.name}-amor", **options.keys())
     model = build(changed, seed)
     missing, unexpected = model.load_state_dict(backbone.state_dict(), strict=False)
     assert not unexpected and all(name.startswith("blocks.") for name in missing)
@@ -64,10 +81,10 @@ def attached(backbone: Amor, asked: Asked, seed: int = 42) -> Amor:
 
 
 def table(model: Amor, backbone: str, frozen: bool) -> list[str]:
-    """What is trained and what is not, how many numbers, and what each begins as."""
+    """One line of text per part of the model: trained or frozen, its size, its initial values."""
     parts: dict[str, tuple[str, int]] = {}
     for name, p in model.named_parameters():
-        where, begins = beginning(name, backbone, model.config.init_std)
+        where, begins = initial_value(name, backbone, model.config.init_std)
         parts[where] = begins, parts.get(where, (begins, 0))[1] + p.numel()
     rows = []
     for where, (begins, numbers) in parts.items():
@@ -76,8 +93,8 @@ def table(model: Amor, backbone: str, frozen: bool) -> list[str]:
     return rows
 
 
-def beginning(name: str, backbone: str, std: float) -> tuple[str, str]:
-    """The row of a parameter, and from what it is initialised."""
+def initial_value(name: str, backbone: str, std: float) -> tuple[str, str]:
+    """The part a parameter belongs to, and how it is initialised, as text."""
     if not name.startswith("blocks."):
         part = name.split(".")[0]
         return {"embed": "embedding", "backbone": "layers"}.get(part, part), f"as in {backbone}"
@@ -92,4 +109,24 @@ def beginning(name: str, backbone: str, std: float) -> tuple[str, str]:
         return "blocks: gates", f"N(0, {std:g})"
     if inside.startswith("mlp.down_proj"):
         return "blocks: last of the MLP", "0"
-    return ("blocks: MLP" if inside.startswith("mlp.") else "blocks: W_Q, W_K, W_V"), f"N(0, {std:g})"
+    return (
+        "blocks: MLP" if inside.startswith("mlp.") else "blocks: W_Q, W_K, W_V"
+    ), f"N(0, {std:g})"
+
+
+def write(opened: Opened, model: Amor, folder: Path) -> None:
+    """Write the attached model with the backbone's tokenizer."""
+    with atomic_folder(folder) as beside:
+        save(model, beside)
+        for path in opened.tokenizer_files:
+            shutil.copyfile(path, beside / path.name)
+
+
+def write_start(opened: Opened, model: Amor, start: Path) -> None:
+    """Write the model before its first step, unless an earlier call of the same command has."""
+    if not (start / "config.json").is_file():
+        write(opened, model, start)
+    elif load_config(start) != model.config:
+        raise AmorError(
+            f"{start.parent} holds blocks of another kind or backbone; give another --out"
+        )

@@ -1,4 +1,4 @@
-"""What is shown of an attached model beside its backbone: that it says the same, that nothing moved, how well it predicts."""
+"""An attached model beside its backbone: equal outputs, unchanged tensors, and its perplexity."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from amor.train.step import boundary
 
 
 @torch.no_grad()
-def same_said(backbone: Amor, model: Amor, windows: Windows, closed: bool) -> bool:
-    """Whether two models say the same of a text to the bit; closed: the second with every gate shut."""
+def same_output(backbone: Amor, model: Amor, windows: Windows, closed: bool) -> bool:
+    """Whether the two models have equal outputs on four windows, to the bit.
+
+    closed: the second one with every gate closed.
+    """
     rows = windows[:4]
     gates = force_all(model, False) if closed else None
     a, b = backbone(rows.tokens), model(rows.tokens, gates=gates)
@@ -32,16 +35,20 @@ def same_said(backbone: Amor, model: Amor, windows: Windows, closed: bool) -> bo
 
 
 def moved(before: Mapping[str, Tensor], model: Amor) -> list[str]:
-    """The backbone's tensors that are not what they were, to the bit."""
+    """Names of the backbone's tensors that have changed, even by a bit."""
     now = model.state_dict()
     return [name for name, t in before.items() if not torch.equal(now[name], t)]
 
 
 def judged(model: Amor, recipe: Recipe) -> dict[str, Any]:
-    """On the windows that a run of the recipe is judged by."""
-
-    held = TrainingData.open(replace(recipe, verify=False), World(pick_device("cpu")))
-    if held.valid is None:
-        raise AmorError(f"{recipe.data} holds no valid/ split to judge by; prepare it with --valid, e.g. --valid 0.05")
-    text = BatchWindows(held.valid, 0, held.valid.batch, boundary(recipe.documents, held.end_of_text))
+    """Scores on the validation windows of a run of the recipe."""
+    data = TrainingData.open(replace(recipe, verify=False), World(pick_device("cpu")))
+    if data.valid is None:
+        raise AmorError(
+            f"{recipe.data} holds no valid/ split to judge by; prepare it with --valid, e.g. "
+            "--valid 0.05"
+        )
+    text = BatchWindows(
+        data.valid, 0, data.valid.batch, boundary(recipe.documents, data.end_of_text)
+    )
     return dict(typed.tree(evaluate(model.eval(), text, recipe.micro_batch)))

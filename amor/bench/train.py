@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from amor.bench import machine
 from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
 from amor.bench.timing import alternate
+from amor.data.loader import BatchSource
 from amor.models.build import build
 from amor.ops.backends import kernels
 from amor.presets import CHANGES, NAMES
@@ -31,14 +32,14 @@ TRAINED = (*NAMES, "amor-mamba2-once", "amor-mamba2-gain")
 COUNTABLE = "head=chunked,linear=reference"
 
 
-class RandomBatches:
+class RandomBatches(BatchSource):
     """Batches of random tokens in memory, a function of the step alone; stands in for the data of a
     run."""
 
     def __init__(self, recipe: Recipe):
         self.vocab, self.shape = recipe.config().vocab, (recipe.batch, recipe.context + 1)
 
-    def rows(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+    def rows(self, step: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
         """Rows first .. last - 1 of a step's batch: tokens and targets, [last - first, context]
         each."""
         generator = torch.Generator().manual_seed(step)

@@ -54,11 +54,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.attach.blocks import Asked, attached
+    from amor.attach.blocks import AttachOptions, attached
     from amor.convert.opened import open_model
 
     recipe = recipe_of(args)
-    asked = Asked(args.blocks, args.gate, args.fire_rate, args.head_size, args.probe)
+    asked = AttachOptions(args.blocks, args.gate, args.fire_rate, args.head_size, args.probe)
     asked.keys()
     begins(args)
     opened = open_model(args.backbone, args.vocab)
@@ -110,26 +110,26 @@ def converted(opened: Opened) -> dict[str, Any]:
 def prepared(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) -> dict[str, Any]:
     """Calibrate the model, and say what it is made of."""
     from amor.attach.blocks import table
-    from amor.attach.proof import same_said
+    from amor.attach.proof import same_output
     from amor.attach.text import adapts, calibrate, calibration
 
     windows = calibration(opened, args.data, args.text, recipe.context, recipe.eval.windows)
     blocks = model.config.blocks
     print(f"{blocks.count} gated blocks behind it (gate {blocks.gate}, heads of {blocks.head_size}), and no final norm")
     print("\n".join(table(model, str(opened.folder), args.freeze)))
-    found: dict[str, Any] = {"ok": same_said(opened.model, model, windows, closed=False)}
+    found: dict[str, Any] = {"ok": same_output(opened.model, model, windows, closed=False)}
     print(f"at step 0 it says what the backbone says, to the bit: {yes(found['ok'])}")
     if not adapts(model):
         return found | {"thresholds": []}
     found["thresholds"] = calibrate(model, windows)
     told = [f"{t['threshold']:.3f} (fires on {100 * t['fire']:.0f} %)" for t in found["thresholds"]]
     print(f"thresholds from {windows.tokens.numel():,} tokens of {windows.source}: {', '.join(told)}")
-    found["ok"] = found["ok"] and same_said(opened.model, model, windows, closed=False)  # gates that fire change nothing yet
+    found["ok"] = found["ok"] and same_output(opened.model, model, windows, closed=False)  # gates that fire change nothing yet
     return found
 
 
 def untrained(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) -> dict[str, Any]:
-    from amor.attach.folder import write
+    from amor.attach.blocks import write
 
     found = prepared(args, recipe, opened, model)
     if found["ok"]:
@@ -140,7 +140,7 @@ def untrained(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor
 
 def trained(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) -> dict[str, Any]:
     """Train by the one trainer there is, and compare what it leaves with what was there."""
-    from amor.attach.folder import begun
+    from amor.attach.blocks import write_start
     from amor.attach.proof import judged
     from amor.models.folder import load_model
     from amor.train.watch import number
@@ -149,7 +149,7 @@ def trained(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) 
     if not found["ok"]:
         return found
     start = Path(args.out) / START
-    begun(opened, model, start)
+    write_start(opened, model, start)
     recipe = replace(
         recipe, name=Path(args.out).name, model=replace(recipe.model, name=model.config.name, scale="", start=str(start))
     )
@@ -172,13 +172,13 @@ def trained(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) 
 
 def untouched(opened: Opened, model: Amor, recipe: Any) -> dict[str, Any]:
     """That the backbone is what it was: its tensors, and what it says with every gate shut."""
-    from amor.attach.proof import moved, same_said
+    from amor.attach.proof import moved, same_output
     from amor.attach.text import calibration
 
     before = opened.model.state_dict()
     changed = moved(before, model)
     windows = calibration(opened, recipe.data, None, recipe.context, recipe.eval.windows)
-    shut = same_said(opened.model, model, windows, closed=True)
+    shut = same_output(opened.model, model, windows, closed=True)
     print(f"the backbone's {len(before)} tensors are what they were, to the bit: {yes(not changed)}")
     print(f"with every gate shut it is the original model, to the bit: {yes(shut)}")
     return {"moved": changed, "shut_is_backbone": shut}

@@ -1,1 +1,3 @@
-"""Text -> tokens -> batches: prepare writes shards, Shards opens them, Batches hands them out in a fixed order."""
+"""Text -> tokens -> batches: prepare writes shards, Shards opens them, Batches hands them out in a
+fixed order.
+"""

@@ -1,7 +1,8 @@
-"""Numbers by chance that are computed, not drawn: those of a row are a function of the row's key alone.
+"""Random numbers that are computed, not drawn: those of a row are a function of its key alone.
 
-splitmix64 by counter, plain 64-bit arithmetic of ours as in order.py: no state, no generator of numpy or torch, and how many rows
-are made at a time shows in none of them. Every call takes a stream of its own, however many numbers it needs.
+splitmix64 by counter, plain 64-bit arithmetic as in order.py: no state and no generator of numpy or
+torch, so the numbers do not depend on how many rows are made at a time. Every call takes a stream
+of its own, however many numbers it needs.
 """
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from amor.data.order import MASK, mixed, mixed_number
 
 GOLDEN = 0x9E3779B97F4A7C15
-STREAMS = ("train", "valid", "test")  # what is learned from, watched during training, and judged by in the end
+# training, validation during training, and the final evaluation
+STREAMS = ("train", "valid", "test")
 
 
 def row_keys(seed: int, stream: str, step: int, first: int, last: int) -> np.ndarray:
@@ -26,10 +28,11 @@ class Chance:
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return len(self.keys)
 
     def below(self, high: int | np.ndarray, count: int) -> np.ndarray:
-        """Integers in [0, high), each as likely as any other; high: one for all rows, or [rows, 1]."""
+        """Uniform integers in [0, high); high: one for all rows, or [rows, 1]."""
         return _scaled(self._bits(count), high)
 
     def shares(self, count: int) -> np.ndarray:
@@ -37,21 +40,26 @@ class Chance:
         return ((self._bits(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def distinct(self, high: int, count: int) -> np.ndarray:
-        """Integers in [0, high) without repetition, every sequence of them as likely as any other."""
+        """Integers in [0, high) without repetition, every sequence equally likely."""
         if high < 4 * count:
             return np.argsort(self._bits(high), axis=1, kind="stable")[:, :count]
         keys = self._stream()
-        found = _scaled(_counted(keys, np.arange(count)), high)
-        again, tries = _repeated(found), 0
-        while again.any():  # what stood before is drawn anew; no value is favoured, so no sequence is
+        values = _scaled(_counted(keys, np.arange(count)), high)
+        tries = 0
+        # repetitions are drawn again; no value is favoured, so no sequence is
+        while (again := _repeated(values)).any():
             tries += 1
-            found = np.where(again, _scaled(_counted(keys, np.arange(count) + tries * count), high), found)
-            again = _repeated(found)
-        return found
+            others = _scaled(_counted(keys, np.arange(count) + tries * count), high)
+            values = np.where(again, others, values)
+        return values
 
     def ranked(self, weights: np.ndarray, count: int) -> np.ndarray:
-        """`count` different places of `weights`, one after the other by their weight among those that are left."""
-        races = -np.log(self.shares(len(weights))) / weights  # the first to arrive of exponential clocks
+        """`count` different places of `weights`, one after the other by their weight among those
+        that are left.
+        """
+        races = (
+            -np.log(self.shares(len(weights))) / weights
+        )  # the first to arrive of exponential clocks
         return np.argsort(races, axis=1, kind="stable")[:, :count]
 
     def _bits(self, count: int) -> np.ndarray:
@@ -73,7 +81,7 @@ def _scaled(bits: np.ndarray, high: int | np.ndarray) -> np.ndarray:
 
 
 def _repeated(values: np.ndarray) -> np.ndarray:
-    """Marks at values that stand further left in their row."""
+    """True at values that are also further left in their row."""
     order = np.argsort(values, axis=1, kind="stable")
     ordered = np.take_along_axis(values, order, 1)
     marks = np.zeros(values.shape, dtype=bool)

@@ -1,10 +1,10 @@
-"""The journal of a preparation: what was asked for and how far it is, so that a run that was stopped goes on."""
+"""The journal of a preparation: its request and progress, so that a killed one can go on."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -28,12 +28,12 @@ class Place(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A source as it was found."""
+    """A source when the preparation began."""
 
     split: Split
     name: SourceName
     bytes: Count | None
-    changed: int | None
+    changed: int | None  # modification time in ns
 
 
 @dataclass(frozen=True)
@@ -50,34 +50,40 @@ class Plan:
 
 
 class Journal(typed.File, frozen=True, kw_only=True):
-    """How far a preparation is: kept on disk, replaced whole, always at a document boundary of both splits."""
+    """Progress of a preparation, on disk: replaced whole, always at a document boundary."""
 
     plan: Plan
     next: Place
     written: Mapping[Split, Written]
     done: bool = False
-    tokenizer_hash: Sha256 | None = None  # None in journals of before it was kept
+    tokenizer_hash: Sha256 | None = None  # None in journals of earlier versions
 
     @classmethod
     def load(cls, path: Path) -> Journal | None:
+        """The journal of a folder, which must not contradict itself; None if there is none."""
         if not path.exists():
             return None
         try:
-            found = typed.read(cls, path)
+            journal = typed.read(cls, path)
         except AmorError as error:
             raise AmorError(f"{error}; {AGAIN}") from None
-        splits = {source.split for source in found.plan.sources} | ({"valid"} if found.plan.valid else set())
-        if found.written.keys() != splits or found.next.source >= len(found.plan.sources):
-            raise AmorError(f"{path} contradicts itself (splits {sorted(found.written)}, next {list(found.next)}); {AGAIN}")
-        return found
+        plan, written = journal.plan, journal.written
+        splits = {source.split for source in plan.sources} | ({"valid"} if plan.valid else set())
+        if written.keys() != splits or journal.next.source >= len(plan.sources):
+            raise AmorError(
+                f"{path} contradicts itself (splits {sorted(written)}, next {list(journal.next)}); "
+                f"{AGAIN}"
+            )
+        return journal
 
 
-def differs(there: Plan, asked: Plan) -> list[str]:
-    """What of two plans is not the same, in words."""
-    pairs = ((name, getattr(there, name), getattr(asked, name)) for name in there.__dataclass_fields__)
-    return [f"{name} {_brief(one)} there, {_brief(other)} asked" for name, one, other in pairs if one != other]
+def differences(there: Plan, wanted: Plan) -> list[str]:
+    """The fields in which two plans differ, each as text."""
+    names = (field.name for field in fields(Plan))
+    pairs = ((name, getattr(there, name), getattr(wanted, name)) for name in names)
+    return [f"{name} {_brief(a)} there, {_brief(b)} asked" for name, a, b in pairs if a != b]
 
 
 def _brief(value: object) -> str:
-    words = json.dumps(msgspec.to_builtins(value))
-    return words if len(words) <= 60 else f"{words[:57]}..."
+    text = json.dumps(msgspec.to_builtins(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."

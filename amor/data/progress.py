@@ -11,7 +11,9 @@ LINE_EVERY = 15.0  # seconds between plain lines; work that ends sooner prints n
 
 
 class Progress:
-    """Counts towards a total (None where it is not known) and says so on stderr, so that stdout stays for results."""
+    """Counts towards a total (None where it is not known) and says so on stderr, so that stdout
+    stays for results.
+    """
 
     def __init__(self, words: str, total: int | None, unit: str) -> None:
         self.words, self.total, self.unit = words, total, unit
@@ -25,13 +27,23 @@ class Progress:
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[words]}"),
+                TimeRemainingColumn(),
+            )
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.add_task(self.words, total=self.total, words="")
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 

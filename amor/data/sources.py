@@ -1,6 +1,8 @@
-"""Where text comes from: .txt, .jsonl (both also .gz) and .parquet files, folders of them, or a Hugging Face dataset.
+"""Where text comes from: .txt, .jsonl (both also .gz) and .parquet files, folders of them, or a
+Hugging Face dataset.
 
-A source yields its documents in a fixed order and can begin at any of them, which is what resuming needs.
+A source yields its documents in a fixed order and can begin at any of them, which is what resuming
+needs.
 """
 
 from __future__ import annotations
@@ -23,42 +25,45 @@ from typing import IO, Literal, NamedTuple, cast
 from amor.errors import AmorError
 
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
-BLOCK = 1 << 24
-LONGEST = 1 << 30  # bytes of a document: one is held in memory whole, and a small .gz may unpack to anything
+BLOCK = 1 << 24  # bytes read at a time
+# bytes of a document: one is in memory whole, and a small .gz may unpack to anything
+LONGEST = 1 << 30
 
 
 class Document(NamedTuple):
-    """A text, and how many bytes of its source were read up to it (for the progress bar)."""
+    """A text, and the bytes of its source up to its end (for the progress bar)."""
 
     text: str
-    seen: int
+    bytes_read: int
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a source is read. `separator` cuts .txt files into documents; without it a file is one document."""
+    """How a source is read."""
 
-    field: str = "text"
-    errors: str = "strict"
-    separator: str | None = None
-    config: str | None = None
-    split: str = "train"
+    field: str = "text"  # of .jsonl, .parquet and datasets: the key whose value is the text
+    errors: str = "strict"  # text that is not UTF-8: "strict" refuses it, "replace" writes U+FFFD
+    separator: str | None = None  # cuts .txt files into documents; None: a file is one document
+    config: str | None = None  # of a dataset
+    split: str = "train"  # of a dataset
 
     def __post_init__(self) -> None:
         if self.errors not in ("strict", "replace"):
             raise AmorError(f"errors {self.errors!r}; choices: strict, replace")
         if self.separator == "":
-            raise AmorError("the separator is empty; leave it out to take every .txt file as one document")
+            raise AmorError(
+                "the separator is empty; leave it out to take every .txt file as one document"
+            )
 
 
 @dataclass(frozen=True)
-class Source:
+class DocumentSource:
     """One file or dataset. `bytes` is its size on disk, None where that is not known."""
 
     name: str
     reading: Reading
     bytes: int | None = None
-    changed: int | None = None  # modification time in ns, so that a source changed between two runs is noticed
+    changed: int | None = None  # modification time in ns, to notice a change between two runs
 
     def documents(self, skip: int = 0) -> Iterator[Document]:
         """The documents from number `skip` on."""
@@ -73,62 +78,66 @@ class Source:
         return read(path, self.reading, skip)
 
 
-def find_sources(inputs: list[str], reading: Reading) -> list[Source]:
-    """The sources of a command line, folders opened, each found readable before the work begins."""
-    found: list[Source] = []
+def find_sources(inputs: list[str], reading: Reading) -> list[DocumentSource]:
+    """The sources of a command line: files, the files of folders, datasets; each must exist."""
+    sources: list[DocumentSource] = []
     for name in inputs:
-        if name.startswith("hf:"):
-            found.append(Source(name, reading))
-            continue
         path = Path(name)
-        if _kind(path) == "folder":
-            inside = sorted(
-                p for p in path.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES) and not p.name.startswith(".")
-            )
-            if not inside:
-                raise AmorError(f"{path} holds no file that can be read; suffixes: {', '.join(SUFFIXES)}")
-            found += [_file(p, reading) for p in inside]
+        if name.startswith("hf:"):
+            sources.append(DocumentSource(name, reading))
+        elif _kind(path) != "folder":
+            sources.append(_file(path, reading))
         else:
-            found.append(_file(path, reading))
-    if not found:
+            files = (p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file())
+            inside = sorted(p for p in files if not p.name.startswith("."))
+            if not inside:
+                suffixes = ", ".join(SUFFIXES)
+                raise AmorError(f"{path} holds no file that can be read; suffixes: {suffixes}")
+            sources += [_file(p, reading) for p in inside]
+    if not sources:
         raise AmorError("no input; give files, folders or hf:NAME")
-    repeated = [name for name, count in Counter(s.name for s in found).items() if count > 1]
+    repeated = [name for name, count in Counter(s.name for s in sources).items() if count > 1]
     if repeated:
         raise AmorError(f"{min(repeated)} is given twice; give every input once")
-    return found
+    return sources
 
 
 def _kind(path: Path) -> Literal["file", "folder", "other"]:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise AmorError(f"no file or folder {path}; a dataset of the Hugging Face hub is written hf:{path}") from None
+        raise AmorError(
+            f"no file or folder {path}; a dataset of the Hugging Face hub is written hf:{path}"
+        ) from None
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
         raise AmorError(f"{str(path)!r} cannot be read ({error})") from None
     return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
 
 
-def _file(path: Path, reading: Reading) -> Source:
+def _file(path: Path, reading: Reading) -> DocumentSource:
     if _kind(path) != "file":  # a pipe cannot be read again from where a kill left it
         raise AmorError(f"{path} is no file; give files, folders or hf:NAME")
     if not path.name.endswith(SUFFIXES):
         raise AmorError(f"{path} cannot be read; suffixes: {', '.join(SUFFIXES)}")
     if os.fsencode(path).decode("utf-8", "replace") != str(path):
-        raise AmorError(f"{str(path)!a}: the name is not UTF-8, so no manifest can hold it; rename the file")
+        raise AmorError(
+            f"{str(path)!a}: the name is not UTF-8, so no manifest can hold it; rename the file"
+        )
     if path.name.endswith(".parquet"):
         need("pyarrow", f"to read {path}")
     status = path.stat()
-    return Source(str(path), reading, status.st_size, status.st_mtime_ns)
+    return DocumentSource(str(path), reading, status.st_size, status.st_mtime_ns)
 
 
 def need(package: str, why: str) -> None:
+    """Refuse to go on without an optional package."""
     if importlib.util.find_spec(package) is None:
         raise AmorError(f"the package {package} is needed {why}: pip install 'amor[data]'")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """The bytes of a file, unpacked, and the raw file below them whose position tells how far we are."""
+    """A file as unpacked bytes, and the raw file below, whose position is the progress."""
     try:
         with path.open("rb") as raw:
             if path.suffix != ".gz":
@@ -142,42 +151,46 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         raise AmorError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
-def _decoded(held: bytes, reading: Reading, where: str) -> str:
+def _decoded(data: bytes, reading: Reading, where: str) -> str:
     try:
-        return held.decode("utf-8", reading.errors)
+        return data.decode("utf-8", reading.errors)
     except UnicodeDecodeError as error:
         raise AmorError(
-            f"{where} is not UTF-8 at byte {error.start} ({error.reason}); mend it or use --errors replace"
+            f"{where} is not UTF-8 at byte {error.start} ({error.reason}); mend it or use "
+            "--errors replace"
         ) from error
 
 
 def _texts(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
     with _opened(path) as (file, raw):
-        for number, (start, held) in enumerate(_parts(file, reading.separator, path)):
+        for number, (start, data) in enumerate(_parts(file, reading.separator, path)):
             if number >= skip:
                 where = str(path) if start == 0 else f"{path} from byte {start} on"
-                yield Document(_decoded(held, reading, where), raw.tell())
+                yield Document(_decoded(data, reading, where), raw.tell())
 
 
 def _parts(file: IO[bytes], separator: str | None, path: Path) -> Iterator[tuple[int, bytes]]:
-    """The bytes between separators, each with its offset; the separator itself belongs to no document."""
+    """The bytes between separators, each with its offset."""
     if separator is None:
         yield 0, _bounded(file.read(LONGEST + 1), str(path)).removeprefix(codecs.BOM_UTF8)
         return
-    mark, start, held = separator.encode(), 0, b""
+    mark, start, rest = separator.encode(), 0, b""
     while block := file.read(BLOCK):
-        *whole, held = (held + block).split(mark)
+        *whole, rest = (rest + block).split(mark)
         for part in whole:
             yield start, part
             start += len(part) + len(mark)
-        _bounded(held, f"{path} from byte {start} on")
-    yield start, held
+        _bounded(rest, f"{path} from byte {start} on")
+    yield start, rest
 
 
-def _bounded(held: bytes, where: str) -> bytes:
-    if len(held) > LONGEST:
-        raise AmorError(f"{where}: a document of more than {LONGEST >> 20:,} MB; cut it, .txt files with --separator")
-    return held
+def _bounded(data: bytes, where: str) -> bytes:
+    if len(data) > LONGEST:
+        raise AmorError(
+            f"{where}: a document of more than {LONGEST >> 20:,} MB; cut it, .txt files with "
+            "--separator"
+        )
+    return data
 
 
 def _lines(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
@@ -188,14 +201,14 @@ def _lines(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
 
 
 def rows(path: Path) -> Iterator[tuple[str, object]]:
-    """Every line of a .jsonl file (also .gz) as plain values, each with its place, for what is to be said against it."""
+    """Every line of a .jsonl file (also .gz) as plain values, each with its place for errors."""
     with _opened(path) as (file, _):
         for where, line in _filled(file, path):
             yield where, _line_tree(line, Reading(), where)
 
 
 def _filled(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines that hold something, each with its place."""
+    """The lines that are not blank, each with its place."""
     for number, line in enumerate(iter(partial(file.readline, LONGEST + 1), b""), start=1):
         if _bounded(line, f"{path} line {number}").strip():
             yield f"{path} line {number}", line
@@ -209,27 +222,37 @@ def _line_tree(line: bytes, reading: Reading, where: str) -> object:
     except ValueError as error:
         if isinstance(error, AmorError):
             raise
-        raise AmorError(f"{where} is not JSON that can be read ({error})") from error  # a number of thousands of digits
+        # a number of thousands of digits
+        raise AmorError(f"{where} is not JSON that can be read ({error})") from error
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
 
 
 def _line_text(line: bytes, reading: Reading, where: str) -> str:
-    held = _line_tree(line, reading, where)
-    if not isinstance(held, dict) or reading.field not in held:
-        has = ", ".join(map(repr, list(held)[:20])) or "none" if isinstance(held, dict) else f"a {type(held).__name__}"
-        raise AmorError(f"{where} has no field {reading.field!r}, it has {has}; choose one with --field")
-    return text_of(held[reading.field], reading, where)
+    tree = _line_tree(line, reading, where)
+    if not isinstance(tree, dict) or reading.field not in tree:
+        has = f"a {type(tree).__name__}"
+        if isinstance(tree, dict):
+            has = ", ".join(map(repr, list(tree)[:20])) or "none"
+        raise AmorError(
+            f"{where} has no field {reading.field!r}, it has {has}; choose one with --field"
+        )
+    return text_of(tree[reading.field], reading, where)
 
 
 def text_of(value: object, reading: Reading, where: str) -> str:
     """A field's value, which must be a text that UTF-8 can hold."""
     if not isinstance(value, str):
-        raise AmorError(f"{where}: field {reading.field!r} is a {type(value).__name__}, not a text; choose another with --field")
+        raise AmorError(
+            f"{where}: field {reading.field!r} is a {type(value).__name__}, not a text; choose "
+            "another with --field"
+        )
     try:
         return value.encode("utf-8", reading.errors).decode("utf-8")
     except UnicodeEncodeError as error:  # half of a surrogate pair, written as an escape
-        raise AmorError(f"{where} holds a broken character at {error.start}; mend it or use --errors replace") from error
+        raise AmorError(
+            f"{where} holds a broken character at {error.start}; mend it or use --errors replace"
+        ) from error
 
 
 def _parquet(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
@@ -240,16 +263,22 @@ def _parquet(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
         file = parquet.ParquetFile(path)
         if reading.field not in file.schema_arrow.names:
             names = ", ".join(file.schema_arrow.names)
-            raise AmorError(f"{path} has no column {reading.field!r}, it has {names}; choose one with --field")
+            raise AmorError(
+                f"{path} has no column {reading.field!r}, it has {names}; choose one with --field"
+            )
         size, total, first = path.stat().st_size, max(file.metadata.num_rows, 1), 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
             if first + rows > skip:
-                values = (v for batch in file.iter_batches(1024, row_groups=[group], columns=[reading.field]) for v in batch[0])
+                batches = file.iter_batches(1024, row_groups=[group], columns=[reading.field])
+                values = (value for batch in batches for value in batch[0])
                 for row, value in enumerate(values, start=first):
                     if row >= skip:
-                        yield Document(text_of(value.as_py(), reading, f"{path} row {row}"), size * (row + 1) // total)
+                        text = text_of(value.as_py(), reading, f"{path} row {row}")
+                        yield Document(text, size * (row + 1) // total)
             first += rows
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        words = " ".join(str(error).split())
-        raise AmorError(f"{path} is not a whole parquet file of text ({words}); copy it again") from error
+        reason = " ".join(str(error).split())
+        raise AmorError(
+            f"{path} is not a whole parquet file of text ({reason}); copy it again"
+        ) from error

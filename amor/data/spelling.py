@@ -1,4 +1,6 @@
-"""What a token spells, and what sort of token it is: the words of a trace and the classes of its summary."""
+"""What a token spells, and what sort of token it is: the words of a trace and the classes of its
+summary.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,22 @@ if TYPE_CHECKING:
 
 # every token is of one kind; `rare` cuts across them
 KINDS = ("first in word", "continuation", "digit", "punctuation", "whitespace", "special")
-LEARNED = 1000  # a vocabulary of at least this many tokens was learned by merging, the common ones first
+LEARNED = (
+    1000  # a vocabulary of at least this many tokens was learned by merging, the common ones first
+)
 SHARE = 0.1  # of a text that the rarest tokens of a small vocabulary make up
 
 
 class Speller:
-    """Ids -> the text each one spells; a byte that is no character by itself is written as \\xNN, or as `errors` says."""
+    """Text of a token id; bytes that are no character by themselves are decoded with `errors`."""
 
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
-        self.special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        self.byte = {letter: byte for byte, letter in byte_letters().items()} if byte_level(tokenizer) else {}
+        added = tokenizer.get_added_tokens_decoder()
+        self.special = {i for i, token in added.items() if token.special}
+        self.byte: dict[str, int] = {}  # of a letter, if tokens are spelled in bytes
+        if "ByteLevel" in type(tokenizer.decoder).__name__:
+            self.byte = {letter: byte for byte, letter in byte_letters().items()}
 
     def __call__(self, token: int, errors: str = "backslashreplace") -> str:
         spelled = self.tokenizer.id_to_token(token)
@@ -36,23 +43,20 @@ class Speller:
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
 
-def byte_level(tokenizer: Tokenizer) -> bool:
-    return "ByteLevel" in type(tokenizer.decoder).__name__
-
-
 def kinds(ids: Sequence[int], speller: Speller) -> list[str]:
     """The kind of every token of a text, in the order of the text."""
-    found, before = [], " "
+    result, before = [], " "
     for token in ids:
         # part of a character that takes several tokens: most of those are letters
         text = speller(token, "replace").replace("\ufffd", "a")
         special = token in speller.special
-        found.append("special" if special else kind(text, before))
+        result.append("special" if special else kind(text, before))
         before = " " if special else text or before
-    return found
+    return result
 
 
 def kind(text: str, before: str) -> str:
+    """The kind of a token that spells `text` after a token that spells `before`."""
     core = text.strip()
     if not core:
         return "whitespace"
@@ -65,7 +69,9 @@ def kind(text: str, before: str) -> str:
 
 
 def rare(ids: Sequence[int], vocab: int) -> list[bool]:
-    """Rare tokens: the later half of a learned vocabulary; of a small one the rarest of this text, a tenth of it at most."""
+    """Rare tokens: the later half of a learned vocabulary; of a small one the rarest of this text,
+    a tenth of it at most.
+    """
     if vocab >= LEARNED:
         return [token >= vocab // 2 for token in ids]
     budget, chosen = SHARE * len(ids), set()

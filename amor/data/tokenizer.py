@@ -1,6 +1,8 @@
-"""Tokenizers by name: `bytes`, `bpe:4096` (trained on the user's text), `llama-3.1`, or the path of a tokenizer.json.
+"""Tokenizers by name: `bytes`, `bpe:4096` (trained on the user's text), `llama-3.1`, or the path of
+a tokenizer.json.
 
-All four are a `tokenizers.Tokenizer`, so that one tokenizer.json can be stored with the data and with the model.
+All four are a `tokenizers.Tokenizer`, so that one tokenizer.json can be stored with the data and
+with the model.
 """
 
 from __future__ import annotations
@@ -31,16 +33,22 @@ def bpe_size(name: str) -> int | None:
         return None
     size = int(re.sub("[_,]", "", match[1]))
     if not 257 <= size <= 1 << 20:
-        raise AmorError(f"tokenizer {name!r}: a size is 257 (256 bytes and {END_OF_TEXT}) to {1 << 20}")
+        raise AmorError(
+            f"tokenizer {name!r}: a size is 257 (256 bytes and {END_OF_TEXT}) to {1 << 20}"
+        )
     return size
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse half of a surrogate pair: Python carries it where bytes were not UTF-8, but it is no text."""
+    """Refuse half of a surrogate pair: Python carries it where bytes were not UTF-8, but it is no
+    text.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise AmorError(f"{what} is not UTF-8 text: character {error.start + 1} is no character") from None
+        raise AmorError(
+            f"{what} is not UTF-8 text: character {error.start + 1} is no character"
+        ) from None
 
 
 def load(name: str) -> Tokenizer:
@@ -52,16 +60,21 @@ def load(name: str) -> Tokenizer:
 
         return llama_tokenizer()
     if bpe_size(name):
-        raise AmorError(f"tokenizer {name!r} is trained on text, by amor prepare; here give the tokenizer.json it wrote")
+        raise AmorError(
+            f"tokenizer {name!r} is trained on text, by amor prepare; here give the "
+            "tokenizer.json it wrote"
+        )
     if Path(name).exists() or name.endswith(".json"):
         return load_file(name)
     raise AmorError(f"no tokenizer {name!r}; give {NAMES}")
 
 
 def byte_letters() -> dict[int, str]:
-    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's table).
+    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's
+    table).
 
-    Printable latin-1 bytes stand for themselves, the others take the characters from 256 on, in order.
+    Printable latin-1 bytes stand for themselves, the others take the characters from 256 on, in
+    order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
@@ -70,22 +83,30 @@ def byte_letters() -> dict[int, str]:
 
 def bytes_tokenizer() -> Tokenizer:
     """The UTF-8 bytes themselves: id = byte, and 256 for the end of a text."""
-    tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in byte_letters().items()}, merges=[]))
-    # The regex cuts text into words, which a cache then serves; without merges it cannot change the ids.
+    tokenizer = Tokenizer(
+        models.BPE(vocab={letter: byte for byte, letter in byte_letters().items()}, merges=[])
+    )
+    # The regex cuts text into words, which a cache then serves; without merges it cannot change the
+    # ids.
     return _byte_level(tokenizer, ByteLevel(add_prefix_space=False, use_regex=True))
 
 
 def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
-    """A byte-level BPE with exactly `size` tokens, the same for the same texts: every text has a spelling in it."""
+    """A byte-level BPE with exactly `size` tokens, the same for the same texts: every text has a
+    spelling in it.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=True)
     alphabet = sorted(ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=size - 1, initial_alphabet=alphabet, special_tokens=[], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 1, initial_alphabet=alphabet, special_tokens=[], show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     reached = tokenizer.get_vocab_size() + 1
     if reached != size:
         raise AmorError(
-            f"the text is too small for bpe:{size}, it yields {reached} tokens; use bpe:{reached} or less, or more text"
+            f"the text is too small for bpe:{size}, it yields {reached} tokens; use "
+            f"bpe:{reached} or less, or more text"
         )
     return _byte_level(tokenizer, tokenizer.pre_tokenizer)
 
@@ -98,21 +119,25 @@ def _byte_level(tokenizer: Tokenizer, cut: pre_tokenizers.PreTokenizer) -> Token
 
 
 def canonical(tokenizer: Tokenizer) -> str:
-    """The tokenizer.json without what changes no id: truncation, padding, key order and white space."""
-    held = json.loads(tokenizer.to_str())
-    return json.dumps({**held, "truncation": None, "padding": None}, sort_keys=True, ensure_ascii=False)
+    """tokenizer.json without what changes no id: truncation, padding, key order, white space."""
+    tree = {**json.loads(tokenizer.to_str()), "truncation": None, "padding": None}
+    return json.dumps(tree, sort_keys=True, ensure_ascii=False)
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """sha256 of the canonical form, in hex."""
     return hashlib.sha256(canonical(tokenizer).encode()).hexdigest()
 
 
 def end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:
     """The id that closes a document: the named token, or the first of the usual names."""
     for token in ENDS if name is None else (name,):
-        found = tokenizer.token_to_id(token)
-        if found is not None:
-            return found
+        token_id = tokenizer.token_to_id(token)
+        if token_id is not None:
+            return token_id
     specials = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
-    asked = "a token for the end of a text" if name is None else f"a token {name!r}"
-    raise AmorError(f"the tokenizer does not have {asked}; name one with --end-of-text, special tokens: {specials[:20]}")
+    missing = "a token for the end of a text" if name is None else f"a token {name!r}"
+    raise AmorError(
+        f"the tokenizer does not have {missing}; name one with --end-of-text, special tokens: "
+        f"{specials[:20]}"
+    )

@@ -1,4 +1,6 @@
-"""Writes one split: tokens appended to shards of equal size, restartable at any point the journal holds."""
+"""Writes one split: tokens appended to shards of equal size, restartable at any point the journal
+holds.
+"""
 
 from __future__ import annotations
 
@@ -20,35 +22,40 @@ from amor.typed import Count, Positive
 
 @dataclass(frozen=True)
 class Written:
-    """What a split holds up to a document boundary: the finished shards and the tokens in the one begun after them."""
+    """Content of a split up to a document boundary."""
 
-    shards: tuple[Shard, ...] = ()
-    part: Count = 0
+    shards: tuple[Shard, ...] = ()  # the full ones
+    part: Count = 0  # tokens in the shard begun after them
     documents: Count = 0
     text_bytes: Count = 0
-    by_source: Mapping[SourceName, Positive] = field(default_factory=dict)  # documents from each source
+    # documents from each source
+    by_source: Mapping[SourceName, Positive] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
+        """Tokens in all."""
         return sum(s.tokens for s in self.shards) + self.part
 
 
 def disk(path: Path) -> AbstractContextManager[None]:
-    """A disk that is full or not ours is the user's to mend; what was written so far stays."""
+    """Turn errors of the disk into an AmorError; what was written so far stays."""
     return disk_errors(path, "mend that and run the same command again, it goes on from there")
 
 
 AGAIN = "begin again with --overwrite"
 
 
-class Writer:
-    """Appends tokens. Until the manifest is written the journal alone says which bytes count."""
+class ShardWriter:
+    """Appends tokens to a split. Until its manifest is written, the journal decides which bytes
+    count.
+    """
 
     def __init__(self, folder: Path, vocab: int, shard_tokens: int, begun: Written) -> None:
         self.folder, self.shard_tokens = folder, shard_tokens
         self.dtype = little_endian(dtype_for(vocab))
         self.shards, self.part = list(begun.shards), begun.part
-        self.documents, self.text_bytes, self.by_source = begun.documents, begun.text_bytes, dict(begun.by_source)
+        self.documents, self.text_bytes = begun.documents, begun.text_bytes
+        self.by_source = dict(begun.by_source)
         self._file: IO[bytes] | None = None
         self._digest = hashlib.sha256()
         with disk(folder):
@@ -58,23 +65,29 @@ class Writer:
     @property
     def written(self) -> Written:
         """As a journal keeps it, at a document boundary."""
-        return Written(tuple(self.shards), self.part, self.documents, self.text_bytes, dict(self.by_source))
+        return Written(
+            tuple(self.shards), self.part, self.documents, self.text_bytes, dict(self.by_source)
+        )
 
     @property
     def tokens(self) -> int:
+        """Tokens in all."""
         return self.written.tokens
 
     def _path(self) -> Path:
         return self.folder / f"{len(self.shards):05d}.bin"
 
     def _return_to_journal(self) -> None:
-        """Forget what was written after the journal: cut the shard that was begun, remove those behind it."""
+        """Cut the shard that was begun, and remove those after it, as the journal has them."""
         wanted = [(f"{number:05d}.bin", self.shard_tokens) for number in range(len(self.shards))]
         if self.part >= self.shard_tokens or [(s.file, s.tokens) for s in self.shards] != wanted:
             raise AmorError(
-                f"{self.folder}: the journal's shards are not 00000.bin, ... of {self.shard_tokens:,} tokens; {AGAIN}"
+                f"{self.folder}: the journal's shards are not 00000.bin, ... of "
+                f"{self.shard_tokens:,} tokens; {AGAIN}"
             )
-        sizes = {self.folder / s.file: s.tokens for s in self.shards} | ({self._path(): self.part} if self.part else {})
+        sizes = {self.folder / s.file: s.tokens for s in self.shards} | (
+            {self._path(): self.part} if self.part else {}
+        )
         for path in self.folder.glob("*.bin"):
             if path not in sizes:
                 path.unlink()
@@ -86,36 +99,39 @@ class Writer:
             self._digest = digest_of(self._path())
 
     def append(self, tokens: np.ndarray) -> None:
+        """Write tokens, and begin a new shard where one is full."""
         with disk(self.folder):
             while len(tokens):
                 if self._file is None:
                     self._file = self._path().open("ab")
                 taken, tokens = np.split(tokens, [self.shard_tokens - self.part])
-                held = taken.astype(self.dtype).tobytes()
-                self._file.write(held)
-                self._digest.update(held)
+                data = taken.astype(self.dtype).tobytes()
+                self._file.write(data)
+                self._digest.update(data)
                 self.part += len(taken)
                 if self.part == self.shard_tokens:
                     self._finish_shard()
 
     def count(self, source: str, text_bytes: int) -> None:
-        """A document is whole."""
+        """Count a document whose every token was appended."""
         self.documents += 1
         self.text_bytes += text_bytes
         self.by_source[source] = self.by_source.get(source, 0) + 1
 
     def sync(self) -> None:
-        """Everything appended so far is on the disk when this returns, so that a journal may say so."""
+        """Return once everything appended so far is on the disk."""
         if self._file is not None:
             with disk(self.folder):
                 self._file.flush()
                 os.fsync(self._file.fileno())
 
     def finish(self) -> None:
+        """Close the last shard."""
         if self.part:
             self._finish_shard()
 
     def close(self) -> None:
+        """Close the file; a second call does nothing."""
         file, self._file = self._file, None
         if file is not None:
             with disk(self.folder):
@@ -130,6 +146,6 @@ class Writer:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that no reader sees half of it. What a kill leaves beside it, the next write takes."""
+    """Write a small file atomically; the next write removes what a kill has left beside it."""
     with disk(path):
         replace_file(path, text, mark="part")  # a lock keeps others away

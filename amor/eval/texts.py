@@ -14,7 +14,7 @@ from pathlib import Path
 
 from amor import typed
 from amor.data.shards import sha256_of
-from amor.data.sources import Reading, Source, rows, text_of
+from amor.data.sources import DocumentSource, Reading, rows, text_of
 from amor.errors import AmorError, nearest
 from amor.eval import tasks
 from amor.eval.lengths import Segment
@@ -99,7 +99,9 @@ def from_hub(spec: TextSet) -> TextDocuments | str:
     """A set of the hub; its first document is fetched, so that an unreachable hub is known before
     the work begins."""
     hub = spec.hub
-    source = Source(f"hf:{hub.name}", Reading(field=hub.field, config=hub.config, split=hub.split))
+    source = DocumentSource(
+        f"hf:{hub.name}", Reading(field=hub.field, config=hub.config, split=hub.split)
+    )
     texts = TextDocuments(
         f"{source.name} ({', '.join(filter(None, (hub.config, hub.split)))})",
         lambda: (document.text for document in source.documents()),

@@ -36,7 +36,7 @@ def evaluate(
         sums[1] += (targets != IGNORE).sum()
         sums[2] += targets.numel()
         sums[5 : 5 + blocks] += output.fire.sum((1, 2))
-        if output.chunk.asked is not None:
+        if output.chunk.question is not None:
             asked = is_answer(output.chunk)
             sums[3] += right_answers(model, output).sum()
             sums[4] += asked.sum()

@@ -56,7 +56,7 @@ class Chunk:
     reset: Tensor | None = None  # True at the first token of a document
     valid: Tensor | None = None  # False at padding; None: there is none
     # number of the question that a target answers, 0 for none; of generated tasks
-    asked: Tensor | None = None
+    question: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def cut_columns(windows: Windows, first_row: int, columns: int) -> Iterator[Chun
     for start in range(0, windows.columns, columns):
         part = windows.between(start, min(start + columns, windows.columns))
         place = rows, slice(start, start + part.columns)
-        yield Chunk(place, part.tokens, part.targets, part.reset, asked=part.asked)
+        yield Chunk(place, part.tokens, part.targets, part.reset, question=part.question)
 
 
 def join_chunks(outputs: Iterable[ChunkOutput]) -> CorpusOutput:

@@ -69,7 +69,7 @@ def recall(
     chunks = run_windows(model, text, rows=at_a_time, gates=gates, on_tokens=on_tokens)
     parts = [_row_sums(model, output) for output in chunks]
     sums = _RowSums(*(torch.cat(each, -1).double().cpu() for each in zip(*(part.all for part in parts), strict=True)))
-    first = text[0:1].asked
+    first = text[0:1].question
     assert first is not None
     elsewhere = task.length - sums.answers
     return Recall(
@@ -107,8 +107,8 @@ def right_answers(model: Amor, output: ChunkOutput) -> Tensor:
 
 def is_answer(chunk: Chunk) -> Tensor:
     """[rows, columns] True at every token of an answer."""
-    assert chunk.asked is not None, "a text without questions"
-    return chunk.asked > 0
+    assert chunk.question is not None, "a text without questions"
+    return chunk.question > 0
 
 
 def count_answered(hits: Tensor, asked: Tensor) -> Tensor:
@@ -155,14 +155,14 @@ class _RowSums:
 
 
 def _row_sums(model: Amor, output: ChunkOutput) -> _RowSums:
-    assert output.chunk.asked is not None
+    assert output.chunk.question is not None
     asked, hits = is_answer(output.chunk), right_answers(model, output)
     nll, fire = output.nll.double(), output.fire
     return _RowSums(
         right=hits.sum(1),
         answers=asked.sum(1),
-        whole=count_answered(hits, output.chunk.asked),
-        questions=output.chunk.asked.max(1).values,
+        whole=count_answered(hits, output.chunk.question),
+        questions=output.chunk.question.max(1).values,
         nll_questions=(nll * asked).sum(1),
         nll_elsewhere=(nll * ~asked).sum(1),
         fired_questions=(fire & asked).sum(2),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from amor.data.loader import Judging, Windows, cut
+from amor.data.loader import BatchSource, Windows, cut
 from amor.data.shards import Shards, dtype_for
 from amor.data.tokenizer import tokenizer_hash
 from amor.errors import AmorError
@@ -58,7 +58,7 @@ class BatchWindows:
     """Rows first .. last - 1 of the first batch of an evaluation source, read from disk when they
     are indexed."""
 
-    source: Judging
+    source: BatchSource
     first: int
     last: int
     end_of_text: int | None = None  # given: the state is reset at every document

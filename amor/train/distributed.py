@@ -73,9 +73,6 @@ class World:
         """The objects of all ranks, on every rank."""
         return [thing]
 
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-
     def close(self) -> None:
         """Leave the process group."""
 
@@ -116,9 +113,6 @@ class Replicas(World):
         box: list[Any] = [None] * self.size
         dist.all_gather_object(box, thing)
         return box
-
-    def barrier(self) -> None:
-        dist.barrier()
 
     def close(self) -> None:
         dist.destroy_process_group()

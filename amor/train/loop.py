@@ -8,7 +8,7 @@ never stopped.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,12 @@ from amor.run import Run
 from amor.train import checkpoint, resume, retention
 from amor.train.data import TrainingData
 from amor.train.distributed import World, init_world
-from amor.train.freeze import described, freeze
-from amor.train.optim import adamw, describe, groups
-from amor.train.reached import STEPS, GradientCheck
+from amor.train.optim import adamw, describe, freeze, groups
 from amor.train.recipe import Recipe
 from amor.train.step import Stepper
 from amor.train.stop import Stop
-from amor.train.trouble import NonFiniteError, Spikes, first_non_finite
-from amor.train.watch import (
-    CheckpointSaved,
-    MetricsWriter,
-    Observer,
-    Observers,
-    RunEnded,
-    RunStarted,
-)
+from amor.train.trouble import STEPS, GradientCheck, NonFiniteError, Spikes, first_non_finite
+from amor.train.watch import CheckpointSaved, MetricsWriter, Observer, RunEnded, RunStarted
 
 
 def train(
@@ -51,7 +42,7 @@ def train(
     go_on: str = "auto",
     machine: Machine | None = None,
 ) -> RunEnded:
-    """Train to the end of the recipe, or until a signal asks to stop.
+    """Train to the end of the recipe, or until a signal to stop.
 
     out: the run directory. observers: called on rank 0. machine: written to RUN/machine.json.
     go_on: "auto" resumes if there is a checkpoint; "yes": there must be one; "no": `out` must be
@@ -60,7 +51,7 @@ def train(
     world = init_world(recipe.distributed, recipe.device)
     try:
         run = Run(out)
-        watching = Observers([MetricsWriter(run), *observers] if world.is_main else [])
+        watching = [MetricsWriter(run), *observers] if world.is_main else []
         return Trainer(recipe, run, world, watching, machine or Machine()).go(go_on)
     except OSError as error:
         if error.errno is None:  # not the system's: e.g. a shared library that cannot be loaded
@@ -78,10 +69,15 @@ class Trainer:
     """One run: its model, optimiser and data, and the loop over its steps."""
 
     def __init__(
-        self, recipe: Recipe, run: Run, world: World, observers: Observer, machine: Machine
+        self,
+        recipe: Recipe,
+        run: Run,
+        world: World,
+        observers: Sequence[Observer],
+        machine: Machine,
     ):
         self.recipe, self.run, self.world, self.machine = recipe, run, world, machine
-        self.observers = observers  # Observers for several
+        self.observers = observers
         self.steps = recipe.total_steps
         self.done = 0  # optimiser steps taken
         self.saved = -1  # the step of the newest checkpoint
@@ -93,7 +89,8 @@ class Trainer:
         """The whole run; go_on as in `train`."""
         self.data = TrainingData.open(self.recipe, self.world)
         self.assemble(self.open_folder(go_on))
-        self.observers.on_start(self.about())
+        started = self.about()
+        self.notify(lambda observer: observer.on_start(started))
         with Stop(self.world) as stop:
             stopped = self.loop(stop)
         ended = RunEnded(
@@ -104,7 +101,7 @@ class Trainer:
             stopped_by=stop.name if stopped else None,
             valid=self.valid,
         )
-        self.observers.on_end(ended)
+        self.notify(lambda observer: observer.on_end(ended))
         return ended
 
     def loop(self, stop: Stop) -> bool:
@@ -157,14 +154,14 @@ class Trainer:
             spike=result.spike,
             blocks=result.blocks,
         )
-        self.observers.on_step(line)
+        self.notify(lambda observer: observer.on_step(line))
 
     def check_gradients(self) -> None:
         """With frozen parts: whether every trained tensor gets a gradient, until all do."""
         check = self.gradient_check
         if check is None or self.stepper.updates > STEPS:
             return
-        check.look(self.model)
+        check.update(self.model)
         counts = {"tensors": len(check.names), "silent": check.silent, "missing": check.missing}
         self.event("gradients", check.summary(self.done), step=self.done, now=counts)
         if not check.silent:
@@ -182,7 +179,8 @@ class Trainer:
         )
         self.valid = Judged(step=self.done, **msgspec.structs.asdict(scores))
         timing = EvalTiming(seconds=time.perf_counter() - started)
-        self.observers.on_eval(Evaluated(step=self.done, valid=scores, timing=timing))
+        evaluated = Evaluated(step=self.done, valid=scores, timing=timing)
+        self.notify(lambda observer: observer.on_eval(evaluated))
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one, and delete those no longer kept."""
@@ -202,8 +200,8 @@ class Trainer:
         self.saved = self.done
         if self.world.is_main:
             retention.prune(self.run, self.recipe.checkpoint)
-        seconds = time.perf_counter() - started
-        self.observers.on_checkpoint(CheckpointSaved(self.done, str(folder), seconds))
+        saved = CheckpointSaved(self.done, str(folder), time.perf_counter() - started)
+        self.notify(lambda observer: observer.on_checkpoint(saved))
 
     def open_folder(self, go_on: str) -> Path | None:
         """Make the run directory; the checkpoint to resume from, if there is one."""
@@ -272,7 +270,7 @@ class Trainer:
             recipe=recipe,
             model=self.model.config.name,
             parameters=sum(p.numel() for p in self.model.parameters()),
-            groups=describe(self.groups) + described(self.model),
+            groups=describe(self.model, self.groups),
             step=self.done,
             steps=self.steps,
             folder=str(self.run.folder),
@@ -307,7 +305,13 @@ class Trainer:
 
     def event(self, kind: str, message: str, **more: Any) -> None:
         """Something out of the ordinary, for every observer; more: fields of `Event`."""
-        self.observers.on_event(Event(event=kind, message=message, **more))
+        event = Event(event=kind, message=message, **more)
+        self.notify(lambda observer: observer.on_event(event))
+
+    def notify(self, call: Callable[[Observer], None]) -> None:
+        """Call a method of every observer, in their order."""
+        for observer in self.observers:
+            call(observer)
 
 
 def first_model(recipe: Recipe) -> Amor:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
@@ -29,8 +29,6 @@ CHOICES = {
     "distributed": ("none", "ddp", "fsdp"),
     "freeze": ("none", "backbone"),
 }
-# keys of [checkpoint] that were called otherwise in earlier versions
-RENAMED = {"latest": "keep_last", "best": "keep_best", "milestones": "keep_every"}
 
 Word = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00-\x1f]*$")]  # in one line
 Sequences = Annotated[int, Meta(ge=1, le=2**20)]
@@ -99,7 +97,7 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class Rates:
-    """[lr]: learning rates: a linear warm-up to the peak, then a cosine to the floor (schedule.py).
+    """[lr]: learning rates: a linear warm-up to the peak, then a cosine to the floor (optim.shape).
 
     Defaults are the paper's at 180M parameters.
 
@@ -144,6 +142,11 @@ class CheckpointPolicy:
         none.
     """
 
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "latest": "keep_last",
+        "best": "keep_best",
+        "milestones": "keep_every",
+    }
     every: Every = 250
     keep_last: Every = 2
     keep_best: bool = True
@@ -241,7 +244,7 @@ class Recipe:
         if self.model.start:
             raise AmorError(
                 "a task is learned from the beginning; "
-                f"model.start {self.model.start!r} knows another vocabulary"
+                f"model.start {self.model.start!r} has another vocabulary"
             )
         task = read_task(self.task)
         if self.context not in (type(self).context, task.length):
@@ -286,28 +289,22 @@ class Recipe:
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], where: str = "recipe") -> "Recipe":
         """A recipe from plain values; where: what an error calls them, such as a file's path."""
-        policy = tree.get("checkpoint") if isinstance(tree, Mapping) else None
-        for old in RENAMED.keys() & (policy.keys() if isinstance(policy, Mapping) else ()):
-            raise AmorError(
-                f"{where}: checkpoint.{old} is now called checkpoint.{RENAMED[old]}; "
-                "rename it there"
-            )
         return typed.convert(cls, tree, where)
 
 
 def load(
-    given: str | Path, changes: Iterable[str] = (), model: str | None = None, /, **keys: Any
+    name: str | Path, changes: Iterable[str] = (), model: str | None = None, /, **keys: Any
 ) -> Recipe:
     """A recipe by path or name, with changes; later ones win.
 
     changes: "key=value" texts, as of --set. model: a preset that replaces the recipe's model.name.
     keys: fields of the recipe, set last.
     """
-    path = find(given)
+    path = find(name)
     tree = {"name": path.stem, **typed.extended(path)}
     if path == HOME / TINY / "base.toml":
-        named = str(given).removeprefix(f"{TINY}/")
-        tree["name"] = model = model or (named if named in every_name() else ModelChoice.name)
+        suffix = str(name).removeprefix(f"{TINY}/")
+        tree["name"] = model = model or (suffix if suffix in every_name() else ModelChoice.name)
     elif model:
         tree["name"] = f"{tree['name']}-{model}"
     if model:
@@ -325,17 +322,17 @@ def load(
     return recipe
 
 
-def find(given: str | Path) -> Path:
+def find(name: str | Path) -> Path:
     """The file of a recipe: by path, or by name as listed by `names` ("paper/180m")."""
-    for path in (Path(given), Path(f"{given}.toml"), HOME / given, HOME / f"{given}.toml"):
+    for path in (Path(name), Path(f"{name}.toml"), HOME / name, HOME / f"{name}.toml"):
         try:
             if path.is_file():
                 return path
         except OSError:  # a name that no file can have
             continue
-    if str(given) == TINY or str(given) in _tiny_names():
+    if str(name) == TINY or str(name) in _tiny_names():
         return HOME / TINY / "base.toml"
-    raise AmorError(f"no recipe {str(given)!r}; {nearest(str(given), names())}")
+    raise AmorError(f"no recipe {str(name)!r}; {nearest(str(name), names())}")
 
 
 def file_names() -> list[str]:

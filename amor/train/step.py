@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amor.data.loader import Source, Windows, paired
+from amor.data.loader import BatchSource, Windows, paired
 from amor.errors import AmorError
 from amor.gates.base import Adaptive
 from amor.gates.warmup import ForcedOpen
@@ -35,10 +35,9 @@ from amor.ops.head import IGNORE
 from amor.records.run import GateLine
 from amor.state import State
 from amor.train.distributed import World
-from amor.train.optim import set_rate
+from amor.train.optim import set_rate, shape
 from amor.train.recipe import Recipe
 from amor.train.sample import sampled
-from amor.train.schedule import shape
 from amor.train.trouble import NonFiniteError, Spikes
 
 
@@ -88,7 +87,7 @@ class Stepper:
         model: Amor,
         optimizer: torch.optim.Optimizer,
         recipe: Recipe,
-        source: Source,
+        source: BatchSource,
         world: World,
         end_of_text: int | None = None,
     ):
@@ -292,7 +291,7 @@ def boundary(documents: str, end_of_text: int | None) -> int | None:
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse bf16 on a CPU unless it is asked for as "bf16-cpu"."""
+    """Refuse bf16 on a CPU under any other name than "bf16-cpu"."""
     if precision == "bf16" and device.type == "cpu":
         raise AmorError(
             'precision = "bf16" on a CPU: without bf16 units it is slower than float32 and '

@@ -6,9 +6,8 @@ timing/tokens_per_second.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from amor import typed
@@ -17,6 +16,8 @@ from amor.records.run import Line
 from amor.train.watch import Observer, RunEnded, RunStarted
 
 PROJECT = "amor"
+# name -> the module that is imported
+MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
 
 
 def scalars(metrics: Mapping[str, Any], above: str = "") -> dict[str, float]:
@@ -28,22 +29,28 @@ def scalars(metrics: Mapping[str, Any], above: str = "") -> dict[str, float]:
         if isinstance(value, dict):
             out |= scalars(value, f"{above}{key}/")
         elif isinstance(value, list | tuple):
-            out |= scalars(
-                {f"{key.removesuffix('s')}{index}": item for index, item in enumerate(value)}, above
-            )
+            items = {f"{key.removesuffix('s')}{index}": item for index, item in enumerate(value)}
+            out |= scalars(items, above)
         elif isinstance(value, int | float) and not (above == "" and key == "step"):
             out[f"{above}{key}"] = float(value)
     return out
 
 
 class Tracker(Observer):
-    """Passes every line of metrics to a tracker. The package is imported at once, before a run
-    begins.
+    """Passes every line of metrics to wandb or trackio: functions init, log and finish of a module.
+
+    The package is imported at once, before a run begins.
     """
 
-    def __init__(self, name: str, module: str, package: str):
+    def __init__(self, name: str):
         self.name, self.opened = name, False
-        self.door: ModuleType = _door(name, module, package)
+        try:
+            self.module: Any = importlib.import_module(MODULES[name])
+        except ImportError as error:
+            raise AmorError(
+                f"--track {name} needs the package {name} ({error}); "
+                f"pip install 'amor[track]' or {name}"
+            ) from error
 
     def on_start(self, started: RunStarted) -> None:
         self.open(started)
@@ -64,38 +71,27 @@ class Tracker(Observer):
             self.finish()
 
     def open(self, started: RunStarted) -> None:
-        """Begin a run of the tracker."""
-        raise NotImplementedError
+        """Begin a run of the tracker; wandb's files go to RUN/wandb, trackio has its own folder."""
+        folder = {"dir": started.folder} if self.name == "wandb" else {}
+        name, config = Path(started.folder).name, started.recipe.to_dict()
+        self.module.init(project=PROJECT, name=name, config=config, **folder)
 
     def log(self, values: dict[str, float], step: int) -> None:
         """Record the numbers of a step."""
-        raise NotImplementedError
+        self.module.log(values, step=step)
 
     def finish(self) -> None:
         """End the run of the tracker."""
-        raise NotImplementedError
-
-
-def _door(name: str, module: str, package: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise AmorError(
-            f"--track {name} needs the package {package} ({error}); "
-            f"pip install 'amor[track]' or {package}"
-        ) from error
+        self.module.finish()
 
 
 class TensorBoard(Tracker):
     """Event files in RUN/tensorboard."""
 
-    def __init__(self) -> None:
-        super().__init__("tensorboard", "torch.utils.tensorboard", "tensorboard")
-
     def open(self, started: RunStarted) -> None:
-        # steps after the one a run resumes from are taken again; purge_step removes the old ones
+        # steps after the one that a run resumes from are repeated; purge_step removes the old ones
         folder = str(Path(started.folder) / "tensorboard")
-        self.writer = self.door.SummaryWriter(folder, purge_step=started.step + 1)
+        self.writer = self.module.SummaryWriter(folder, purge_step=started.step + 1)
 
     def log(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -105,57 +101,10 @@ class TensorBoard(Tracker):
         self.writer.close()
 
 
-class Modular(Tracker):
-    """A tracker that is used through three functions of its module: init, log, finish."""
-
-    def open(self, started: RunStarted) -> None:
-        self.door.init(
-            project=PROJECT,
-            name=Path(started.folder).name,
-            config=started.recipe.to_dict(),
-            **self.more(started),
-        )
-
-    def more(self, started: RunStarted) -> dict[str, str]:
-        """Further arguments of init."""
-        return {}
-
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.door.log(values, step=step)
-
-    def finish(self) -> None:
-        self.door.finish()
-
-
-class Wandb(Modular):
-    """Weights & Biases, its files in RUN/wandb."""
-
-    def __init__(self) -> None:
-        super().__init__("wandb", "wandb", "wandb")
-
-    def more(self, started: RunStarted) -> dict[str, str]:
-        return {"dir": started.folder}
-
-
-class Trackio(Modular):
-    """trackio, which keeps its own folder."""
-
-    def __init__(self) -> None:
-        super().__init__("trackio", "trackio", "trackio")
-
-
-TRACKERS: dict[str, Callable[[], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "trackio": Trackio,
-}
-
-
 def trackers(names: str) -> list[Tracker]:
     """'tensorboard, wandb' -> two observers; '' -> none."""
-    found = []
-    for name in filter(None, (part.strip() for part in names.split(","))):
-        if name not in TRACKERS:
-            raise AmorError(f"no tracker {name!r}; {nearest(name, TRACKERS)}")
-        found.append(TRACKERS[name]())
-    return found
+    wanted = [name for part in names.split(",") if (name := part.strip())]
+    for name in wanted:
+        if name not in MODULES:
+            raise AmorError(f"no tracker {name!r}; {nearest(name, MODULES)}")
+    return [(TensorBoard if name == "tensorboard" else Tracker)(name) for name in wanted]

@@ -1,11 +1,10 @@
 """Observers of a run: the metrics file, plain lines for people, and whatever else is passed in.
 
 Rank 0 calls every observer at each moment of a run. A subclass of `Observer` overrides the moments
-it wants; `Observers` is several of them as one.
+it wants.
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -71,37 +70,6 @@ class Observer:
         """The run is finished, or stopped."""
 
 
-class Observers(Observer):
-    """Several observers as one, called in their order."""
-
-    def __init__(self, observers: Sequence[Observer]):
-        self.observers = tuple(observers)
-
-    def on_start(self, started: RunStarted) -> None:
-        for observer in self.observers:
-            observer.on_start(started)
-
-    def on_step(self, metrics: Step) -> None:
-        for observer in self.observers:
-            observer.on_step(metrics)
-
-    def on_eval(self, metrics: Evaluated) -> None:
-        for observer in self.observers:
-            observer.on_eval(metrics)
-
-    def on_checkpoint(self, saved: CheckpointSaved) -> None:
-        for observer in self.observers:
-            observer.on_checkpoint(saved)
-
-    def on_event(self, event: Event) -> None:
-        for observer in self.observers:
-            observer.on_event(event)
-
-    def on_end(self, ended: RunEnded) -> None:
-        for observer in self.observers:
-            observer.on_end(ended)
-
-
 class MetricsWriter(Observer):
     """Writes metrics.jsonl and events.jsonl."""
 
@@ -126,6 +94,7 @@ class Lines(Observer):
         self.steps = 0
 
     def say(self, text: str) -> None:
+        """Print a line."""
         print(text, file=self.file or sys.stdout, flush=True)
 
     def on_start(self, started: RunStarted) -> None:

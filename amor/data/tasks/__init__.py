@@ -1,1 +1,1 @@
-"""Generated tasks whose answers are known: one file a kind, `base.py` is the contract."""
+"""Generated tasks whose answers are known: one file per kind, `base.py` is the contract."""

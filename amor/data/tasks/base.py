@@ -1,8 +1,9 @@
 """The contract of a task: rows of tokens with questions in them whose answers stand further left.
 
-A row is a function of its key alone (amor/data/chance.py), so it needs no file and no state. Options say how large a task is and
-refuse what cannot be asked. Where the answer of a question stands as the next token, the row is a text like any other; where it
-does not (mqar), the target at the question is the answer all the same.
+A row is a function of its key alone (amor/data/chance.py), so it needs no file and no state.
+Options give the size of a task and refuse what is impossible. Where the answer to a question is the
+next token, the row is a text like any other; where it is not (mqar), the target at the question is
+the answer all the same.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from amor.ops.head import IGNORE
 
 ROOM = "data.tasks"
 Loss = Literal["questions", "all"]  # which targets count: the answers, or every next token
-Length = Annotated[int, Meta(ge=2, le=2**20)]  # of a row, in tokens that are read
-Some = Annotated[int, Meta(ge=1, le=2**16)]  # pairs, questions, symbols
-Words = Annotated[int, Meta(ge=4, le=2**20)]  # of a vocabulary
+Length = Annotated[int, Meta(ge=2, le=2**20)]  # tokens of a row that are read
+Some = Annotated[int, Meta(ge=1, le=2**16)]  # number of pairs, questions or symbols
+Words = Annotated[int, Meta(ge=4, le=2**20)]  # size of a vocabulary
 FillerShare = Annotated[float, Meta(ge=0, le=0.99)]
 
 
@@ -35,15 +36,22 @@ class Drawn:
     """Rows as a task makes them."""
 
     tokens: np.ndarray  # [n, T + 1]
-    answers: np.ndarray  # [n, T] what is to be said at a question, IGNORE elsewhere
-    asked: np.ndarray  # [n, T] the number of the question an answer's token belongs to, from 1; 0 elsewhere
+    answers: np.ndarray  # [n, T] the target at a question, IGNORE elsewhere
+    question: np.ndarray  # [n, T] number of the question an answer's token belongs to, from 1; or 0
+
+
+class TaskOptions:
+    """Base of the options of a task: frozen dataclasses with `vocab`, `length` and `loss`."""
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
 
 
 class Task:
-    """A kind of task at a size. A subclass has a `kind`, frozen `Options` with `loss` and a `check`, and `draw`."""
+    """A kind of task at a size. A subclass has a `kind`, frozen `Options`, `chance` and `draw`."""
 
     kind: ClassVar[str]
-    Options: ClassVar[type]
+    Options: ClassVar[type[TaskOptions]]
 
     def __init__(self, options: Any):
         self.options = options
@@ -61,21 +69,24 @@ class Task:
 
     @property
     def chance(self) -> float:
-        """The accuracy of who knows which tokens are answers, and no more."""
+        """Accuracy of guessing among the tokens that can be answers."""
         raise NotImplementedError
 
     def draw(self, chance: Chance) -> Drawn:
+        """One row per key of `chance`."""
         raise NotImplementedError
 
     def rows(self, seed: int, stream: str, step: int, first: int, last: int) -> Windows:
-        """Rows first .. last - 1 of a step, with targets as `loss` counts them and the questions marked."""
+        """Rows first .. last - 1 of a step, with the targets that `loss` counts and the questions
+        marked.
+        """
         drawn = self.draw(Chance(row_keys(seed, stream, step, first, last)))
-        asked = drawn.asked > 0
-        others = drawn.tokens[:, 1:] if self.options.loss == "all" else np.full_like(drawn.answers, IGNORE)
-        targets = np.where(asked, drawn.answers, others)
-        tokens = np.ascontiguousarray(drawn.tokens[:, :-1])
-        found, wanted, marks = (torch.from_numpy(each) for each in (tokens, targets, drawn.asked))
-        return Windows(found, wanted, asked=marks)
+        targets = drawn.answers
+        if self.options.loss == "all":
+            targets = np.where(drawn.question > 0, drawn.answers, drawn.tokens[:, 1:])
+        tokens = torch.from_numpy(np.ascontiguousarray(drawn.tokens[:, :-1]))
+        question = torch.from_numpy(drawn.question)
+        return Windows(tokens, torch.from_numpy(targets), question=question)
 
     @cached_property
     def tree(self) -> dict[str, Any]:
@@ -88,35 +99,37 @@ class Task:
 
 
 def read_task(tree: Mapping[str, Any], where: str = "task") -> Task:
-    """{"kind": "mqar", "pairs": 8}: a task, or one line that says what is wrong with it."""
+    """A task from plain values such as {"kind": "mqar", "pairs": 8}; `where` names it in errors."""
     kind = tree.get("kind")
     if not isinstance(kind, str):
         raise AmorError(f"{where}: no kind; name one of {', '.join(registry.kinds(ROOM))}")
-    found = registry.find(ROOM, kind.replace("-", "_"))
-    options = typed.convert(found.Options, {key: value for key, value in tree.items() if key != "kind"}, f"{where} {kind}")
-    task = found(options)
+    task_class = registry.find(ROOM, kind.replace("-", "_"))
+    options = {key: value for key, value in tree.items() if key != "kind"}
+    task = task_class(typed.convert(task_class.Options, options, f"{where} {kind}"))
     assert isinstance(task, Task)
     return task
 
 
-def at_most(what: str, given: int, most: int, why: str) -> None:
-    if given > most:
-        raise AmorError(f"{what} is {given:,}, at most {most:,}: {why}")
-
-
-def blank(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Answers and question numbers of rows in which nothing is asked yet."""
-    return np.full((rows, length), IGNORE, dtype=np.int64), np.zeros((rows, length), dtype=np.int64)
+def at_most(what: str, value: int, most: int, why: str) -> None:
+    """Refuse an option above its maximum."""
+    if value > most:
+        raise AmorError(f"{what} is {value:,}, at most {most:,}: {why}")
 
 
 def joined(parts: np.ndarray) -> np.ndarray:
-    """[n, parts, tokens of each] after each other: [n, parts x tokens], of no rows too."""
+    """[n, parts, tokens of each] -> [n, parts x tokens]; n may be 0."""
     return parts.reshape(len(parts), parts.shape[1] * parts.shape[2])
 
 
-def ask(answers: np.ndarray, asked: np.ndarray, tokens: np.ndarray, places: np.ndarray) -> None:
-    """Mark questions at places [n, questions, tokens of an answer]: at each, the next token is the answer's."""
-    flat = joined(places)
+def ask(tokens: np.ndarray, places: np.ndarray, answers: np.ndarray | None = None) -> Drawn:
+    """Rows of tokens [n, T + 1] with questions at places [n, questions, tokens of an answer].
+
+    answers: the targets there, shaped as places; by default the next tokens.
+    """
+    flat, shape = joined(places), (len(tokens), tokens.shape[1] - 1)
     number = np.repeat(np.arange(1, places.shape[1] + 1), places.shape[2])
-    np.put_along_axis(answers, flat, np.take_along_axis(tokens, flat + 1, 1), 1)
-    np.put_along_axis(asked, flat, np.broadcast_to(number, flat.shape), 1)
+    known = np.take_along_axis(tokens, flat + 1, 1) if answers is None else joined(answers)
+    targets, question = np.full(shape, IGNORE, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    np.put_along_axis(targets, flat, known, 1)
+    np.put_along_axis(question, flat, np.broadcast_to(number, flat.shape), 1)
+    return Drawn(tokens, targets, question)

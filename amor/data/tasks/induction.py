@@ -1,28 +1,37 @@
-"""Induction heads, as in Mamba: random tokens with a mark among them, and the mark again at the end; what followed the first?"""
+"""Induction heads, as in Mamba: random tokens with a mark among them, and the mark again at the
+end; what followed the first?
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Length, Loss, Task, Words, ask, blank
+from amor.data.tasks.base import Drawn, Length, Loss, Task, TaskOptions, Words, ask
 from amor.errors import AmorError
 
 MARK = 0
 
 
 @dataclass(frozen=True)
-class InductionOptions:
+class InductionOptions(TaskOptions):
+    """Size of the task; the default vocabulary is that of Mamba's experiment and a mark."""
+
     vocab: Words = 17  # a mark, and tokens
     length: Length = 64
     loss: Loss = "questions"
 
     def check(self) -> None:
         if self.length < 3:
-            raise AmorError(f"induction: length {self.length} is too short for the mark, what follows it, and the mark; give 3")
+            raise AmorError(
+                f"induction: length {self.length} is too short for the mark, what follows it, "
+                "and the mark; give 3"
+            )
 
 
 class Induction(Task):
+    """Which token followed the mark?"""
+
     kind = "induction"
     Options = InductionOptions
     options: InductionOptions
@@ -38,6 +47,4 @@ class Induction(Task):
         tokens[:, -1] = np.take_along_axis(tokens, place + 1, 1)[:, 0]
         np.put_along_axis(tokens, place, MARK, 1)
         tokens[:, -2] = MARK
-        answers, asked = blank(chance.rows, o.length)
-        ask(answers, asked, tokens, np.full((chance.rows, 1, 1), o.length - 1))
-        return Drawn(tokens, answers, asked)
+        return ask(tokens, np.full((chance.rows, 1, 1), o.length - 1))

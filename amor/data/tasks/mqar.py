@@ -1,7 +1,9 @@
-"""Multi-query associative recall as in zoology: pairs of key and value, then each key again somewhere; what was its value?
+"""Multi-query associative recall as in zoology: pairs of key and value, then each key again
+somewhere; what was its value?
 
-Keys are of [1, V/2), values of [V/2, V), neither repeats. Behind the pairs keys stand at even places, nearer ones far more often:
-place i with a weight of i^(power - 1). All other places hold random tokens, also the one behind a question.
+Keys are of [1, V/2), values of [V/2, V), neither repeats. Behind the pairs keys stand at even
+places, nearer ones far more often: place i with a weight of i^(power - 1). All other places hold
+random tokens, also the one behind a question.
 """
 
 from dataclasses import dataclass
@@ -11,29 +13,36 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, Words, at_most, blank
+from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, TaskOptions, Words, ask, at_most
 from amor.errors import AmorError
 
 
 @dataclass(frozen=True)
-class MqarOptions:
+class MqarOptions(TaskOptions):
+    """Size of the task; queries 0 is every key once, power as in zoology."""
+
     vocab: Words = 512
     length: Length = 64
     pairs: Some = 8
-    queries: Annotated[int, Meta(ge=0, le=2**16)] = 0  # 0: every key once
+    queries: Annotated[int, Meta(ge=0, le=2**16)] = 0
     power: Annotated[float, Meta(gt=0, le=10)] = 0.01
     loss: Loss = "questions"
 
     @property
     def questions(self) -> int:
+        """Questions per row."""
         return self.queries or self.pairs
 
     def check(self) -> None:
-        at_most("mqar: pairs", self.pairs, self.vocab // 2 - 1, f"keys are half of a vocabulary of {self.vocab:,}, without 0")
+        why = f"keys are half of a vocabulary of {self.vocab:,}, without 0"
+        at_most("mqar: pairs", self.pairs, self.vocab // 2 - 1, why)
         at_most("mqar: queries", self.questions, self.pairs, "a key is asked for once")
         if self.room < self.questions:
             least = 2 * (self.pairs + self.questions)
-            raise AmorError(f"mqar: length {self.length} is too short for {self.pairs} pairs and their questions; give {least}")
+            raise AmorError(
+                f"mqar: length {self.length} is too short for {self.pairs} pairs and their "
+                f"questions; give {least}"
+            )
 
     @property
     def room(self) -> int:
@@ -42,6 +51,8 @@ class MqarOptions:
 
 
 class Mqar(Task):
+    """Which value came with this key?"""
+
     kind = "mqar"
     Options = MqarOptions
     options: MqarOptions
@@ -55,11 +66,10 @@ class Mqar(Task):
         keys = chance.distinct(half - 1, o.pairs) + 1
         values = chance.distinct(o.vocab - half, o.pairs) + half
         which = chance.distinct(o.pairs, o.questions)
-        places = 2 * o.pairs + 2 * chance.ranked(np.arange(1, o.room + 1) ** (o.power - 1.0), o.questions)
+        weights = np.arange(1, o.room + 1) ** (o.power - 1.0)
+        places = 2 * o.pairs + 2 * chance.ranked(weights, o.questions)
         tokens = chance.below(o.vocab, o.length + 1)
         tokens[:, 0 : 2 * o.pairs : 2], tokens[:, 1 : 2 * o.pairs : 2] = keys, values
         np.put_along_axis(tokens, places, np.take_along_axis(keys, which, 1), 1)
-        answers, asked = blank(chance.rows, o.length)
-        np.put_along_axis(answers, places, np.take_along_axis(values, which, 1), 1)
-        np.put_along_axis(asked, places, np.broadcast_to(np.arange(1, o.questions + 1), places.shape), 1)
-        return Drawn(tokens, answers, asked)
+        answers = np.take_along_axis(values, which, 1)
+        return ask(tokens, places[:, :, None], answers[:, :, None])

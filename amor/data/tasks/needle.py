@@ -1,6 +1,8 @@
-"""A needle at a distance: a key with its value somewhere in random filler, and at the end the key again; what was the value?
+"""A needle at a distance: a key with its value somewhere in random filler, and at the end the key
+again; what was the value?
 
-With several needles one of them is asked for. A distance may be set: tokens between the value and the question.
+With several needles one of them is asked for. A distance may be set: tokens between the value and
+the question.
 """
 
 from dataclasses import dataclass
@@ -10,12 +12,25 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, Words, ask, at_most, blank, joined
+from amor.data.tasks.base import (
+    Drawn,
+    Length,
+    Loss,
+    Some,
+    Task,
+    TaskOptions,
+    Words,
+    ask,
+    at_most,
+    joined,
+)
 from amor.errors import AmorError
 
 
 @dataclass(frozen=True)
-class NeedleOptions:
+class NeedleOptions(TaskOptions):
+    """Size of the task."""
+
     vocab: Words = 64  # a quarter keys, a quarter of which values are made, half filler
     length: Length = 128
     needles: Some = 1
@@ -34,16 +49,23 @@ class NeedleOptions:
         return 1 + self.value
 
     def check(self) -> None:
-        at_most("needle: needles", self.needles, self.vocab // 4, f"keys are a quarter of a vocabulary of {self.vocab:,}")
+        why = f"keys are a quarter of a vocabulary of {self.vocab:,}"
+        at_most("needle: needles", self.needles, self.vocab // 4, why)
         room = self.body - self.needles * self.each
         if room < 0:
             raise AmorError(f"needle: length {self.length} is too short; give {self.length - room}")
-        at_most("needle: distance", self.distance, room, f"the needle stands in a length of {self.length:,}")
+        why = f"the needle stands in a length of {self.length:,}"
+        at_most("needle: distance", self.distance, room, why)
         if self.distance >= 0 and self.needles > 1:
-            raise AmorError(f"needle: distance {self.distance} is for one needle, not {self.needles}; leave one of the two away")
+            raise AmorError(
+                f"needle: distance {self.distance} is for one needle, not {self.needles}; leave "
+                "one of the two away"
+            )
 
 
 class Needle(Task):
+    """Which value came with this key, in filler?"""
+
     kind = "needle"
     Options = NeedleOptions
     options: NeedleOptions
@@ -55,16 +77,15 @@ class Needle(Task):
     def draw(self, chance: Chance) -> Drawn:
         o, rows, quarter = self.options, chance.rows, self.options.vocab // 4
         keys = chance.distinct(quarter, o.needles)[:, :, None]
-        values = chance.below(quarter, o.needles * o.value).reshape(rows, o.needles, o.value) + quarter
-        needles = np.concatenate([keys, values], axis=2)
+        values = chance.below(quarter, o.needles * o.value) + quarter
+        needles = np.concatenate([keys, values.reshape(rows, o.needles, o.value)], axis=2)
         tokens = chance.below(o.vocab - 2 * quarter, o.length + 1) + 2 * quarter
         starts = self.starts(chance)[:, :, None] + np.arange(o.each)
         np.put_along_axis(tokens, joined(starts), joined(needles), 1)
         which = chance.below(o.needles, 1)[:, :, None]
         tokens[:, o.body :] = np.take_along_axis(needles, which, 1)[:, 0]
-        answers, asked = blank(rows, o.length)
-        ask(answers, asked, tokens, np.broadcast_to(np.arange(o.body, o.length), (rows, 1, o.value)))
-        return Drawn(tokens, answers, asked)
+        places = np.arange(o.body, o.length)
+        return ask(tokens, np.broadcast_to(places, (rows, 1, o.value)))
 
     def starts(self, chance: Chance) -> np.ndarray:
         """[rows, needles] where each needle begins, from left to right."""

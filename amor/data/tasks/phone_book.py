@@ -1,6 +1,8 @@
-"""A phone book: entries of first name, last name and a number of several digits; then some names, whose numbers are asked for.
+"""A phone book: entries of first name, last name and a number of several digits; then some names,
+whose numbers are asked for.
 
-No two entries have the same two names, but many share one of them: who looks for one name alone finds the wrong number.
+No two entries have the same two names, but many share one of them: who looks for one name alone
+finds the wrong number.
 """
 
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Loss, Some, Task, Words, ask, at_most, blank, joined
+from amor.data.tasks.base import Drawn, Loss, Some, Task, TaskOptions, Words, ask, at_most, joined
 from amor.errors import AmorError
 
 DIGITS, MARK = 10, 10  # tokens 0 .. 9, and the mark before a question; names follow
@@ -18,7 +20,9 @@ FIRST = MARK + 1
 
 
 @dataclass(frozen=True)
-class PhoneBookOptions:
+class PhoneBookOptions(TaskOptions):
+    """Size of the task."""
+
     vocab: Words = 27  # digits, a mark, and names
     entries: Some = 8
     digits: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -27,6 +31,7 @@ class PhoneBookOptions:
 
     @property
     def names(self) -> int:
+        """Tokens that are names."""
         return self.vocab - FIRST
 
     @property
@@ -37,13 +42,21 @@ class PhoneBookOptions:
     def check(self) -> None:
         if self.names < 1:
             raise AmorError(
-                f"phone-book: vocab {self.vocab} holds no names beside ten digits and a mark; give at least {FIRST + 1}"
+                f"phone-book: vocab {self.vocab} holds no names beside ten digits and a mark; "
+                f"give at least {FIRST + 1}"
             )
-        at_most("phone-book: entries", self.entries, self.names**2, f"{self.names} names make no more pairs")
+        at_most(
+            "phone-book: entries",
+            self.entries,
+            self.names**2,
+            f"{self.names} names make no more pairs",
+        )
         at_most("phone-book: queries", self.queries, self.entries, "an entry is asked for once")
 
 
 class PhoneBook(Task):
+    """Which number belongs to this name?"""
+
     kind = "phone_book"
     Options = PhoneBookOptions
     options: PhoneBookOptions
@@ -61,7 +74,6 @@ class PhoneBook(Task):
         marks = np.full((rows, o.queries, 1), MARK)
         questions = np.concatenate([marks, np.take_along_axis(book, which, 1)], axis=2)
         tokens = np.concatenate([joined(book), joined(questions)], axis=1)
-        places = o.entries * (2 + o.digits) + np.arange(o.queries)[:, None] * (3 + o.digits) + 2 + np.arange(o.digits)
-        answers, asked = blank(rows, o.length)
-        ask(answers, asked, tokens, np.broadcast_to(places, (rows, *places.shape)))
-        return Drawn(tokens, answers, asked)
+        starts = o.entries * (2 + o.digits) + np.arange(o.queries)[:, None] * (3 + o.digits)
+        places = starts + 2 + np.arange(o.digits)
+        return ask(tokens, np.broadcast_to(places, (rows, *places.shape)))

@@ -1,6 +1,8 @@
-"""Selective copying: symbols among blanks, then a mark, then the symbols in their order without the blanks.
+"""Selective copying: symbols among blanks, then a mark, then the symbols in their order without the
+blanks.
 
-As in Mamba's task the symbols stand anywhere; as in a text, each symbol that was to be said is read before the next one.
+As in Mamba's task the symbols stand anywhere; as in a text, each symbol that was to be said is read
+before the next one.
 """
 
 from dataclasses import dataclass
@@ -8,13 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, Words, ask, at_most, blank
+from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, TaskOptions, Words, ask, at_most
 
 BLANK, MARK, FIRST = 0, 1, 2  # tokens; symbols follow
 
 
 @dataclass(frozen=True)
-class SelectiveCopyOptions:
+class SelectiveCopyOptions(TaskOptions):
+    """Size of the task."""
+
     vocab: Words = 18  # a blank, a mark, and symbols
     length: Length = 64
     symbols: Some = 8  # to be copied
@@ -26,6 +30,8 @@ class SelectiveCopyOptions:
 
 
 class SelectiveCopy(Task):
+    """Which symbols were there, without the blanks?"""
+
     kind = "selective_copy"
     Options = SelectiveCopyOptions
     options: SelectiveCopyOptions
@@ -42,6 +48,5 @@ class SelectiveCopy(Task):
         np.put_along_axis(tokens, np.sort(chance.distinct(body, o.symbols), axis=1), symbols, 1)
         tokens[:, body] = MARK
         tokens[:, body + 1 :] = symbols
-        answers, asked = blank(chance.rows, o.length)
-        ask(answers, asked, tokens, np.broadcast_to(np.arange(body, o.length), (chance.rows, 1, o.symbols)))
-        return Drawn(tokens, answers, asked)
+        places = np.arange(body, o.length)
+        return ask(tokens, np.broadcast_to(places, (chance.rows, 1, o.symbols)))

@@ -1,10 +1,13 @@
-"""Recall in a stream: pairs of key and value, then keys with their values once more, among filler that nobody can predict.
+"""Recall in a stream: pairs of key and value, then keys with their values once more, among filler
+that nobody can predict.
 
-A quarter of the vocabulary are keys, a quarter values, half is filler. What follows a key can be looked up; what follows anything
-else cannot be known. A gate that fires where the next token is uncertain fires on the filler.
+A quarter of the vocabulary are keys, a quarter values, half is filler. What follows a key can be
+looked up; what follows anything else cannot be known. A gate that fires where the next token is
+uncertain fires on the filler.
 
-With many pairs a model learns to look up sooner if it also meets few: `fewest` lets the rows of training have between so many and
-all of them, as zoology mixes its sizes. What a model is judged by always has all.
+With many pairs a model learns to look up sooner if some rows have few: with `fewest`, rows of
+training have between `fewest` and all of them, as zoology mixes its sizes. Evaluation rows always
+have all.
 """
 
 from dataclasses import dataclass
@@ -15,16 +18,30 @@ from msgspec import Meta
 
 from amor.data.chance import Chance
 from amor.data.loader import Windows
-from amor.data.tasks.base import Drawn, FillerShare, Length, Loss, Some, Task, Words, ask, at_most, blank
+from amor.data.tasks.base import (
+    Drawn,
+    FillerShare,
+    Length,
+    Loss,
+    Some,
+    Task,
+    TaskOptions,
+    Words,
+    ask,
+    at_most,
+)
 from amor.errors import AmorError
 
 
 @dataclass(frozen=True)
-class StreamOptions:
+class StreamOptions(TaskOptions):
+    """Size of the task."""
+
     vocab: Words = 512
     length: Length = 128
     pairs: Some = 16
-    fewest: Annotated[int, Meta(ge=0, le=2**16)] = 0  # pairs of a row of training, at least; filler stands for the others. 0: all
+    # least number of pairs in a row of training, filler in place of the others; 0: all of them
+    fewest: Annotated[int, Meta(ge=0, le=2**16)] = 0
     filler: FillerShare = 0.5  # share of the tokens behind the pairs
     loss: Loss = "all"
 
@@ -35,19 +52,24 @@ class StreamOptions:
 
     @property
     def questions(self) -> int:
+        """Questions per row."""
         return round(self.behind * (1 - self.filler) / 2)
 
     def check(self) -> None:
-        at_most("stream: pairs", self.pairs, self.vocab // 4, f"keys are a quarter of a vocabulary of {self.vocab:,}")
+        why = f"keys are a quarter of a vocabulary of {self.vocab:,}"
+        at_most("stream: pairs", self.pairs, self.vocab // 4, why)
         at_most("stream: fewest", self.fewest, self.pairs, "a row has no more pairs")
         if self.behind < 2 or not self.questions:
             raise AmorError(
-                f"stream: length {self.length} with {self.pairs} pairs and filler {self.filler:g} leaves no room for a question; "
+                f"stream: length {self.length} with {self.pairs} pairs and filler "
+                f"{self.filler:g} leaves no room for a question; "
                 f"give a length of {2 * self.pairs + int(2 / (1 - self.filler)) + 1}"
             )
 
 
 class Stream(Task):
+    """Which value came with this key, in a stream of filler?"""
+
     kind = "stream"
     Options = StreamOptions
     options: StreamOptions
@@ -69,17 +91,15 @@ class Stream(Task):
         keys = chance.distinct(quarter, o.pairs)
         values = chance.distinct(quarter, o.pairs) + quarter
         tokens = chance.below(o.vocab - 2 * quarter, o.length + 1) + 2 * quarter
-        given = np.arange(o.pairs) < pairs
+        present = np.arange(o.pairs) < pairs
         for place, token in enumerate((keys, values)):
-            shown = tokens[:, place : 2 * o.pairs : 2]
-            shown[:] = np.where(given, token, shown)
+            column = tokens[:, place : 2 * o.pairs : 2]
+            column[:] = np.where(present, token, column)
         which = chance.below(pairs, o.questions)
         units = o.behind - o.questions  # a question is two tokens
-        # the unit a question is, counted from the left, and how many questions stand before it
-        units_asked = np.sort(chance.distinct(units, o.questions), axis=1)
-        places = 2 * o.pairs + units_asked + np.arange(o.questions)
+        # the units that are questions, from the left; a question is one token longer than filler
+        chosen = np.sort(chance.distinct(units, o.questions), axis=1)
+        places = 2 * o.pairs + chosen + np.arange(o.questions)
         np.put_along_axis(tokens, places, np.take_along_axis(keys, which, 1), 1)
         np.put_along_axis(tokens, places + 1, np.take_along_axis(values, which, 1), 1)
-        answers, asked = blank(chance.rows, o.length)
-        ask(answers, asked, tokens, places[:, :, None])
-        return Drawn(tokens, answers, asked)
+        return ask(tokens, places[:, :, None])
