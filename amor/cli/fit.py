@@ -100,7 +100,7 @@ def windows(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | Non
 
 
 def fitted(args: argparse.Namespace, model: "Amor", text: "Windows", held_out: "Windows") -> "tuple[Amor, FitReport]":
-    from amor.data.progress import Progress
+    from amor.progress import Progress
     from amor.judge import choosing
     from amor.judge.fitting import compare_decisions, fit
     from amor.judge.windows import about
@@ -112,13 +112,13 @@ def fitted(args: argparse.Namespace, model: "Amor", text: "Windows", held_out: "
         raise AmorError(f"--fire-rate {args.fire_rate}: give a fraction between 0 and 1, e.g. 0.22")
     decide = args.decide or model.config.blocks.decide
     options = {"target": args.target, "hidden": args.hidden}
-    with Progress("collecting", text.tokens.numel(), " tokens") as progress:
+    with Progress("collecting", text.tokens.numel(), "tokens") as progress:
         other, networks = fit(model, text, options, decide, args.fire_rate, EVERY, args.seed, progress.add)
     choices = None
     if not args.no_frontier:
         ways = {name: keys for name, keys in choosing.WAYS.items() if keys["gate"] != "router"}
         passes = choosing.passes(len(model.blocks), model.config.blocks.decide == "once", ways=len(ways) + 1)
-        with Progress("comparing", passes * held_out.tokens.numel() + text.tokens.numel(), " tokens") as progress:
+        with Progress("comparing", passes * held_out.tokens.numel() + text.tokens.numel(), "tokens") as progress:
             extra = {"this router": other}
             choices = choosing.compare_gates(model, held_out, text, on_tokens=progress.add, ways=ways, extra=extra)
     head, blocks = 2.0 * model.head_weight.numel(), other.each_block()

@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.data.progress import Progress
+    from amor.progress import Progress
     from amor.gates.override import override_gates
     from amor.judge.gates import own_gates
     from amor.judge.recall import recall
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         file_to_write(args.out)
     task, model = asked(args, folder), load_model(folder).eval()
     gates = override_gates(own_gates(model), args.gate, args.fire_rate)
-    with Progress("asking", max(args.rows, 0) * task.length, " tokens") as progress:
+    with Progress("asking", max(args.rows, 0) * task.length, "tokens") as progress:
         found = recall(model, task, args.rows, args.seed, gates, on_tokens=progress.add)
     print("\n".join(lines(found)))
     if args.out:

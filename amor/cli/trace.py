@@ -135,7 +135,7 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
     from rich.console import Console
 
     from amor.cli import _judged
-    from amor.data.progress import Progress
+    from amor.progress import Progress
     from amor.judge import windows
     from amor.judge.value import passes as value_passes
     from amor.judge.value import value
@@ -150,7 +150,7 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
     else:
         cut = windows.of_ids(windows.encode(spelled_by(tokenizer), content(args.file)), context, args.windows, args.file)
     passes = value_passes(len(model.each_block()), once=model.config.blocks.decide == "once" and len(model.blocks) > 1)
-    with Progress("judging the gate", passes * cut.tokens.numel(), " tokens") as progress:
+    with Progress("judging the gate", passes * cut.tokens.numel(), "tokens") as progress:
         found = value(model, cut, gates, seen=progress.add)
     _judged.show(Console(highlight=False), found)
     return typed.tree(found) | {"verdict": sentences(found), "written": write(args, "value", found)}
@@ -160,7 +160,7 @@ def choose(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None
     from rich.console import Console
 
     from amor.cli import _judged
-    from amor.data.progress import Progress
+    from amor.progress import Progress
     from amor.data.shards import splits
     from amor.judge import choosing, windows
     from amor.study import page
@@ -183,7 +183,7 @@ def choose(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None
     )
     passes = choosing.passes(len(model.blocks), model.config.blocks.decide == "once")
     with Progress(
-        "choosing", passes * cut.tokens.numel() + choosing.learning_passes() * learned.tokens.numel(), " tokens"
+        "choosing", passes * cut.tokens.numel() + choosing.learning_passes() * learned.tokens.numel(), "tokens"
     ) as progress:
         found = choosing.compare_gates(model, cut, learned, on_tokens=progress.add)
     _judged.show_choices(Console(highlight=False), found)

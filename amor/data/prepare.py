@@ -25,7 +25,6 @@ from amor import typed
 from amor.data.encode import encoded
 from amor.data.encoder import Encoder
 from amor.data.journal import JOURNAL, Journal, Place, Plan, Planned, differs
-from amor.data.progress import Progress
 from amor.data.shards import (
     MANIFEST,
     MOST_SHARD,
@@ -41,6 +40,7 @@ from amor.data.tokenizer import bpe_size, end_of_text, load, tokenizer_hash, tra
 from amor.data.writer import AGAIN, Writer, Written, disk, write_whole
 from amor.errors import AmorError
 from amor.files import disk_errors, folder_to_write
+from amor.progress import Progress
 from amor.vocabulary import load_file, vocabulary
 
 LOCK = ".lock"
