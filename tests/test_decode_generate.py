@@ -209,7 +209,7 @@ def test_a_copy_of_the_head_writes_the_same_text_and_needs_an_exact_head_beside_
 
 
 def test_colours_show_entropy_and_underline_what_fired():
-    from amor.cli.generate import Live
+    from amor.cli.generate import LivePrinter
     from amor.decode.generate import Piece
 
     class Terminal(io.StringIO):
@@ -217,7 +217,7 @@ def test_colours_show_entropy_and_underline_what_fired():
             return True
 
     out = Terminal()
-    live = Live(out, 5.0)
+    live = LivePrinter(out, 5.0)
     for fire in ((False,), (True,)):
         live.show(Piece(0, 1, "word", 2.5, fire))
     calm, fired = out.getvalue().split("word")[:2]
