@@ -10,7 +10,7 @@ from laws import small
 
 from amor.bench import crossing, machine
 from amor.bench.decode import DecodePlan, crossings
-from amor.bench.simulate import UNDECIDED, DecodeRounds, build_active, filled_state, round_size, schedule
+from amor.bench.simulate import UNDECIDED, ScheduledRounds, build_active, filled_state, round_size, schedule
 from amor.bench.timing import alternate
 from amor.cli import main
 from amor.decode.engine import Engine
@@ -35,7 +35,7 @@ def test_a_round_fires_as_often_as_asked(rate):
 @pytest.mark.parametrize("savings", [Savings(), Savings(compiled=False), Savings(joint=False), Savings.none()])
 def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     model = small("amor-mamba2")
-    rounds = DecodeRounds(Engine(model, savings), filled_state(model, 50, 32), rate)
+    rounds = ScheduledRounds(Engine(model, savings), filled_state(model, 50, 32), rate)
     own = [block.gate for block in model.each_block()]
     rounds.run()
     assert rounds.engine.tally.fired == [rounds.fired] * 3
@@ -54,19 +54,19 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
 def test_variants_are_simulated_with_the_passes_over_the_head_that_they_need(name, more, cheap):
     """Exact: one a token, and `more` where blocks fire. Of the copy, read for one vector at a time: `cheap` a token."""
     model = small(name)
-    rounds = DecodeRounds(Engine(model, Savings()), filled_state(model, 50, 32), 0.22)
+    rounds = ScheduledRounds(Engine(model, Savings()), filled_state(model, 50, 32), 0.22)
     spent = rounds.cost()
     assert rounds.engine.tally.fired == [rounds.fired] * 3 and rounds.fired == 4
     assert spent.head_passes * rounds.tokens == pytest.approx(rounds.tokens + more * rounds.fired)
     assert spent.head_passes == pytest.approx(model.head_passes(rounds.rate))
-    apart = DecodeRounds(Engine(model, Savings(joint=False, cheap=True)), filled_state(model, 50, 32), 0.22, best=True)
+    apart = ScheduledRounds(Engine(model, Savings(joint=False, cheap=True)), filled_state(model, 50, 32), 0.22, best=True)
     assert apart.cost().cheap_passes == pytest.approx(cheap)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.22, 1.0])
 def test_simulated_doubts_of_the_copy_are_as_many_as_measured(rate):
     model = small("amor-mamba2")
-    rounds = DecodeRounds(Engine(model, Savings(joint=False, cheap=True)), filled_state(model, 50, 32), rate, best=True)
+    rounds = ScheduledRounds(Engine(model, Savings(joint=False, cheap=True)), filled_state(model, 50, 32), rate, best=True)
     rounds.run()
     passes = rounds.engine.passes
     assert passes.cheap == 4 * rounds.tokens
@@ -81,7 +81,7 @@ def test_simulated_gates_have_met_numbers_as_those_of_trained_models():
 
 def test_a_round_is_one_step_per_token():
     model = small("amor-mamba2")
-    rounds = DecodeRounds(Engine(model), filled_state(model, 50, 32), 0.22)
+    rounds = ScheduledRounds(Engine(model), filled_state(model, 50, 32), 0.22)
     assert len(list(rounds.pieces())) == rounds.tokens == 18
     times = alternate({"it": rounds.run}, rounds=3)["it"].divided(rounds.tokens)
     assert len(times.rounds) == 3 and 0 < times.best == min(times.rounds)
@@ -90,7 +90,7 @@ def test_a_round_is_one_step_per_token():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_round_begins_at_the_same_context_and_copies_no_key(name):
     model = small(name)
-    rounds = DecodeRounds(Engine(model), filled_state(model, 50, 32), 0.4)
+    rounds = ScheduledRounds(Engine(model), filled_state(model, 50, 32), 0.4)
     buffers = [part["kv"].buffer for part in rounds.base.parts if "kv" in part]
     for _ in range(3):
         rounds.run()

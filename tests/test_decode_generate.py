@@ -144,7 +144,7 @@ def run(capsys, *words):
 def test_the_command_writes_plain_text_into_a_pipe_and_closes_with_what_it_cost(folder, capsys):
     code, out, err = run(capsys, folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0)
     assert code == 0 and "\x1b" not in out and out.endswith("\n")
-    for words in ("tokens/s", "fired", "head passes a token", "of attention skipped"):
+    for words in ("tokens/s", "fired", "head passes per token", "of attention skipped"):
         assert words in err
 
 

@@ -63,7 +63,7 @@ class ScheduledGate(Gate):
         self.undecided, self.still_undecided = (
             [(i + 3 * later) % tokens < count for i in range(tokens)] for count in undecided
         )
-        self.last_position = -1  # of the last token it was asked about with an interval
+        self.last_position = -1  # of the last token decided by an interval
 
     @property
     def needs(self) -> frozenset[str]:
@@ -164,7 +164,7 @@ def _filled(part: Part, context: int, capacity: int) -> Part:
     return filled
 
 
-class DecodeRounds:
+class ScheduledRounds:
     """Rounds of decode steps at one context. Every round does the same work.
 
     best: only the best token of the output is wanted, not the logits.

@@ -18,6 +18,7 @@ import pkgutil
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -65,18 +66,24 @@ class Parser(argparse.ArgumentParser):
         words += "" if default is None else f" (default {default})"
         self.add_argument(name, metavar=metavar, default=default, help=words)
 
-    def number(
-        self,
-        name: str,
-        default: int | float | None,
-        words: str,
-        kind: type = int,
-        metavar: str = "N",
-    ) -> None:
+    def number(self, name: str, default: float | None, words: str, kind: type = int) -> None:
         """An option whose value is a number, of the default's type where there is one."""
         if default is not None:
             kind, words = type(default), f"{words} (default {default:,})"
+        metavar = "N" if kind is int else "X"
         self.add_argument(name, type=kind, default=default, metavar=metavar, help=words)
+
+    def choice(self, name: str, choices: Sequence[str], default: str | None, words: str) -> None:
+        """An option whose value is one of several names."""
+        self.add_argument(name, choices=choices, default=default, help=words)
+
+    def argument(self, name: str, metavar: str, words: str, nargs: str | None = None) -> None:
+        """An argument without a flag, or with nargs several or none."""
+        self.add_argument(name, metavar=metavar, nargs=nargs, help=words)
+
+    def required(self, name: str, metavar: str, words: str) -> None:
+        """An option that must be given."""
+        self.add_argument(name, metavar=metavar, required=True, help=words)
 
     def repeated(self, name: str, metavar: str, words: str) -> None:
         """An option that may be given several times; its value is the list of texts."""

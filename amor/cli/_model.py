@@ -24,15 +24,14 @@ TRAINED = "a model folder, or a run (its latest model)"
 
 def name_arguments(parser: Parser, words: str = TRAINED) -> None:
     """The model, as an argument or an option."""
-    parser.add_argument("name", nargs="?", metavar="MODEL", help=words)
+    parser.argument("name", "MODEL", words, "?")
     parser.text("--model", "MODEL", "the same, as an option")
 
 
 def trained_arguments(parser: Parser) -> None:
     """A trained model and its tokenizer, for `open_trained`."""
     name_arguments(parser)
-    words = "for a model folder without one: bytes, llama-3.1, or a tokenizer.json"
-    parser.text("--tokenizer", "NAME", words)
+    parser.text("--tokenizer", "NAME", "of a model without one: bytes, llama-3.1, a tokenizer.json")
 
 
 def config_arguments(parser: Parser) -> None:
@@ -44,10 +43,9 @@ def config_arguments(parser: Parser) -> None:
 
 def gate_arguments(parser: Parser) -> None:
     """Another gate or firing rate for a trained model, for amor.gates.override."""
-    words = "use another gate: always, never or random:SHARE, e.g. random:0.3"
+    words = "another gate: always, never, or random:0.3 for a firing rate of 0.3"
     parser.text("--gate", "KIND", words)
-    words = "fire on this share of tokens, 0 to 1"
-    parser.number("--fire-rate", None, words, float, "SHARE")
+    parser.number("--fire-rate", None, "fire on this share of tokens, 0 to 1", float)
 
 
 def config_changes(args: argparse.Namespace) -> dict[str, Any]:

@@ -40,16 +40,14 @@ START = "start"  # in the run directory: the attached model before its first ste
 
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
-    words = "a model folder or run without blocks, or a source of amor convert"
-    parser.add_argument("backbone", metavar="BACKBONE", help=words)
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the result goes")
-    parser.number("--blocks", 3, "gated blocks", metavar="K")
+    parser.argument("backbone", "BACKBONE", "a model without blocks, or a source of amor convert")
+    parser.required("--out", "FOLDER", "where the result goes")
+    parser.number("--blocks", 3, "gated blocks")
     parser.text("--gate", "KIND", "one of amor/gates; entropy is the paper's", "entropy")
-    words = "fire on this share of tokens (default: the gate's own rule)"
-    parser.number("--fire-rate", None, words, float, "SHARE")
+    words = "share of tokens that fire (default: the gate's own rule)"
+    parser.number("--fire-rate", None, words, float)
     parser.number("--head-size", 64, "of the blocks' attention")
-    words = "what gates read the head for: the block's input (default, the paper's) or the output"
-    parser.add_argument("--probe", choices=CHOICES["probe"], default="block", help=words)
+    parser.choice("--probe", CHOICES["probe"], "block", "what gates read the head for")
     parser.text("--text", "FILE", "a text to calibrate thresholds on (default: DATA/train)")
     parser.text("--data", "DATA", "prepared data: train/ to learn from, valid/ to judge by")
     parser.number("--train-steps", 0, "train for this many steps")
@@ -58,8 +56,7 @@ def arguments(parser: Parser) -> None:
     parser.add_argument("--freeze", action=freeze, default=True, help=words)
     parser.text("--recipe", "RECIPE", "of the training", RECIPE)
     parser.repeated("--set", "KEY=VALUE", "change a key of the recipe, e.g. lr.peak=1e-3")
-    words = "keep the first N tokens of the vocabulary: the rest is padding"
-    parser.number("--vocab", None, words)
+    parser.number("--vocab", None, "keep the first N tokens of the vocabulary: the rest is padding")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -78,7 +75,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     result |= calibrate_blocks(args, recipe, opened, model)
     if not result["ok"]:
         return result
-    return result | (train if args.train_steps else write_untrained)(args, recipe, opened, model)
+    if args.train_steps:
+        return result | train(args, recipe, opened, model)
+    write(opened, model, Path(args.out))
+    print(f"written: {args.out}")
+    return result
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -96,10 +97,9 @@ def check_options(args: argparse.Namespace) -> None:
 
 def load_recipe(args: argparse.Namespace) -> Recipe:
     """The recipe of the training, with the options of the command."""
-    keys: dict[str, Any] = {"freeze": "backbone" if args.freeze else "none"}
-    keys |= {"data": args.data} if args.data else {}
-    keys |= {"steps": args.train_steps} if args.train_steps > 0 else {}
-    return load(args.recipe, args.set, **keys)
+    keys = {"data": args.data or None, "steps": args.train_steps if args.train_steps > 0 else None}
+    wanted = {key: value for key, value in keys.items() if value is not None}
+    return load(args.recipe, args.set, freeze="backbone" if args.freeze else "none", **wanted)
 
 
 def compare_converted(opened: Opened) -> dict[str, Any]:
@@ -136,15 +136,6 @@ def calibrate_blocks(
     # now with gates that fire, which changes nothing yet
     same = same and same_said(opened.model, model, windows, closed=False)
     return {"ok": same, "thresholds": thresholds}
-
-
-def write_untrained(
-    args: argparse.Namespace, recipe: Recipe, opened: Opened, model: Amor
-) -> dict[str, Any]:
-    """Write the model folder."""
-    write(opened, model, Path(args.out))
-    print(f"written: {args.out}")
-    return {}
 
 
 def train(args: argparse.Namespace, recipe: Recipe, opened: Opened, model: Amor) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from amor.study.table import as_text
 
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
-    parser.add_argument("a", metavar="A", help="an evaluation folder, or a file in it")
-    parser.add_argument("b", metavar="B", help="the other")
+    parser.argument("a", "A", "an evaluation folder, or a file in it")
+    parser.argument("b", "B", "the other")
     parser.text("--suite", "NAME", "by default every suite that both have")
     parser.flag("--decode", "what was evaluated token by token: the files named .decode")
     parser.number("--samples", 10_000, "resamples")

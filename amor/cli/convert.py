@@ -40,17 +40,13 @@ class DiffersError(Exception):
 
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
-    words = "a folder: a published model, a model folder, or a run (its latest model)"
-    parser.add_argument("source", metavar="SOURCE", help=words)
-    words = "where the result goes; it must not exist"
-    parser.add_argument("--out", required=True, metavar="FOLDER", help=words)
+    words = "a published model, a model folder, or a run (its latest model)"
+    parser.argument("source", "SOURCE", words)
+    parser.required("--out", "FOLDER", "the new folder")
     parser.text("--to", "LAYOUT", f"one of {', '.join(TARGETS)}", "amor")
-    words = "keep the first N tokens of the vocabulary: the rest is padding"
-    parser.number("--vocab", None, words)
-    words = "put this tokenizer beside the model: a tokenizer.json, llama-3.1 or bytes"
-    parser.text("--tokenizer", "NAME", words)
-    words = "largest weight file, e.g. 5GB (--to authors or hf; default: one file)"
-    parser.text("--shard-size", "SIZE", words)
+    parser.number("--vocab", None, "keep the first N tokens of the vocabulary: the rest is padding")
+    parser.text("--tokenizer", "NAME", "to put beside it: a tokenizer.json, llama-3.1 or bytes")
+    parser.text("--shard-size", "SIZE", "largest weight file, e.g. 5GB, of --to authors or hf")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -56,8 +56,7 @@ def arguments(parser: Parser) -> None:
     length = parser.add_mutually_exclusive_group()
     words = "train this many steps (default: the recipe's)"
     length.add_argument("--steps", type=int, metavar="N", help=words)
-    words = "train for about so long, by the speed of the first steps here"
-    length.add_argument("--minutes", type=float, metavar="M", help=words)
+    length.add_argument("--minutes", type=float, metavar="M", help="train for about so long")
     parser.text("--model", "NAME", "another architecture, such as mamba2 or amor-gated-deltanet")
     parser.text("--out", "RUN", "the run directory", "runs/demo")
     parser.flag("--fresh", "delete the demo in RUN and begin again")

@@ -35,26 +35,19 @@ def arguments(parser: Parser) -> None:
     trained_arguments(parser)
     parser.text("--suite", "NAMES", "suites, with commas", "common-sense")
     parser.text("--task", "NAMES", "only these tasks of the suites, with commas")
-    words = "folder of the data sets as files; without it they come from the hub"
-    parser.text("--data", "FOLDER", words)
-    words = "where answers and results go (default: evals/<name of the model>)"
-    parser.text("--out", "FOLDER", words)
+    parser.text("--data", "FOLDER", "data sets as files; without it they come from the hub")
+    parser.text("--out", "FOLDER", "where results go (default: evals/<name of the model>)")
     parser.text("--gates", "NAMES", "model, closed, open, with commas: each is scored", "model")
-    words = "likelihood: by the forward; decode: token by token, skipping for real"
-    parser.text("--path", "NAME", words, "likelihood")
-    words = "the first N documents of each task, to try things; no score of the whole set"
-    parser.number("--limit", None, words)
-    words = "tokens per request at most; longer ones are cut on the left (default: no limit)"
-    parser.number("--max-length", None, words)
+    parser.text("--path", "NAME", "likelihood, or decode: token by token", "likelihood")
+    parser.number("--limit", None, "only the first N documents of each task, to try things")
+    parser.number("--max-length", None, "tokens per request; longer ones are cut on the left")
     parser.flag("--bos", "put the tokenizer's first token before each context")
-    words = "of niah or length-extrapolation, in tokens (default: the paper's)"
+    words = "tokens, of niah or length-extrapolation (default: the paper's)"
     parser.text("--lengths", "N,N", words)
     parser.number("--samples", 500, "niah: prompts per length")
     parser.number("--segments", 50, "length-extrapolation: texts per set")
-    words = "perplexity: held-out text, a folder of amor prepare or a .txt or .jsonl file"
-    parser.text("--text", "TEXT", words)
-    words = "perplexity: tokens per window; 0: as in training"
-    parser.number("--context", 0, words)
+    parser.text("--text", "TEXT", "perplexity: a folder of amor prepare or a text file")
+    parser.number("--context", 0, "perplexity: tokens per window; 0: as in training")
     parser.number("--seed", 0, "of what is random: niah's prompts, an untrained model")
     parser.number("--rows", 32, "contexts read at a time; no score depends on it")
     parser.flag("--untrained", "the same model with fresh weights: the floor of a table")

@@ -42,21 +42,16 @@ EVERY = 2  # one of so many tokens of a window is collected
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
     trained_arguments(parser)
-    words = "prepared text: routers are fitted on train/ and reported on valid/"
-    parser.text("--data", "FOLDER", words)
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="the model folder to write")
-    words = "what is predicted (default entropy); none: store quantiles only"
-    parser.add_argument("--target", default="entropy", choices=TARGETS, help=words)
+    parser.text("--data", "FOLDER", "prepared text: train/ to fit on and valid/ to report on")
+    parser.required("--out", "FOLDER", "the model folder to write")
+    parser.choice("--target", TARGETS, "entropy", "what is predicted; none: store quantiles")
     parser.number("--hidden", 512, "width of the hidden layer; 0: a linear map")
-    words = "a router per block, or one for all (default: as the model's own gates)"
-    parser.add_argument("--decide", choices=("each", "once"), help=words)
-    words = "threshold for this firing rate (default: the trained threshold)"
-    parser.number("--fire-rate", None, words, float, "SHARE")
+    parser.choice("--decide", ("each", "once"), None, "a router per block, or one for all")
+    parser.number("--fire-rate", None, "firing rate (default: by the trained threshold)", float)
     parser.number("--tokens", 131_072, "tokens collected per block")
     parser.number("--windows", 32, "held-out windows of the report")
     parser.number("--context", None, "tokens per window (default: the training length)")
-    words = "leave out the comparison with other gates, which takes minutes"
-    parser.flag("--no-frontier", words)
+    parser.flag("--no-frontier", "leave out the comparison with other gates, which takes minutes")
     parser.number("--seed", 0, "of the hidden layer's training")
     parser.flag("--detach", "put the replaced gates back instead of fitting")
 

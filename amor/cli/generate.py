@@ -52,23 +52,17 @@ def arguments(parser: Parser) -> None:
     parser.text("--batch", "FILE", "a file of prompts, .txt or .jsonl")
     parser.text("--out", "FILE", "write one line of JSON per prompt here")
     parser.number("--max-tokens", 128, "tokens written after each prompt")
-    words = "0: always the best token; 1: as the model has it; between: surer"
-    parser.number("--temperature", 0.8, words, metavar="T")
-    parser.number("--top-k", 0, "choose among the K best tokens; 0: all", metavar="K")
-    words = "choose among the best tokens that together have this probability"
-    parser.number("--top-p", 1.0, words, metavar="P")
-    words = "choose among tokens at least this share as probable as the best"
-    parser.number("--min-p", 0.0, words, metavar="P")
-    words = "above 1: make tokens that occurred before less likely"
-    parser.number("--repetition-penalty", 1.0, words, metavar="X")
+    parser.number("--temperature", 0.8, "0: greedy; 1: as the model has it")
+    parser.number("--top-k", 0, "choose among the K best tokens; 0: all")
+    parser.number("--top-p", 1.0, "only the best tokens of this probability together")
+    parser.number("--min-p", 0.0, "only tokens this share as probable as the best")
+    parser.number("--repetition-penalty", 1.0, "above 1: avoid earlier tokens")
     parser.repeated("--stop", "TEXT", "end before this text")
     parser.number("--seed", 0, "of the choices; the same seed gives the same text")
     parser.number("--rows", 8, "prompts continued at the same time")
     gate_arguments(parser)
-    words = "decide by an 8-bit copy of the head where it is certain: the same greedy text, faster"
-    parser.flag("--cheap", words)
-    words = "or float16, int8, int4: a half, a quarter, a seventh of the memory read per token"
-    parser.text("--weights", "FORMAT", words, "float32")
+    parser.flag("--cheap", "read an 8-bit copy of the head first: the same greedy text, faster")
+    parser.text("--weights", "FORMAT", "of the engine: float32, float16, int8, int4", "float32")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -25,10 +25,8 @@ from amor.models.size import state_size
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
     config_arguments(parser)
-    words = "tokens read so far, for state and FLOPs (default: the training length)"
-    parser.number("--context", None, words)
-    words = "share of tokens each block fires on, 0 to 1"
-    parser.number("--fire-rate", 0.4, words, metavar="SHARE")
+    parser.number("--context", None, "tokens read so far (default: the training length)")
+    parser.number("--fire-rate", 0.4, "share of tokens each block fires on, 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class BlockSize:
 
 
 @dataclass(frozen=True)
-class ModelSize:
+class ModelFacts:
     """Of a model, and of its state and next token after a context."""
 
     model: str
@@ -70,7 +68,7 @@ class ModelSize:
     head_passes_per_token: float  # in decode, where blocks fire together
 
 
-def run(args: argparse.Namespace) -> ModelSize:
+def run(args: argparse.Namespace) -> ModelFacts:
     """Describe one model."""
     config = model_config(args)
     context = config.context if args.context is None else args.context
@@ -83,7 +81,7 @@ def run(args: argparse.Namespace) -> ModelSize:
     return size
 
 
-def measure(config: Config, context: int, fire_rate: float) -> ModelSize:
+def measure(config: Config, context: int, fire_rate: float) -> ModelFacts:
     """Count parameters, state and cost from shapes alone."""
     state = state_size(config)
     model = build(config, device="meta")
@@ -97,7 +95,7 @@ def measure(config: Config, context: int, fire_rate: float) -> ModelSize:
         "final_norm": model.final_norm,
         "head": model.head,
     }
-    return ModelSize(
+    return ModelFacts(
         model=config.name,
         parameters=count(model),
         parameters_millions=round(count(model) / 1e6, 1),
@@ -124,7 +122,7 @@ def count(module: nn.Module | None) -> int:
     return 0 if module is None else sum(p.numel() for p in module.parameters())
 
 
-def draw(config: Config, size: ModelSize) -> None:
+def draw(config: Config, size: ModelFacts) -> None:
     """Print the parts as a tree."""
     total = f"{size.parameters_millions:,} M parameters"
     tree = Tree(f"[bold]{size.model}[/]  {total}, width {config.width}")

@@ -29,26 +29,20 @@ RECIPE = "tiny/amor-mamba2"
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
     add = parser.add_argument
-    add("inputs", nargs="+", metavar="INPUT", help="files, folders, or hf:NAME")
-    words = "where the splits and tokenizer.json go"
-    add("--out", required=True, metavar="FOLDER", help=words)
-    add("--tokenizer", required=True, metavar="NAME", help=NAMES)
-    words = "hold out this share of the documents, 0 to 1"
-    parser.number("--valid", 0.0, words, metavar="SHARE")
+    parser.argument("inputs", "INPUT", "files, folders, or hf:NAME", "+")
+    parser.required("--out", "FOLDER", "where the splits and tokenizer.json go")
+    parser.required("--tokenizer", "NAME", NAMES)
+    parser.number("--valid", 0.0, "hold out this share of the documents, 0 to 1")
     words = "hold out these inputs instead"
     add("--valid-files", nargs="+", default=[], metavar="INPUT", help=words)
     parser.text("--field", "NAME", "the field or column that holds the text", "text")
-    words = r"cut .txt files into documents here, e.g. '\n\n' (default: a file is one)"
-    parser.text("--separator", "WORDS", words)
-    words = "what to do with bytes that are not UTF-8: strict or replace"
-    parser.text("--errors", "NAME", words, "strict")
+    parser.text("--separator", "WORDS", r"cut .txt files into documents here, e.g. '\n\n'")
+    parser.text("--errors", "NAME", "bytes that are not UTF-8: strict or replace", "strict")
     parser.text("--config", "NAME", "the configuration of an hf: dataset")
     parser.text("--split", "NAME", "the split of an hf: dataset", "train")
-    words = "the token between documents, where its name is unusual"
-    parser.text("--end-of-text", "TOKEN", words)
+    parser.text("--end-of-text", "TOKEN", "the token between documents, where its name is unusual")
     parser.number("--shard-tokens", 1 << 26, "tokens per shard")
-    words = "processes (default: one per core); the result does not depend on it"
-    parser.number("--workers", None, words)
+    parser.number("--workers", None, "processes (default: one per core); no result depends on it")
     parser.flag("--overwrite", "begin again, whatever the folder holds")
 
 

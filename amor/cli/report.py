@@ -25,8 +25,7 @@ from amor.run import Run
 
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
-    words = "a run directory of amor train or amor demo; or one file of amor bench decode --out"
-    parser.add_argument("runs", metavar="RUN", nargs="+", help=words)
+    parser.argument("runs", "RUN", "a run directory, or one file of amor bench decode --out", "+")
     parser.text("--data", "FOLDER", "where its prepared data is now")
     parser.flag("--quick", "draw what is in the run directory; do not open the model")
     parser.text("--figure", "FILE", "draw the curves into a .svg, .png or .pdf")

@@ -36,20 +36,17 @@ from amor.train.predict import spoken
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
     words = "a TOML file, or a study of the package by name, such as smoke"
-    parser.add_argument("study", metavar="STUDY", help=words)
-    words = "prepared data: train/ and valid/; a study of generated tasks needs none"
-    parser.text("--data", "FOLDER", words)
-    words = "where everything is kept (default: studies/<name of the study>)"
-    parser.text("--out", "FOLDER", words)
+    parser.argument("study", "STUDY", words)
+    parser.text("--data", "FOLDER", "prepared data: train/ and valid/; not for generated tasks")
+    parser.text("--out", "FOLDER", "where results go (default: studies/<name of the study>)")
     parser.flag("--plan", "print what is done, what is left and how long it will take; run nothing")
-    words = "runs at a time (default: cores // threads of the study); no result depends on it"
-    parser.number("--jobs", None, words)
+    parser.number("--jobs", None, "runs at a time (default: cores // threads of the study)")
     parser.repeated("--only", "NAMES", "only these rows or runs, with ; between them")
     parser.repeated("--set", "KEY=VALUE", "change a key of every recipe")
     parser.number("--steps", None, "train every run this many steps; the schedule is as long")
     parser.text("--seeds", "N,N", "instead of the study's own")
     words = "of the tables that are printed; all three are written"
-    parser.add_argument("--format", choices=FORMATS, default="text", help=words)
+    parser.choice("--format", FORMATS, "text", words)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -33,17 +33,14 @@ SCALES = ("180M", "440M", "1.5B")
 
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
-    words = "an evaluation folder, written by amor eval"
-    parser.add_argument("folders", metavar="OUT", nargs="+", help=words)
+    parser.argument("folders", "OUT", "a folder of amor eval", "+")
     parser.text("--suite", "NAME", "by default every suite that all have")
     parser.text("--floor", "OUT", "the evaluation of an untrained model of the same shape")
-    words = "of the paper's rows (default: 180M of common-sense, else 1.5B)"
-    parser.add_argument("--scale", choices=SCALES, help=words)
+    parser.choice("--scale", SCALES, None, "of the paper's rows (default: 180M or 1.5B, by suite)")
     parser.flag("--ablations", "the rows of the paper's ablations too")
     parser.flag("--gates", "rows with gates closed and open too, and firing rates")
     parser.flag("--decode", "what was evaluated token by token: the files named .decode")
-    words = "of length-extrapolation: of the last 1,024 tokens, not of prefixes"
-    parser.flag("--bucket", words)
+    parser.flag("--bucket", "of length-extrapolation: of the last 1,024 tokens, not of prefixes")
     parser.add_argument("--format", choices=FORMATS, default="text")
     kinds = f"KIND is one of {', '.join(suite_figures())} (default: the suite's own)"
     parser.repeated("--figure", "[KIND:]FILE", f"draw into a .svg, .png or .pdf; {kinds}")

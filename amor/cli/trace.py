@@ -56,8 +56,7 @@ def arguments(parser: Parser) -> None:
     trained_arguments(parser)
     parser.repeated("--text", "TEXT", "the text to trace")
     parser.text("--file", "FILE", "a file of text to trace, or with --value to judge on")
-    words = "paper: the paper's teaser sentence, and a text of each of its four domains"
-    parser.text("--preset", "NAME", words)
+    parser.text("--preset", "NAME", "paper: the paper's teaser sentence and its four domains")
     parser.number("--limit", 4096, "trace the first N tokens of a text")
     gate_arguments(parser)
     parser.text("--html", "FILE", "write one self-contained page, with details under the pointer")
@@ -65,15 +64,12 @@ def arguments(parser: Parser) -> None:
     parser.text("--svg", "FILE", "write the figure as vectors (--svg name.pdf gives a PDF)")
     parser.text("--out", "FOLDER", "write the results as JSON, the page and the figure here")
     parser.flag("--value", "judge the gate on held-out text")
-    words = "other gates on the same attention, at equal rates; --data: a folder of amor prepare"
-    parser.flag("--choices", words)
+    parser.flag("--choices", "compare other gates on the same attention; needs --data")
     parser.text("--data", "FOLDER", "with --value: prepared tokens, e.g. DATA/valid")
     parser.number("--windows", 32, "with --value: windows of text judged")
-    words = "with --value: tokens per window (default: the training length)"
-    parser.number("--context", None, words)
-    words = "with --value --data: joined (default): a window is one text; apart: documents are"
-    choices = ("joined", "apart")
-    parser.add_argument("--documents", default="joined", choices=choices, help=words)
+    parser.number("--context", None, "tokens per window (default: the training length)")
+    words = "joined: a window is one text; apart: each document is"
+    parser.choice("--documents", ("joined", "apart"), "joined", words)
 
 
 def run(args: argparse.Namespace) -> "dict[str, Any] | Choosing":

@@ -35,7 +35,7 @@ def arguments(parser: Parser) -> None:
     """The options of the verb."""
     files = ", ".join(name for name in file_names() if not name.endswith("/base"))
     kinds = "a TOML file, tiny, tiny/MODEL with a name that --model takes, or one of: "
-    parser.add_argument("recipe", metavar="RECIPE", help=kinds + files)
+    parser.argument("recipe", "RECIPE", kinds + files)
     words = "train this architecture by the recipe; one of: " + ", ".join(every_name())
     parser.text("--model", "NAME", words)
     parser.repeated("--set", "KEY=VALUE", "change a key of the recipe")
@@ -45,11 +45,9 @@ def arguments(parser: Parser) -> None:
     words = "auto (default): go on if RUN holds a checkpoint; yes: it must; no: RUN must be new"
     modes: dict[str, Any] = {"choices": resume.CHOICES, "const": "yes", "default": "auto"}
     parser.add_argument("--resume", nargs="?", **modes, help=words)
-    words = "also log to tensorboard, wandb or trackio (pip install 'amor[track]')"
-    parser.text("--track", "NAMES", words)
+    parser.text("--track", "NAMES", "also log to tensorboard, wandb or trackio")
     parser.flag("--dry-run", "print parameters, memory, tokens and time; train nothing")
-    words = "with --dry-run: FLOP/s of all devices (default: measured here)"
-    parser.number("--flops", None, words, float)
+    parser.number("--flops", None, "of --dry-run: FLOP/s of all devices (default: measured)", float)
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
