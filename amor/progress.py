@@ -128,9 +128,9 @@ def make_bar(console: Console, transient: bool = False) -> RichProgress:
 
 def draw_bar(bar: RichProgress, label: str, countdown: Countdown, state: str) -> None:
     """Set the only task of a bar."""
-    if not bar.task_ids:
-        bar.add_task(label, state=state)
     total, done = countdown.total, countdown.done
+    if not bar.task_ids:
+        bar.add_task(label, total=total, state=state)
     bar.update(bar.task_ids[0], description=label, total=total, completed=done, state=state)
 
 

@@ -70,9 +70,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The options of everything that times decode steps."""
     add = parser.add_argument
     add("--scale", default="180m", help=f"of the presets: {', '.join(SCALES)} (default 180m)")
-    help_ = "tokens before the step, with commas (default 3072)"
-    add("--contexts", default="3072", metavar="N,N", help=help_)
-    help_ = "simulated firing rates of gated models (default 0.22,0.4)"
+    add("--contexts", default="3072", metavar="N,N", help="tokens before the step (default 3072)")
+    help_ = "simulated, of gated models (default 0.22,0.4)"
     add("--fire-rates", default="0.22,0.4", metavar="SHARES", help=help_)
     add("--rounds", type=int, default=5, help="rounds per side, in turn (default 5)")
     add("--quick", action="store_true", help="tiny models, only to see that everything runs")
@@ -81,9 +80,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print, and return the table and the results for JSON."""
     if args.text and not args.model:
-        raise AmorError(
-            f"--text {args.text}: with --model FOLDER, whose firing rates are measured on it"
-        )
+        raise AmorError(f"--text {args.text}: only with --model FOLDER")
     plan = DecodePlan("decode", args)
     result = plan.describe()
     if args.model:

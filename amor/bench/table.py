@@ -37,9 +37,7 @@ class BenchmarkRow:
     shape: Mapping[str, Any]
     backends: Mapping[str, str]  # operator -> backend that ran
     times: dict[str, Timings] = field(default_factory=dict)  # side -> seconds
-    columns: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # side -> other numbers of it
+    columns: dict[str, dict[str, float]] = field(default_factory=dict)  # side -> its other numbers
     numbers: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, PairedRatio] = field(default_factory=dict)
     lower_bounds: dict[str, float] = field(default_factory=dict)  # of numbers too large to measure
@@ -49,11 +47,9 @@ class BenchmarkRow:
         """Side -> seconds of its best round."""
         return {name: times.best for name, times in self.times.items()}
 
-    def add_ratio(
-        self, name: str, numerator: Timings, denominator: Timings, factor: float = 1.0
-    ) -> None:
+    def add_ratio(self, name: str, top: Timings, bottom: Timings, factor: float = 1.0) -> None:
         """Add the seconds of one side over those of another that took turns with it."""
-        self.ratios[name] = paired(numerator, denominator, factor)
+        self.ratios[name] = paired(top, bottom, factor)
 
     def show(self) -> None:
         """Print the row: a table of its sides, then its numbers."""

@@ -43,8 +43,7 @@ def config_arguments(parser: Parser) -> None:
 
 def gate_arguments(parser: Parser) -> None:
     """Another gate or firing rate for a trained model, for amor.gates.override."""
-    words = "another gate: always, never, or random:0.3 for a firing rate of 0.3"
-    parser.text("--gate", "KIND", words)
+    parser.text("--gate", "KIND", "another gate: always, never or e.g. random:0.3")
     parser.number("--fire-rate", None, "fire on this share of tokens, 0 to 1", float)
 
 

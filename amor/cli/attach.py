@@ -44,8 +44,7 @@ def arguments(parser: Parser) -> None:
     parser.required("--out", "FOLDER", "where the result goes")
     parser.number("--blocks", 3, "gated blocks")
     parser.text("--gate", "KIND", "one of amor/gates; entropy is the paper's", "entropy")
-    words = "share of tokens that fire (default: the gate's own rule)"
-    parser.number("--fire-rate", None, words, float)
+    parser.number("--fire-rate", None, "share of tokens (default: the gate's own rule)", float)
     parser.number("--head-size", 64, "of the blocks' attention")
     parser.choice("--probe", CHOICES["probe"], "block", "what gates read the head for")
     parser.text("--text", "FILE", "a text to calibrate thresholds on (default: DATA/train)")

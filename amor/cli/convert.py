@@ -40,8 +40,7 @@ class DiffersError(Exception):
 
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
-    words = "a published model, a model folder, or a run (its latest model)"
-    parser.argument("source", "SOURCE", words)
+    parser.argument("source", "SOURCE", "a published model, a model folder or a run of ours")
     parser.required("--out", "FOLDER", "the new folder")
     parser.text("--to", "LAYOUT", f"one of {', '.join(TARGETS)}", "amor")
     parser.number("--vocab", None, "keep the first N tokens of the vocabulary: the rest is padding")

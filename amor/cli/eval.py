@@ -42,8 +42,7 @@ def arguments(parser: Parser) -> None:
     parser.number("--limit", None, "only the first N documents of each task, to try things")
     parser.number("--max-length", None, "tokens per request; longer ones are cut on the left")
     parser.flag("--bos", "put the tokenizer's first token before each context")
-    words = "tokens, of niah or length-extrapolation (default: the paper's)"
-    parser.text("--lengths", "N,N", words)
+    parser.text("--lengths", "N,N", "tokens, of niah and length-extrapolation")
     parser.number("--samples", 500, "niah: prompts per length")
     parser.number("--segments", 50, "length-extrapolation: texts per set")
     parser.text("--text", "TEXT", "perplexity: a folder of amor prepare or a text file")

@@ -5,11 +5,9 @@
   amor study smoke --data DATA --out STUDY --only mamba2 --jobs 1
   amor study my-study.toml --data DATA --steps 200 --format markdown
 
-A study is a TOML file, or one of the package by name: smoke, paper-mini, gates, choices, frontier,
-frontier-long, recall, recall-transformer, recall-gates, recall-size. The same command goes on with
-a study that was stopped. STUDY gets one run directory per run, the measurements of each, tables as
-text, Markdown and LaTeX, figures, and index.html with all of them. docs/study.md explains how to
-write one.
+The same command goes on with a study that was stopped. STUDY gets one run directory per run, the
+measurements of each, tables as text, Markdown and LaTeX, figures, and index.html with all of them.
+docs/study.md explains how to write one.
 Exit codes: 0 everything is there; 1 a run failed, and is named; 2 something to mend, in one line;
 130 stopped by Ctrl-C.
 """
@@ -24,7 +22,6 @@ from amor.bench import machine
 from amor.cli import Parser
 from amor.errors import AmorError
 from amor.experiment import plan as plans
-from amor.experiment.plan import begin, check_folder
 from amor.experiment.runner import Runner, RunnerOptions, cores
 from amor.experiment.status import Estimator
 from amor.study import result_page, results
@@ -35,8 +32,7 @@ from amor.train.predict import spoken
 
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
-    words = "a TOML file, or a study of the package by name, such as smoke"
-    parser.argument("study", "STUDY", words)
+    parser.argument("study", "STUDY", f"a TOML file, or one of: {', '.join(plans.names())}")
     parser.text("--data", "FOLDER", "prepared data: train/ and valid/; not for generated tasks")
     parser.text("--out", "FOLDER", "where results go (default: studies/<name of the study>)")
     parser.flag("--plan", "print what is done, what is left and how long it will take; run nothing")
@@ -45,17 +41,16 @@ def arguments(parser: Parser) -> None:
     parser.repeated("--set", "KEY=VALUE", "change a key of every recipe")
     parser.number("--steps", None, "train every run this many steps; the schedule is as long")
     parser.text("--seeds", "N,N", "instead of the study's own")
-    words = "of the tables that are printed; all three are written"
-    parser.choice("--format", FORMATS, "text", words)
+    parser.choice("--format", FORMATS, "text", "of the printed tables; all three are written")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run what is missing and show the tables, or print the plan."""
     runner = make_runner(args)
-    check_folder(runner.plan)
+    plans.check_folder(runner.plan)
     if args.plan:
         return show_plan(runner)
-    begin(runner.plan)
+    plans.begin(runner.plan)
     failed = runner.go()
     study_results = results.read(runner.plan.folder)
     files = result_page.write(study_results)
