@@ -108,7 +108,7 @@ def operators() -> list[OperatorBackend]:
         for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
             name, why = choice(op, device)
             reasons = {b.name: missing(op, b, device) or "slower" for b in backends}
-            del reasons[name]
+            reasons.pop(name, None)
             rows.append(OperatorBackend(op, device, name, why, reasons))
     why_not = missing_source(SOURCE)
     backend, why = ("the model's forward", why_not) if why_not else ("compiled", "the fastest")
