@@ -18,8 +18,7 @@ from typing import Any
 
 import amor.bench
 import benchmarks
-from amor.cli import run_command
-from amor.cli._process import keep_freed_memory
+from amor.cli import Parser, keep_freed_memory, run_command
 from amor.cli.bench import add_suites, find_suites, run_suite, write_result
 from benchmarks import bars
 
@@ -34,7 +33,7 @@ def all_suites() -> dict[str, Any]:
     return find_suites(amor.bench) | find_suites(benchmarks)
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """One subcommand per suite."""
     help_ = "limits to compare the results with; exit code 1 where one is missed"
     for each in add_suites(parser, all_suites()):

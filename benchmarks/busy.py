@@ -81,8 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the suite."""
     add = parser.add_argument
     add("--rounds", type=int, default=5, help="rounds per way, in turn (default 5)")
-    help_ = "per way and round, at least (default 5)"
-    add("--seconds", type=float, default=5.0, help=help_)
+    add("--seconds", type=float, default=5.0, help="per way and round, at least (default 5)")
     add("--only", default="", help=f"rows whose name contains this word: {', '.join(ROWS)}")
     help_ = "small shapes and short rounds, only to see that everything runs"
     add("--quick", action="store_true", help=help_)
@@ -116,7 +115,7 @@ def measure(table: BenchmarkTable, name: str, rounds: int, seconds: float) -> Be
                 for way, measure_step in workers.items():
                     taken[way, BESIDE].append(measure_step(seconds))
     times = {f"{way}, {load}": from_rounds(each) for (way, load), each in taken.items()}
-    row.add_times(times)
+    row.times |= times
     row.numbers |= {f"{ROWS[name][1]}/s, {side}": 1 / each.median for side, each in times.items()}
     for way in WAYS:
         alone, beside = times[f"{way}, {ALONE}"], times[f"{way}, {BESIDE}"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
+from amor.bench.table import BenchmarkRow, BenchmarkTable, common, run_rows
 from amor.bench.timing import alternate
 from amor.ops import attend
 
@@ -32,13 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print, and return the table for JSON."""
-    table = BenchmarkTable.from_arguments("dense", args)
-    length, heads = (192, 1) if args.quick else (3072, 12)
-    torch.manual_seed(0)
-    for name in matching(ROWS, args.only):
-        table.request(name)
-        measure(table, args.rounds, length, heads, WAYS[name]).show()
-    return table.result()
+    shape = (192, 1) if args.quick else (3072, 12)
+    return run_rows("dense", args, ROWS, lambda t, n: [measure(t, args.rounds, *shape, WAYS[n])])
 
 
 def measure(
@@ -57,5 +52,5 @@ def measure(
         rows = torch.zeros(len(at), dtype=torch.long)
         fired = partial(attend.fired, some, k, v, rows, at + 1)
         sides[f"fired {rate}"] = lambda fired=fired: work(fired())  # type: ignore[misc]
-    row.add_times(alternate(sides, rounds))
+    row.times |= alternate(sides, rounds)
     return row

@@ -53,9 +53,9 @@ def decode(table: BenchmarkTable, rounds: int, width: int, layers: int, vocab: i
     generating = {"one": partial(generate, 1), "many": partial(generate, NEW + 1)}
     times = alternate(sides | generating, 3 * rounds)
     one, many = times.pop("one"), times.pop("many")
-    row.add_times(times)
+    row.times |= times
     per_token = combined(lambda many, one: (many - one) / NEW, many, one)
-    row.add_times({"transformers generate": per_token})
+    row.times |= {"transformers generate": per_token}
     read = data.nbytes / row.seconds["reading memory"] / 1e9
     row.numbers["read bandwidth, GB/s"] = read
     for kind, engine in engines.items():
@@ -93,7 +93,7 @@ def prefill(
             layer.mixer.out_proj(u)  # type: ignore[union-attr, operator]
 
     sides = {"amor": lambda: model(prompt, keep="last"), "own projections": products}
-    row.add_times(alternate(sides, rounds))
+    row.times |= alternate(sides, rounds)
     row.numbers["tokens/s"] = length / row.seconds["amor"]
     row.numbers["tokens/s, projections alone"] = length / row.seconds["own projections"]
     ours, projections = row.times["amor"], row.times["own projections"]

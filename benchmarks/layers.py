@@ -65,8 +65,8 @@ def mamba2(table: BenchmarkTable, rounds: int, width: int, tokens: int) -> Bench
         chunk: forward_backward(peer_models.mamba2_layer(width, chunk), x)
         for chunk in (32, 64, 128, 256)
     }
-    row.add_times(
-        alternate(sides | {f"transformers, chunk {c}": side for c, side in chunks.items()}, rounds)
+    row.times |= alternate(
+        sides | {f"transformers, chunk {c}": side for c, side in chunks.items()}, rounds
     )
     theirs = {c: row.times[f"transformers, chunk {c}"] for c in chunks}
     mine = row.times["amor"]
@@ -94,6 +94,6 @@ def delta(table: BenchmarkTable, rounds: int, width: int, tokens: int) -> Benchm
         "transformers Qwen3-Next": forward_backward(peer_models.delta_layer(width, ours.heads), x),
         "own projections": forward_backward(partial(project, products), x),
     }
-    row.add_times(alternate(sides, rounds))
+    row.times |= alternate(sides, rounds)
     row.add_ratio("over transformers", row.times["transformers Qwen3-Next"], row.times["amor"])
     return row

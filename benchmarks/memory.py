@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from amor.bench.decode import OURS, ROOM
 from amor.bench.ops import loss_sides
-from amor.bench.simulate import DecodeRounds, build_active, filled_state
-from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
+from amor.bench.simulate import ScheduledRounds, build_active, filled_state
+from amor.bench.table import BenchmarkRow, BenchmarkTable, SizedRows, common, run_sized
 from amor.bench.train import stepper
 from amor.decode.engine import Engine
 from amor.errors import AmorError
@@ -117,7 +117,7 @@ def decode_memory(table: BenchmarkTable, scale: str, context: int) -> BenchmarkR
     row = table.row("memory of decode", scale=scale, context=context)
     model = build_active(OURS, scale)
     engine = Engine(model)
-    rounds = DecodeRounds(engine, filled_state(model, context, ROOM), 0.22)
+    rounds = ScheduledRounds(engine, filled_state(model, context, ROOM), 0.22)
     rounds.run()
     declared = rounds.engine.nbytes + rounds.base.nbytes
     extra = peak.extra_peak(rounds.run)
@@ -128,8 +128,7 @@ def decode_memory(table: BenchmarkTable, scale: str, context: int) -> BenchmarkR
     return row
 
 
-# name -> (function, arguments of the full run, arguments of the quick run)
-ROWS: dict[str, tuple[Callable[..., BenchmarkRow], tuple[Any, ...], tuple[Any, ...]]] = {
+ROWS: SizedRows = {
     "training": (
         step_memory,
         ("paper/180m", 512, NAMES),
@@ -151,10 +150,4 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print, and return the table for JSON."""
     if not peak.STATUS.exists():
         raise AmorError(f"this system has no {peak.STATUS}, which reports the memory of a process")
-    table = BenchmarkTable.from_arguments("memory", args)
-    for name in matching(ROWS, args.only):
-        table.request(name)
-        measure, full, quick = ROWS[name]
-        torch.manual_seed(0)
-        measure(table, *(quick if args.quick else full)).show()
-    return table.result()
+    return run_sized("memory", args, ROWS)

@@ -7,17 +7,13 @@ machine.
 """
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
+from amor.bench.table import SizedRows, common, run_sized
 from amor.convert.peer import library
 from benchmarks import generation, layers, steps
 
-# name -> (function, arguments of the full run, arguments of the quick run)
-ROWS: dict[str, tuple[Callable[..., BenchmarkRow], tuple[Any, ...], tuple[Any, ...]]] = {
+ROWS: SizedRows = {
     "mamba2-layer": (layers.mamba2, (768, 1024), (64, 32)),
     "delta-layer": (layers.delta, (768, 1024), (256, 32)),
     # scale, rows and length; 16 x 256 is the batch of the tiny recipes
@@ -35,10 +31,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print, and return the table for JSON."""
     library()
-    table = BenchmarkTable.from_arguments("peers", args)
-    for name in matching(ROWS, args.only):
-        table.request(name)
-        measure, full, quick = ROWS[name]
-        torch.manual_seed(0)
-        measure(table, args.rounds, *(quick if args.quick else full)).show()
-    return table.result()
+    rounds = args.rounds
+    rows = {n: (f, (rounds, *full), (rounds, *quick)) for n, (f, full, quick) in ROWS.items()}
+    return run_sized("peers", args, rows)

@@ -9,7 +9,7 @@ from typing import Any
 
 from amor import typed
 from amor.bench.decode import OUR_VARIANTS, OURS, ROOM, DecodePlan, options, time_decode
-from amor.bench.simulate import DecodeRounds, build_active, filled_state
+from amor.bench.simulate import ScheduledRounds, build_active, filled_state
 from amor.bench.timing import alternate
 from amor.decode.engine import Engine
 from amor.decode.savings import Savings
@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     engines["backbone"] = Engine(build_active(OURS.removeprefix("amor-"), plan.scale))
     engines |= {name: Engine(build_active(name, plan.scale)) for name in OUR_VARIANTS}
 
-    def side(name: str, rate: float, **how: bool) -> DecodeRounds:
+    def side(name: str, rate: float, **how: bool) -> ScheduledRounds:
         engine = engines[name]
-        return DecodeRounds(engine, filled_state(engine.model, context, ROOM), rate, **how)
+        return ScheduledRounds(engine, filled_state(engine.model, context, ROOM), rate, **how)
 
     compared = {"backbone": side("backbone", 0.0), EVERY: side(EVERY, rate)}
     compared["no firing"] = side(EVERY, 0.0)
@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     others = {name: side(name, rate) for name in KINDS if name not in compared}
     timings |= time_decode(row, others, plan.rounds)
     by_torch = {
-        name: DecodeRounds(Engine(model, kind), filled_state(model, context, ROOM), rate)
+        name: ScheduledRounds(Engine(model, kind), filled_state(model, context, ROOM), rate)
         for name, kind in {"naive": Savings.none(), AUTHORS: Savings.authors()}.items()
     }
 
-    def run_eagerly(rounds: DecodeRounds) -> None:
+    def run_eagerly(rounds: ScheduledRounds) -> None:
         with kernels(EAGER):
             rounds.run()
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     times = alternate(slow | {EVERY: compared[EVERY].run}, plan.rounds)
     at_rate = f"at {rate:.0%} firing"
     for name, rounds in by_torch.items():
-        row.add_times({name: times[name].divided(rounds.tokens)})
+        row.times |= {name: times[name].divided(rounds.tokens)}
         other = "the naive way" if name == "naive" else name
         row.add_ratio(f"{OURS} over {other} {at_rate}", times[name], times[EVERY])
     # like with like: logits of the output on both sides

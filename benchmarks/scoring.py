@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
+from amor.bench.table import BenchmarkRow, BenchmarkTable, common, run_rows
 from amor.bench.timing import clock, from_rounds
 from amor.convert.peer import library
 from amor.data.tokenizer import load
@@ -47,10 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     help_ = "how many (default 2000; with --quick 4)"
     add("--questions", type=int, default=2000, metavar="N", help=help_)
-    help_ = "folder of arc_easy_test.jsonl (default: random words)"
-    add("--data", metavar="FOLDER", help=help_)
-    help_ = "bytes (default), llama-3.1, or a tokenizer.json"
-    add("--tokenizer", default="bytes", help=help_)
+    add("--data", metavar="FOLDER", help="folder of arc_easy_test.jsonl (default: random words)")
+    add("--tokenizer", default="bytes", help="bytes (default), llama-3.1, or a tokenizer.json")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -58,12 +56,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     library()
     if args.questions < 1:
         raise AmorError(f"--questions {args.questions}: at least one is needed")
-    table = BenchmarkTable.from_arguments("scoring", args)
-    for name in matching(ROWS, args.only):
-        table.request(name)
-        count = 4 if args.quick else args.questions
-        questions(table, args.rounds, count, args.data, args.tokenizer).show()
-    return table.result()
+    options = args.rounds, 4 if args.quick else args.questions, args.data, args.tokenizer
+    return run_rows("scoring", args, ROWS, lambda table, _: [questions(table, *options)])
 
 
 def questions(
@@ -105,7 +99,7 @@ def questions(
         for _ in range(rounds):
             for name, make in makers.items():
                 seconds[name].append(clock(partial(evaluate, make(), count)))
-    row.add_times({name: from_rounds(each) for name, each in seconds.items()})
+    row.times |= {name: from_rounds(each) for name, each in seconds.items()}
     row.numbers["questions"] = count
     for name in ours:
         row.numbers[f"questions/s, {name}"] = count / row.seconds[name]

@@ -89,7 +89,7 @@ def training(
     sides = {name: step(model, partial(our_loss, model, tokens)) for name, model in ours.items()}
     read = tokens[:, :-1]
     sides |= {name: step(peer, partial(their_loss, peer, read)) for name, peer in peers.items()}
-    row.add_times(alternate(sides, rounds))
+    row.times |= alternate(sides, rounds)
     row.numbers |= {f"parameters, {n}": parameters(m) for n, m in {**ours, **peers}.items()}
     for name, depth in depths.items():
         row.numbers[f"tokens/s, {name}"] = rows * length / row.seconds[name]

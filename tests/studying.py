@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kills import BIRTH
 
-from amor.cli import _seeing, main
+from amor.cli import _training, main
 from amor.experiment import jobs, judging, locked
 from amor.experiment.jobs import Job
 
@@ -61,7 +61,7 @@ def study_alone(words: list[str], log: Path) -> None:
     os.setsid()
     said_into(log)
     jobs.start = Forked  # type: ignore[assignment]
-    _seeing.gemm_rate = lambda: 100.0  # type: ignore[assignment]  # as fast as a machine of today
+    _training.gemm_rate = lambda: 100.0  # type: ignore[assignment]  # as fast as a machine of today
     ended(main, ["study", *words])
 
 

@@ -120,7 +120,7 @@ def test_a_peer_has_our_parameters_between_two_whole_depths(name: str) -> None:
 
 def test_the_time_of_a_peer_is_read_off_between_two_depths() -> None:
     row = BenchmarkTable("peers", quick=True).row("training step")
-    row.add_times({f"{steps.MAMBA2} x {n}": from_rounds(taken) for n, taken in ((5, (2.0, 1.0)), (6, (1.4, 3.0)))})
+    row.times |= {f"{steps.MAMBA2} x {n}": from_rounds(taken) for n, taken in ((5, (2.0, 1.0)), (6, (1.4, 3.0)))}
     between = steps.at_depth(row, 5.25)
     assert between.rounds == pytest.approx((1.85, 1.5)), "round by round"
     assert between.best == pytest.approx(1.1), "and by the bests"

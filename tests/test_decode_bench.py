@@ -10,7 +10,7 @@ from laws import small
 
 from amor.bench import crossing, machine
 from amor.bench.decode import DecodePlan, crossings
-from amor.bench.simulate import DecodeRounds, build_active, filled_state, round_size, schedule
+from amor.bench.simulate import ScheduledRounds, build_active, filled_state, round_size, schedule
 from amor.bench.timing import alternate
 from amor.cli import main
 from amor.decode.engine import Engine
@@ -35,7 +35,7 @@ def test_a_round_fires_as_often_as_asked(rate):
 @pytest.mark.parametrize("savings", [Savings(), Savings(compiled=False), Savings(joint=False), Savings.none()])
 def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     model = small("amor-mamba2")
-    rounds = DecodeRounds(Engine(model, savings), filled_state(model, 50, 32), rate)
+    rounds = ScheduledRounds(Engine(model, savings), filled_state(model, 50, 32), rate)
     own = [block.gate for block in model.each_block()]
     rounds.run()
     assert rounds.engine.stats.fired == [rounds.fired] * 3
@@ -54,12 +54,12 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
 def test_variants_are_simulated_with_the_passes_over_the_head_that_they_need(name, more, apart):
     """One per token, and `more` where blocks fire; read for one vector at a time, `apart` per token."""
     model = small(name)
-    rounds = DecodeRounds(Engine(model, Savings()), filled_state(model, 50, 32), 0.22)
+    rounds = ScheduledRounds(Engine(model, Savings()), filled_state(model, 50, 32), 0.22)
     spent = rounds.cost()
     assert rounds.engine.stats.fired == [rounds.fired] * 3 and rounds.fired == 4
     assert spent.head_passes * rounds.tokens == pytest.approx(rounds.tokens + more * rounds.fired)
     assert spent.head_passes == pytest.approx(model.head_passes(rounds.rate))
-    separate = DecodeRounds(Engine(model, Savings(joint=False)), filled_state(model, 50, 32), 0.22)
+    separate = ScheduledRounds(Engine(model, Savings(joint=False)), filled_state(model, 50, 32), 0.22)
     assert separate.cost().head_passes == pytest.approx(apart)
 
 
@@ -71,7 +71,7 @@ def test_simulated_gates_have_met_numbers_as_those_of_trained_models():
 
 def test_a_round_is_one_step_per_token():
     model = small("amor-mamba2")
-    rounds = DecodeRounds(Engine(model), filled_state(model, 50, 32), 0.22)
+    rounds = ScheduledRounds(Engine(model), filled_state(model, 50, 32), 0.22)
     assert len(list(rounds.pieces())) == rounds.tokens == 18
     times = alternate({"it": rounds.run}, rounds=3)["it"].divided(rounds.tokens)
     assert len(times.rounds) == 3 and 0 < times.best == min(times.rounds)
@@ -80,7 +80,7 @@ def test_a_round_is_one_step_per_token():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_round_begins_at_the_same_context_and_copies_no_key(name):
     model = small(name)
-    rounds = DecodeRounds(Engine(model), filled_state(model, 50, 32), 0.4)
+    rounds = ScheduledRounds(Engine(model), filled_state(model, 50, 32), 0.4)
     buffers = [part["kv"].buffer for part in rounds.base.parts if "kv" in part]
     for _ in range(3):
         rounds.run()

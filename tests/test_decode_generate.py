@@ -143,7 +143,7 @@ def run(capsys, *words):
 def test_the_command_writes_plain_text_into_a_pipe_and_closes_with_what_it_cost(folder, capsys):
     code, out, err = run(capsys, folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0)
     assert code == 0 and "\x1b" not in out and out.endswith("\n")
-    for words in ("tokens/s", "fired", "head passes a token", "of attention skipped"):
+    for words in ("tokens/s", "fired", "head passes per token", "of attention skipped"):
         assert words in err
 
 
@@ -198,7 +198,7 @@ def test_an_unknown_format_or_a_misspelled_option_is_refused_by_the_nearest_name
 
 
 def test_colours_show_entropy_and_underline_what_fired():
-    from amor.cli.generate import Live
+    from amor.cli.generate import LivePrinter
     from amor.decode.generate import GeneratedToken
 
     class Terminal(io.StringIO):
@@ -206,7 +206,7 @@ def test_colours_show_entropy_and_underline_what_fired():
             return True
 
     out = Terminal()
-    live = Live(out, 5.0)
+    live = LivePrinter(out, 5.0)
     for fire in ((False,), (True,)):
         live.show(GeneratedToken(0, 1, "word", 2.5, fire))
     calm, fired = out.getvalue().split("word")[:2]

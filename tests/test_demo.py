@@ -5,7 +5,7 @@ import json
 import pytest
 from training import KilledError, Killer, invented_demo
 
-from amor.cli import _recalling, main
+from amor.cli import demo, main
 from amor.data.tasks.base import read_task
 from amor.gates.override import override_gates
 from amor.judge.gates import own_gates
@@ -53,7 +53,7 @@ def test_a_demo_of_its_own_length_or_model_is_the_text_alone(out, capsys):
 def test_what_the_last_number_counts_is_what_recall_counts(out):
     assert ran(out) == 0
     model, task = load_model(out / "recall"), read_task(recipe_of(Run(out / "recall")).task)
-    found = _recalling.recalled(out / "recall")
+    found = demo.train_recall(out / "recall")
     text = task.rows(0, "test", 0, 0, 256)
     for gate in ("never", "always"):
         best = model.logits(model(text.tokens, gates=override_gates(own_gates(model), gate)).hidden).argmax(-1)
@@ -108,5 +108,5 @@ def test_fresh_deletes_a_demo_and_nothing_else(out, capsys):
 
 def test_minutes_become_steps(out, capsys):
     assert ran(out, "--minutes", "0.0001") == 0
-    assert "s a step here" in capsys.readouterr().out
+    assert "s per step here" in capsys.readouterr().out
     assert Run(out).recipe().steps >= 1

@@ -28,7 +28,7 @@ from laws import small
 from training import DEMO, QUICK, corpus, invented_demo, small_recipe
 
 from amor.cli import bench, main, parser_of, verbs
-from amor.cli._seeing import Reporter
+from amor.cli._training import Reporter
 from amor.models.folder import save
 from amor.ops import chunks
 from amor.train.loop import train

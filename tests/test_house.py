@@ -25,6 +25,7 @@ FLOOR = {
             "run",
             "records",
             "numbers",
+            "progress",
             "files",
             "typed",
             "tensors",

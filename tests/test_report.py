@@ -18,7 +18,7 @@ from rich.console import Console
 from training import small_recipe, trained
 
 from amor.cli import main
-from amor.cli._seeing import as_result, observing
+from amor.cli._training import observing, run_result
 from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
@@ -185,7 +185,7 @@ def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
     with observing(recipe) as (observers, machine):
         ended = train(recipe, tmp_path / "run", observers, machine=machine)
     page = Reader((tmp_path / "run" / "report.html").read_text())
-    assert f"report: {as_result(ended)['report']}\n" in capsys.readouterr().out
+    assert f"report: {run_result(ended)['report']}\n" in capsys.readouterr().out
     assert "Written by the model" in page.words and "of the machine's ceiling" in page.words
     assert ("Gates over training" in page.words) == (name == "amor-mamba2")
     assert sum("data-tip" in attrs for _, attrs in page.tags) > 100
@@ -299,12 +299,12 @@ def test_the_share_of_the_ceiling_is_work_done_over_work_possible():
 
 def test_the_time_to_go_does_not_count_the_first_step(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     pace = display.Pace(ABOUT, None)
     for step, moment in ((1, 100.0), (2, 102.0), (3, 104.0)):  # the first step took 100 s, the others 2 s
         now[0] = moment
         pace.took(step, 1.0)
-    assert pace.to_go == 2.0 * 37 and display.clock(pace.to_go) == "1:14"
+    assert pace.to_go == 2.0 * 37 and pace.left == "1:14 to go"
 
 
 class Told:

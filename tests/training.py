@@ -11,7 +11,7 @@ import torch
 from laws import SMALL
 
 from amor import typed
-from amor.cli import _recalling, demo
+from amor.cli import demo
 from amor.data import sotu
 from amor.data.prepare import Request, prepare
 from amor.gates.base import Evidence, MedianGate, Verdict
@@ -180,4 +180,4 @@ def invented_demo(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(demo, "RECIPE", str(folder / "demo.toml"))
     task = f"extends = '{find('recall/demo')}'\nsteps = 2\nopen_steps = 1\nbatch = 8\nmicro_batch = 8\neval.windows = 2\n"
     (folder / "recall.toml").write_text(task)
-    monkeypatch.setattr(_recalling, "RECIPE", str(folder / "recall.toml"))
+    monkeypatch.setattr(demo, "RECALL_RECIPE", str(folder / "recall.toml"))

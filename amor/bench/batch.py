@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from amor.bench.table import BenchmarkRow, BenchmarkTable
+from amor.bench.table import BenchmarkRow, BenchmarkTable, numbers
 from amor.bench.timing import Timings, alternate
 from amor.decode.engine import Engine
 from amor.errors import AmorError, nearest
@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def cases(args: argparse.Namespace) -> Iterator[BatchCase]:
     """Everything that the options select, models and formats one after another."""
-    batches, prompts = counts("--batches", args.batches), counts("--prefill", args.prefill)
+    batches = numbers("--batches", args.batches, int)
+    prompts = numbers("--prefill", args.prefill, int) if args.prefill else []
     for name in args.models.split(","):
         model = build_model(name, args.quick)
         for weights in args.weights.split(","):
@@ -83,16 +84,6 @@ def cases(args: argparse.Namespace) -> Iterator[BatchCase]:
                 prompt = torch.randint(0, model.config.vocab, (tokens,)).tolist()
                 work = partial(engine.prefill, [prompt])
                 yield BatchCase(name, weights, f"prefill:{tokens}", tokens, work)
-
-
-def counts(option: str, text: str) -> list[int]:
-    """Whole numbers written with commas."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isdigit() and int(word) for word in words):
-        raise AmorError(
-            f"{option} {text}: give whole numbers of at least 1, with commas, e.g. 1,8,32"
-        )
-    return [int(word) for word in words]
 
 
 def build_model(name: str, quick: bool) -> Amor:
@@ -128,7 +119,7 @@ def add_row(table: BenchmarkTable, case: BatchCase, times: dict[str, Timings]) -
         table.request(case.row)
     shape = {"model": case.model, "weights": case.weights, "mode": case.mode}
     row = table.row(case.row, "product", **shape)
-    row.add_times(times)
+    row.times |= times
     label = f"{case.model} {case.weights} {case.mode}"
     row.numbers[f"tokens/s, {label}"] = case.tokens / row.seconds["amor"]
     return row

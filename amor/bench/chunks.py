@@ -21,27 +21,16 @@ TOKENS = 1024  # length of the measured sequence
 
 def scan_inputs(heads: int, size: int, states: int) -> list[Tensor]:
     """x, dt, A, B, C of one row, as ops.scan takes them."""
-    decays = -torch.arange(1.0, heads + 1)
+    x, dt = torch.randn(1, TOKENS, heads, size), F.softplus(torch.randn(1, TOKENS, heads))
     B, C = (torch.randn(1, TOKENS, 1, states) for _ in range(2))
-    return [
-        torch.randn(1, TOKENS, heads, size),
-        F.softplus(torch.randn(1, TOKENS, heads)),
-        decays,
-        B,
-        C,
-    ]
+    return [x, dt, -torch.arange(1.0, heads + 1), B, C]
 
 
 def delta_inputs(heads: int, keys: int, values: int) -> list[Tensor]:
     """q, k, v, g, beta of one row, as ops.delta takes them."""
     q, k = (F.normalize(torch.randn(1, TOKENS, heads, keys), dim=-1) for _ in range(2))
-    return [
-        q,
-        k,
-        torch.randn(1, TOKENS, heads, values),
-        -torch.rand(1, TOKENS, heads),
-        torch.rand(1, TOKENS, heads),
-    ]
+    g, beta = -torch.rand(1, TOKENS, heads), torch.rand(1, TOKENS, heads)
+    return [q, k, torch.randn(1, TOKENS, heads, values), g, beta]
 
 
 # operator -> (architecture that has its shapes, function that makes its inputs)

@@ -25,8 +25,8 @@ from amor import typed
 from amor.bench import crossing
 from amor.bench.machine import total_memory
 from amor.bench.rates import firing_rates, open_gated
-from amor.bench.simulate import DecodeRounds, build_active, filled_state
-from amor.bench.table import BenchmarkRow, BenchmarkTable, print_table
+from amor.bench.simulate import ScheduledRounds, build_active, filled_state
+from amor.bench.table import BenchmarkRow, BenchmarkTable, numbers, print_table
 from amor.bench.timing import alternate, interleaved
 from amor.decode.engine import Engine
 from amor.decode.savings import Savings
@@ -70,9 +70,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The options of everything that times decode steps."""
     add = parser.add_argument
     add("--scale", default="180m", help=f"of the presets: {', '.join(SCALES)} (default 180m)")
-    help_ = "tokens before the step, with commas (default 3072)"
-    add("--contexts", default="3072", metavar="N,N", help=help_)
-    help_ = "simulated firing rates of gated models (default 0.22,0.4)"
+    add("--contexts", default="3072", metavar="N,N", help="tokens before the step (default 3072)")
+    help_ = "simulated, of gated models (default 0.22,0.4)"
     add("--fire-rates", default="0.22,0.4", metavar="SHARES", help=help_)
     add("--rounds", type=int, default=5, help="rounds per side, in turn (default 5)")
     add("--quick", action="store_true", help="tiny models, only to see that everything runs")
@@ -81,9 +80,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print, and return the table and the results for JSON."""
     if args.text and not args.model:
-        raise AmorError(
-            f"--text {args.text}: with --model FOLDER, whose firing rates are measured on it"
-        )
+        raise AmorError(f"--text {args.text}: only with --model FOLDER")
     plan = DecodePlan("decode", args)
     result = plan.describe()
     if args.model:
@@ -99,16 +96,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return plan.table.result() | result
 
 
-def numbers(text: str, kind: type) -> list[Any]:
-    """Numbers written with commas."""
-    try:
-        return [kind(word) for word in text.split(",")]
-    except ValueError:
-        raise AmorError(
-            f"{text!r} is not a list of numbers; write for instance 3072,16384"
-        ) from None
-
-
 class DecodePlan:
     """What is measured: the options of a suite that times decode steps, checked."""
 
@@ -116,14 +103,9 @@ class DecodePlan:
         self.scale = "tiny" if args.quick else args.scale
         if self.scale not in SCALES:
             raise AmorError(f"no scale {self.scale!r}; there are {', '.join(SCALES)}")
-        self.contexts, self.rates = numbers(args.contexts, int), numbers(args.fire_rates, float)
+        self.contexts = numbers("--contexts", args.contexts, int)
+        self.rates = numbers("--fire-rates", args.fire_rates, float)
         self.rounds, self.quick = args.rounds, args.quick
-        if min(self.contexts) < 1:
-            raise AmorError(
-                f"--contexts {min(self.contexts)}: at least one token stands before a step"
-            )
-        if not 0 <= min(self.rates) <= max(self.rates) <= 1:
-            raise AmorError(f"--fire-rates {args.fire_rates}: a rate lies between 0 and 1")
         self.models = [m for m in getattr(args, "models", "").split(",") if m]
         every = NAMES + VARIANT_NAMES
         wrong = [m for m in self.models if m not in every]
@@ -154,7 +136,7 @@ def at_context(plan: DecodePlan, context: int) -> list[ModelTiming]:
     """Every architecture at one context and every firing rate, in turn."""
     shape = {"scale": plan.scale, "context": context}
     row = plan.table.row("decode, one row", "product", "attend", **shape)
-    sides: dict[str, DecodeRounds] = {}
+    sides: dict[str, ScheduledRounds] = {}
     left_out: list[str] = []
     for name in plan.models:
         if not fits(name, plan.scale, context, sides):
@@ -164,7 +146,7 @@ def at_context(plan: DecodePlan, context: int) -> list[ModelTiming]:
         for rate in plan.rates_of(engine.model):
             label = f"{name} f={rate:g}" if engine.model.blocks else name
             state = filled_state(engine.model, context, ROOM)
-            sides[label] = DecodeRounds(engine, state, rate)
+            sides[label] = ScheduledRounds(engine, state, rate)
     timings = time_decode(row, sides, plan.rounds)
     row.show()
     if left_out:
@@ -181,7 +163,7 @@ def at_context(plan: DecodePlan, context: int) -> list[ModelTiming]:
     ]
 
 
-def fits(name: str, scale: str, context: int, sides: dict[str, DecodeRounds]) -> bool:
+def fits(name: str, scale: str, context: int, sides: dict[str, ScheduledRounds]) -> bool:
     """Whether weights and state of one more model fit into 70 % of the machine's memory."""
     used = sum(r.engine.nbytes + r.base.nbytes for r in sides.values())
     model = build(preset(name, scale), device="meta")
@@ -191,14 +173,14 @@ def fits(name: str, scale: str, context: int, sides: dict[str, DecodeRounds]) ->
 
 
 def time_decode(
-    row: BenchmarkRow, sides: dict[str, DecodeRounds], rounds: int
+    row: BenchmarkRow, sides: dict[str, ScheduledRounds], rounds: int
 ) -> dict[str, DecodeTiming]:
     """Seconds, bytes and FLOPs per token of every side; they are added to the row."""
     times = interleaved({label: side.pieces for label, side in sides.items()}, rounds)
     timings = {}
     for label, side in sides.items():
         per_token, cost = times[label].divided(side.tokens), side.cost()
-        row.add_times({label: per_token})
+        row.times |= {label: per_token}
         row.columns[label] = {
             "tokens/s": 1 / per_token.best,
             "MB read": cost.bytes / 1e6,
@@ -295,7 +277,7 @@ def curve(plan: DecodePlan) -> DecodeResults:
         row = plan.table.row("firing rate", "product", "attend", **shape)
         state = filled_state(model, context, ROOM)
         sides = {
-            f"f={rate:g}": DecodeRounds(engine, state.fork() if i else state, rate)
+            f"f={rate:g}": ScheduledRounds(engine, state.fork() if i else state, rate)
             for i, rate in enumerate(CURVE_RATES)
         }
         for label, timing in time_decode(row, sides, plan.rounds).items():
@@ -317,10 +299,10 @@ def prefill(plan: DecodePlan) -> DecodeResults:
     for name in (backbone, OURS, *OUR_VARIANTS):
         engine = Engine(build_active(name, plan.scale))
         if engine.model.blocks:
-            engine = DecodeRounds(engine, filled_state(engine.model, 1, ROOM), rate).engine
+            engine = ScheduledRounds(engine, filled_state(engine.model, 1, ROOM), rate).engine
         sides[name] = partial(engine.prefill, [prompt])
     times = alternate(sides, plan.rounds)
-    row.add_times({name: each.divided(PROMPT) for name, each in times.items()})
+    row.times |= {name: each.divided(PROMPT) for name, each in times.items()}
     for name in (OURS, *OUR_VARIANTS):
         label = f"{name} over its backbone at {rate:.0%} firing"
         row.add_ratio(label, times[backbone], times[name])

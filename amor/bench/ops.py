@@ -4,16 +4,17 @@ amor bench ops --only linear
 """
 
 import argparse
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from amor.bench import machine
-from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
+from amor.bench.table import BenchmarkRow, BenchmarkTable, common, run_rows
 from amor.bench.timing import alternate
 from amor.ops import attend, head, product
 from amor.ops.conv import conv
@@ -24,6 +25,14 @@ from amor.ops.scan import scan
 Sides = dict[str, Callable[[], Any]]
 
 
+class OpShape(NamedTuple):
+    """The sizes that the shapes of all operators follow from."""
+
+    vocab: int
+    width: int
+    tokens: int
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the suite."""
     common(parser, ROWS)
@@ -31,23 +40,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print, and return the table for JSON."""
-    table = BenchmarkTable.from_arguments("ops", args)
-    vocab, width, tokens = (512, 64, 64) if args.quick else (128_256, 768, 1024)
-    torch.manual_seed(0)
-    for name in matching(ROWS, args.only):
-        table.request(name)
-        for row in ROWS[name](table, args.rounds, vocab, width, tokens):
-            row.show()
-    return table.result()
+    shape = OpShape(512, 64, 64) if args.quick else OpShape(128_256, 768, 1024)
+    return run_rows("ops", args, ROWS, lambda t, name: ROWS[name](t, args.rounds, shape))
 
 
-def products(
-    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
-) -> list[BenchmarkRow]:
+def products(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:
     """A few rows times the head's matrix, in every weight format."""
-    weight = torch.randn(vocab, width) * 0.02
+    weight = torch.randn(shape.vocab, shape.width) * 0.02
     packed = {kind: product.pack(weight, kind) for kind in product.FORMATS}
-    inputs = [torch.randn(count, width) for count in (1, 2, 4, 8, 32)]
+    inputs = [torch.randn(count, shape.width) for count in (1, 2, 4, 8, 32)]
     return [_product(table, rounds, weight, packed, x) for x in inputs]
 
 
@@ -64,20 +65,19 @@ def _product(
     for kind, m in packed.items():
         sides[f"amor {kind}"] = partial(product.product, x, m)
         sides[f"amor probe {kind}"] = partial(product.probe, x, m)
-    row.add_times(alternate(sides, rounds))
+    row.times |= alternate(sides, rounds)
     for kind, m in packed.items():
         rate = m.nbytes / row.seconds[f"amor {kind}"] / 1e9
         row.numbers[f"share of bandwidth, {kind}"] = rate / machine.bandwidth()
     return row
 
 
-def layers(
-    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
-) -> list[BenchmarkRow]:
+def layers(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:
     """A linear layer at the shapes of a training step at scale tiny, then at 180m."""
+    _, width, tokens = shape
     tiny = 4 * tokens, width // 3, 2 * width // 3
     larger = (tokens, width, 4 * width), (tokens, 4 * width, width)
-    return [_layer(table, rounds, *shape) for shape in (tiny, *larger)]
+    return [_layer(table, rounds, *sizes) for sizes in (tiny, *larger)]
 
 
 def _layer(
@@ -91,7 +91,7 @@ def _layer(
     for name, layer in (("amor", linear), ("torch", F.linear)):
         sides[f"{name}, forward"] = partial(_then, Tensor.detach, layer, x, weight)
         sides[f"{name}, forward and backward"] = partial(_then, backward, layer, x, weight)
-    row.add_times(alternate(sides, rounds))
+    row.times |= alternate(sides, rounds)
     share = 2e-9 * weight.numel() * tokens / machine.gemm_rate()
     row.numbers["share of GEMM rate, forward"] = share / row.seconds["amor, forward"]
     both = row.seconds["amor, forward and backward"]
@@ -104,39 +104,37 @@ def _repeat(count: int, work: Callable[[], Any]) -> None:
         work()
 
 
-def _then(work: Callable[[Tensor], Any], function: Callable[..., Tensor], *given: Any) -> Any:
-    return work(function(*given))
+def _then(work: Callable[[Tensor], Any], function: Callable[..., Tensor], *inputs: Any) -> Any:
+    return work(function(*inputs))
 
 
-def recurrences(
-    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
-) -> list[BenchmarkRow]:
+def recurrences(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:
     """scan, delta and conv, forward, at the shapes of one layer."""
+    _, width, tokens = shape
     heads, size, states = width // 32, 64, 128
     x, dt = torch.randn(1, tokens, heads, size), torch.rand(1, tokens, heads) * 0.1
     B, C = torch.randn(1, tokens, 1, states), torch.randn(1, tokens, 1, states)
     A = -torch.arange(1, heads + 1).float()
-    shape = {"tokens": tokens, "heads": heads, "size": size, "states": states}
-    scan_row = table.row("scan, forward", "scan", **shape)
-    scan_row.add_times(alternate({"amor": lambda: scan(x, dt, A, B, C)}, rounds))
+    sizes = {"tokens": tokens, "heads": heads, "size": size, "states": states}
+    scan_row = table.row("scan, forward", "scan", **sizes)
+    scan_row.times |= alternate({"amor": lambda: scan(x, dt, A, B, C)}, rounds)
     keys = max(1, 3 * width // 256)
     q, k = (F.normalize(torch.randn(1, tokens, keys, 64), dim=-1) for _ in range(2))
     g, beta = -torch.rand(1, tokens, keys), torch.rand(1, tokens, keys)
     v = torch.randn(1, tokens, keys, 128)
     delta_row = table.row("delta, forward", "delta", tokens=tokens, heads=keys)
-    delta_row.add_times(alternate({"amor": lambda: delta(q, k, v, g, beta)}, rounds))
+    delta_row.times |= alternate({"amor": lambda: delta(q, k, v, g, beta)}, rounds)
     channels = 2 * width + 256
     c, taps = torch.randn(1, tokens, channels), torch.randn(channels, 4)
     conv_row = table.row("conv, forward", "conv", tokens=tokens, channels=channels)
-    conv_row.add_times(alternate({"amor": lambda: conv(c, taps)}, rounds))
+    conv_row.times |= alternate({"amor": lambda: conv(c, taps)}, rounds)
     return [scan_row, delta_row, conv_row]
 
 
-def attention(
-    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
-) -> list[BenchmarkRow]:
+def attention(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:
     """One query against growing numbers of keys."""
-    return [_attention(table, rounds, width // 64, n * tokens) for n in (1, 16, 64)]
+    heads = shape.width // 64
+    return [_attention(table, rounds, heads, n * shape.tokens) for n in (1, 16, 64)]
 
 
 def _attention(table: BenchmarkTable, rounds: int, heads: int, length: int) -> BenchmarkRow:
@@ -151,20 +149,16 @@ def _attention(table: BenchmarkTable, rounds: int, heads: int, length: int) -> B
     repeats = max(1, 2**18 // length)  # a single call is too short to time
     many = {name: partial(_repeat, repeats, work) for name, work in sides.items()}
     times = alternate(many, rounds)
-    row.add_times({name: each.divided(repeats) for name, each in times.items()})
+    row.times |= {name: each.divided(repeats) for name, each in times.items()}
     rate = 2 * k.nbytes / row.seconds["amor"] / 1e9
     row.numbers["share of bandwidth"] = rate / machine.bandwidth()
     return row
 
 
-def heads(
-    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
-) -> list[BenchmarkRow]:
+def heads(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:
     """The LM head's two large jobs: loss with gradient, and entropy."""
-    return [
-        loss(table, rounds, vocab, width, tokens),
-        entropy(table, rounds, vocab, width, 3 * tokens),
-    ]
+    longer = shape._replace(tokens=3 * shape.tokens)
+    return [loss(table, rounds, shape), entropy(table, rounds, longer)]
 
 
 def loss_sides(vocab: int, width: int, tokens: int) -> tuple[Tensor, Tensor, Sides]:
@@ -191,36 +185,34 @@ def loss_sides(vocab: int, width: int, tokens: int) -> tuple[Tensor, Tensor, Sid
     return x, weight, sides
 
 
-def loss(table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int) -> BenchmarkRow:
+def loss(table: BenchmarkTable, rounds: int, shape: OpShape) -> BenchmarkRow:
     """Loss and gradients of x and of the head, beside a dense torch loss and torch's chunked
     one."""
-    row = table.row("loss and gradient", "head", tokens=tokens, vocab=vocab, width=width)
-    *_, sides = loss_sides(vocab, width, tokens)
+    row = table.row("loss and gradient", "head", **shape._asdict())
+    *_, sides = loss_sides(*shape)
     chunked = sides.popitem()
-    row.add_times(alternate(sides, rounds))
-    row.add_times(alternate(dict([chunked]), 1))  # slow: one round
-    rate = 6e-9 * tokens * vocab * width / row.seconds["amor"]
+    row.times |= alternate(sides, rounds)
+    row.times |= alternate(dict([chunked]), 1)  # slow: one round
+    rate = 6e-9 * math.prod(shape) / row.seconds["amor"]
     row.numbers["share of GEMM rate"] = rate / machine.gemm_rate()
     row.add_ratio("time of the loss over dense", row.times["amor"], row.times["dense"])
     return row
 
 
 @torch.no_grad()
-def entropy(
-    table: BenchmarkTable, rounds: int, vocab: int, width: int, tokens: int
-) -> BenchmarkRow:
+def entropy(table: BenchmarkTable, rounds: int, shape: OpShape) -> BenchmarkRow:
     """The entropy of the head's distribution per token, beside the matrix product alone."""
-    row = table.row("entropy", "head", tokens=tokens, vocab=vocab, width=width)
+    vocab, width, tokens = shape
+    row = table.row("entropy", "head", **shape._asdict())
     x, weight = torch.randn(tokens, width), torch.randn(vocab, width) * 0.02
-    out = torch.zeros(
-        tokens, vocab
-    )  # touched here, so that the bare product pays for no page faults
+    # touched here, so that the bare product pays for no page faults
+    out = torch.zeros(tokens, vocab)
     sides: Sides = {
         "amor": lambda: head.read(x, weight, entropy=True),
         "bare product": partial(torch.mm, x, weight.T, out=out),
     }
-    row.add_times(alternate(sides, rounds))
-    rate = 2e-9 * tokens * vocab * width / row.seconds["amor"]
+    row.times |= alternate(sides, rounds)
+    rate = 2e-9 * math.prod(shape) / row.seconds["amor"]
     row.numbers["share of GEMM rate"] = rate / machine.gemm_rate()
     ours, bare = row.times["amor"], row.times["bare product"]
     row.add_ratio("time of entropy over the bare product", ours, bare)

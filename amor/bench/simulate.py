@@ -129,7 +129,7 @@ def _filled(part: Part, context: int, capacity: int) -> Part:
     return filled
 
 
-class DecodeRounds:
+class ScheduledRounds:
     """Rounds of decode steps at one context. Every round does the same work.
 
     together: all blocks fire at the same tokens, as those of trained models nearly do (measured by

@@ -2,13 +2,17 @@
 numbers."""
 
 import argparse
+import math
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Table
 
 from amor import typed
 from amor.bench import machine
@@ -33,9 +37,7 @@ class BenchmarkRow:
     shape: Mapping[str, Any]
     backends: Mapping[str, str]  # operator -> backend that ran
     times: dict[str, Timings] = field(default_factory=dict)  # side -> seconds
-    columns: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # side -> other numbers of it
+    columns: dict[str, dict[str, float]] = field(default_factory=dict)  # side -> its other numbers
     numbers: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, PairedRatio] = field(default_factory=dict)
     lower_bounds: dict[str, float] = field(default_factory=dict)  # of numbers too large to measure
@@ -45,15 +47,9 @@ class BenchmarkRow:
         """Side -> seconds of its best round."""
         return {name: times.best for name, times in self.times.items()}
 
-    def add_times(self, times: Mapping[str, Timings]) -> None:
-        """Add sides that were timed."""
-        self.times |= times
-
-    def add_ratio(
-        self, name: str, numerator: Timings, denominator: Timings, factor: float = 1.0
-    ) -> None:
+    def add_ratio(self, name: str, top: Timings, bottom: Timings, factor: float = 1.0) -> None:
         """Add the seconds of one side over those of another that took turns with it."""
-        self.ratios[name] = paired(numerator, denominator, factor)
+        self.ratios[name] = paired(top, bottom, factor)
 
     def show(self) -> None:
         """Print the row: a table of its sides, then its numbers."""
@@ -77,9 +73,6 @@ class BenchmarkRow:
 def print_table(headings: list[str], rows: Mapping[str, list[str]]) -> None:
     """Print labelled rows under headings, numbers aligned to the right; nothing where there are
     none."""
-    from rich.console import Console
-    from rich.table import Table
-
     if not rows:
         return
     table = Table("", box=None, show_header=any(headings), padding=(0, 2, 0, 0))
@@ -111,6 +104,20 @@ def matching(rows: Iterable[str], only: str) -> list[str]:
     return names
 
 
+def numbers(option: str, text: str, kind: type) -> list[Any]:
+    """The numbers of an option, written with commas. kind: int, at least 1; float, 0 to 1."""
+    least, most = (1, math.inf) if kind is int else (0, 1)
+    try:
+        values = [kind(word) for word in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(least <= value <= most for value in values):
+        whole = "whole numbers of at least 1, with commas, e.g. 1,8,32"
+        right = whole if kind is int else "rates between 0 and 1, with commas, e.g. 0.22,0.4"
+        raise AmorError(f"{option} {text}: give {right}")
+    return values
+
+
 class BenchmarkTable:
     """The rows of a suite. quick: the shapes were small and the numbers mean nothing."""
 
@@ -118,13 +125,6 @@ class BenchmarkTable:
         self.suite, self.quick = suite, quick
         self.requested: list[str] = []
         self.rows: list[BenchmarkRow] = []
-
-    @classmethod
-    def from_arguments(cls, suite: str, args: argparse.Namespace) -> "BenchmarkTable":
-        """For the options of `common`; --cpu-time changes the clock."""
-        if args.cpu_time:
-            use_cpu_time()
-        return cls(suite, args.quick)
 
     def request(self, name: str) -> None:
         """Begin a row of the suite: measurements that follow carry its name."""
@@ -150,6 +150,38 @@ class BenchmarkTable:
             "requested": self.requested,
             "rows": [asdict(row) for row in self.rows],
         }
+
+
+def run_rows(
+    suite: str,
+    args: argparse.Namespace,
+    rows: Iterable[str],
+    measure: Callable[[BenchmarkTable, str], Iterable[BenchmarkRow]],
+) -> dict[str, Any]:
+    """Measure and print the rows that the options of `common` select; the table for JSON."""
+    if args.cpu_time:
+        use_cpu_time()
+    table = BenchmarkTable(suite, args.quick)
+    for name in matching(rows, args.only):
+        table.request(name)
+        torch.manual_seed(0)
+        for row in measure(table, name):
+            row.show()
+    return table.result()
+
+
+# name -> (function, its arguments in a full run, and with --quick)
+SizedRows = Mapping[str, tuple[Callable[..., BenchmarkRow], tuple[Any, ...], tuple[Any, ...]]]
+
+
+def run_sized(suite: str, args: argparse.Namespace, rows: SizedRows) -> dict[str, Any]:
+    """`run_rows` for functions of the table and their own arguments."""
+
+    def measure(table: BenchmarkTable, name: str) -> list[BenchmarkRow]:
+        function, full, quick = rows[name]
+        return [function(table, *(quick if args.quick else full))]
+
+    return run_rows(suite, args, rows, measure)
 
 
 def commit() -> str | None:

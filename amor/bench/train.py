@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from amor.bench import machine
-from amor.bench.table import BenchmarkRow, BenchmarkTable, common, matching
+from amor.bench.table import BenchmarkRow, BenchmarkTable, common, run_rows
 from amor.bench.timing import alternate
 from amor.data.loader import BatchSource
 from amor.models.build import build
@@ -88,7 +88,7 @@ def throughput(table: BenchmarkTable, rounds: int, **shape: int) -> BenchmarkRow
     for backbone in dict.fromkeys(map(backbone_of, NAMES)):
         # the sides of a ratio take turns with each other alone, and for longer
         family = {name: step for name, step in steps.items() if backbone_of(name) == backbone}
-        row.add_times(alternate(family, rounds * len(family)))
+        row.times |= alternate(family, rounds * len(family))
     flops = {}
     for name, step in steps.items():
         flops[name], blocks = count_flops(step)
@@ -118,9 +118,5 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, print, and return the table for JSON."""
-    table = BenchmarkTable.from_arguments("train", args)
-    for name in matching(ROWS, args.only):
-        table.request(name)
-        torch.manual_seed(0)
-        ROWS[name](table, args.rounds, **(QUICK if args.quick else {})).show()
-    return table.result()
+    shape = QUICK if args.quick else {}
+    return run_rows("train", args, ROWS, lambda t, n: [ROWS[n](t, args.rounds, **shape)])

@@ -1,13 +1,15 @@
-"""The command line: `amor <verb>`. One file a verb; its docstring is its help.
+"""The command line: `amor <verb>`. One file per verb; its docstring is its help.
 
-A verb module defines `arguments(parser)` and `run(args) -> dict`. It prints for people as it goes; the dict is what it
-found, printed as the last line when `--json` is given. A wrong input is an AmorError: one line, exit code 2. Anything else that
-is raised is a bug of ours: one line that says so, exit code 70. With `--debug` both are shown with where they came from.
-A verb that finds a failure puts `"ok": False` into its dict and the command leaves with exit code 1, or with `"exit"`.
+A verb module defines `arguments(parser)` and `run(args)`. It prints for people as it goes and
+returns its result, a record or a dict, which is printed as the last line with `--json`. A wrong
+input is an AmorError: one line, exit code 2. Any other exception is a bug of ours: one line, exit
+code 70. `--debug` adds the traceback to both. A result with `ok` False gives exit code 1, one with
+`exit` that code.
 """
 
 import argparse
 import ast
+import ctypes
 import importlib
 import io
 import json
@@ -16,43 +18,31 @@ import pkgutil
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from amor.cli._process import keep_freed_memory
+from amor import typed
 from amor.errors import AmorError, nearest
 
-# The table of contents: verbs in the order a user meets them. A verb not named here is listed last.
-ORDER = [
-    "demo",
-    "info",
-    "doctor",
-    "check",
-    "prepare",
-    "train",
-    "convert",
-    "attach",
-    "fit",
-    "study",
-    "report",
-    "generate",
-    "trace",
-    "eval",
-    "recall",
-    "table",
-    "compare",
-    "bench",
-]
-
-
+# The table of contents: verbs in the order a user needs them. A verb not named here is listed last.
+ORDER = (
+    *("demo", "info", "doctor", "check", "prepare", "train", "convert", "attach", "fit"),
+    *("study", "report", "generate", "trace", "eval", "recall", "table", "compare", "bench"),
+)
 BUG = 70  # the exit code of a mistake in the program: EX_SOFTWARE of sysexits.h
+# of mallopt(3): how much free memory is kept, and from which size on memory is mapped anew
+TRIM, MMAP = -1, -3
+KEPT = 256 << 20  # bytes
+LARGEST = 32 << 20  # the most that glibc takes
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one-line errors that name the nearest right choice."""
+    """argparse with one-line errors that name the nearest right choice, and options in one line."""
 
     def error(self, message: str) -> NoReturn:
+        """Print one line and leave with exit code 2."""
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
             message = f"no option {unknown[1]}; {nearest(unknown[1], self.flags())}"
@@ -60,35 +50,74 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def flags(self) -> set[str]:
-        """Every option, those of the parsers below this one too: argparse hands up what they did not know."""
-        found = {flag for action in self._actions for flag in action.option_strings if flag.startswith("--")}
-        below = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
-        return found.union(*(parser.flags() for choices in below for parser in choices.values()))
+        """Every option, those of subcommands too: argparse reports what these did not take here."""
+        own = {name for a in self._actions for name in a.option_strings if name.startswith("--")}
+        subcommands = [
+            a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)
+        ]
+        return own.union(*(each.flags() for choices in subcommands for each in choices.values()))
+
+    def flag(self, name: str, words: str) -> None:
+        """An option without a value."""
+        self.add_argument(name, action="store_true", help=words)
+
+    def text(self, name: str, metavar: str, words: str, default: str | None = None) -> None:
+        """An option whose value is a text."""
+        words += "" if default is None else f" (default {default})"
+        self.add_argument(name, metavar=metavar, default=default, help=words)
+
+    def number(self, name: str, default: float | None, words: str, kind: type = int) -> None:
+        """An option whose value is a number, of the default's type where there is one."""
+        if default is not None:
+            kind, words = type(default), f"{words} (default {default:,})"
+        metavar = "N" if kind is int else "X"
+        self.add_argument(name, type=kind, default=default, metavar=metavar, help=words)
+
+    def choice(self, name: str, choices: Sequence[str], default: str | None, words: str) -> None:
+        """An option whose value is one of several names."""
+        self.add_argument(name, choices=choices, default=default, help=words)
+
+    def argument(self, name: str, metavar: str, words: str, nargs: str | None = None) -> None:
+        """An argument without a flag, or with nargs several or none."""
+        self.add_argument(name, metavar=metavar, nargs=nargs, help=words)
+
+    def required(self, name: str, metavar: str, words: str) -> None:
+        """An option that must be given."""
+        self.add_argument(name, metavar=metavar, required=True, help=words)
+
+    def repeated(self, name: str, metavar: str, words: str) -> None:
+        """An option that may be given several times; its value is the list of texts."""
+        words += "; may be repeated"
+        self.add_argument(name, metavar=metavar, action="append", default=[], help=words)
 
 
 def verbs() -> dict[str, str]:
-    """Verb -> the first sentence of its file, read without importing it."""
+    """Verb -> the first line of its file, read without importing it."""
     folder = Path(__file__).parent
     names = [m.name for m in pkgutil.iter_modules([str(folder)]) if not m.name.startswith("_")]
     names.sort(key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n))
-    return {n: (ast.get_docstring(ast.parse((folder / f"{n}.py").read_text())) or "").split("\n")[0] for n in names}
+    texts = {n: ast.get_docstring(ast.parse((folder / f"{n}.py").read_text())) for n in names}
+    return {n: (text or "").split("\n")[0] for n, text in texts.items()}
 
 
 def contents() -> str:
-    lines = [f"  {name:<10} {words}" for name, words in verbs().items()]
-    head = ["amor: a language model that pays for attention only where it is unsure.", "", "usage: amor <verb> [options]", ""]
-    foot = [
-        "",
-        "amor <verb> --help tells what a verb takes; every verb takes --json to end with one line of JSON,",
-        "and --debug to show where an error came from.",
-    ]
-    return "\n".join([*head, *lines, *foot])
+    """The help of `amor` without a verb."""
+    lines = "\n".join(f"  {name:<10} {words}" for name, words in verbs().items())
+    return f"""amor: a language model that pays for attention only where it is unsure.
+
+usage: amor <verb> [options]
+
+{lines}
+
+amor <verb> --help lists the options of a verb; every verb takes --json to end with one line of
+JSON, and --debug to show where an error came from."""
 
 
 def main(words: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
     words = sys.argv[1:] if words is None else words
-    if any("\0" in word for word in words):  # no shell hands one over, but a caller in Python may
-        print("amor: an argument holds a NUL character, which no name or text on a command line can", file=sys.stderr)
+    if any("\0" in word for word in words):  # impossible in a shell, but not for a caller in Python
+        print("amor: an argument holds a NUL character, which no name or text can", file=sys.stderr)
         return 2
     if not words or words[0] in ("-h", "--help", "help"):
         print(contents())
@@ -99,16 +128,26 @@ def main(words: list[str] | None = None) -> int:
         print(f"amor {amor.__version__}")
         return 0
     if words[0] not in verbs():
-        print(f"amor: no verb {shortened(words[0])!r}; {nearest(words[0], verbs())}", file=sys.stderr)
+        hint = nearest(words[0], verbs())
+        print(f"amor: no verb {shortened(words[0])!r}; {hint}", file=sys.stderr)
         return 2
     keep_freed_memory()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text, and a terminal need not know every letter
-    return run_verb(words[0], words[1:])
+        # a path need not be valid text, and a terminal need not have every character
+        sys.stdout.reconfigure(errors="backslashreplace")
+    module = importlib.import_module(f"amor.cli.{words[0]}")
+    return run_command(module, f"amor {words[0]}", words[1:])
 
 
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+def keep_freed_memory() -> None:
+    """Keep freed memory in this process for the next layer: memory that the system maps anew comes
+    page by page, filled with zeros. A program that imports amor decides this for itself."""
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not every C library has it
+    if mallopt is not None:
+        mallopt(TRIM, KEPT)
+        mallopt(MMAP, LARGEST)
 
 
 def parser_of(verb: str) -> Parser:
@@ -118,49 +157,48 @@ def parser_of(verb: str) -> Parser:
 
 def command_parser(module: ModuleType, prog: str) -> Parser:
     """The parser of a command: its module's docstring, its `arguments`, --json and --debug."""
-    parser = Parser(prog=prog, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=prog, description=module.__doc__, formatter_class=raw)
     module.arguments(parser)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON holding what was found")
-    parser.add_argument("--debug", action="store_true", help="of an error also show where it came from")
+    parser.flag("--json", "end with the result as one line of JSON")
+    parser.flag("--debug", "show where an error came from")
     return parser
 
 
 def shortened(name: object) -> str:
-    """A name as an error shows it: one line of it, and not thousands of characters."""
+    """A name for an error message: on one line, and not thousands of characters."""
     text = "the system" if name is None else " ".join(str(name).split())
     return text if len(text) <= 120 else f"{text[:100]}... ({len(text):,} characters)"
 
 
-def run_verb(verb: str, words: list[str]) -> int:
-    """Run a verb with the words of a command line; the exit code."""
-    return run_command(importlib.import_module(f"amor.cli.{verb}"), f"amor {verb}", words)
-
-
 def run_command(module: ModuleType, prog: str, words: list[str]) -> int:
-    """Run a module that defines `arguments` and `run` as a command, with one-line errors; the exit code."""
+    """Run a module that defines `arguments` and `run` as a command; the exit code."""
     args = command_parser(module, prog).parse_args(words)
     try:
-        found: dict[str, Any] = module.run(args) or {}
+        result: dict[str, Any] = typed.tree(module.run(args) or {})
     except AmorError as error:
-        if args.debug:
-            traceback.print_exc()
-        print(f"{prog}: {one_line(error)}", file=sys.stderr)
-        return 2
+        return failed(args, f"{prog}: {' '.join(str(error).split())}", 2)
     except BrokenPipeError:  # the reader of our output has left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:  # a name too long, a folder where a file should be, no permission, a full disk
-        print(f"{prog}: {shortened(error.filename)}: {error.strerror or error}", file=sys.stderr)
-        return 2
+    except OSError as error:  # a name too long, a folder where a file should be, a full disk
+        message = f"{prog}: {shortened(error.filename)}: {error.strerror or error}"
+        return failed(args, message, 2)
     except KeyboardInterrupt:
         print(f"\n{prog}: stopped", file=sys.stderr)
         return 130
-    except Exception as error:  # nothing is hidden: it is named a bug, and --debug shows where
-        if args.debug:
-            traceback.print_exc()
+    except Exception as error:
         more = "" if args.debug else " (run again with --debug for where)"
-        print(f"{prog}: a bug: {type(error).__name__}: {one_line(error)}{more}", file=sys.stderr)
-        return BUG
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}{more}"
+        return failed(args, f"{prog}: a bug: {message}", BUG)
     if args.json:
-        print(json.dumps(found))
-    return found.get("exit", 0 if found.get("ok", True) else 1)
+        print(json.dumps(result))
+    return result.get("exit", 0 if result.get("ok", True) else 1)
+
+
+def failed(args: argparse.Namespace, message: str, code: int) -> int:
+    """Print an error in one line, after its traceback with --debug; returns the exit code."""
+    if args.debug:
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+    return code

@@ -1,80 +1,126 @@
-"""What every verb that takes a model shares: naming it, changing it, opening it."""
+"""Options shared by verbs that take a model: naming it, changing it, opening it, setting gates."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import Tokenizer
 
 from amor import typed
+from amor.cli import Parser
 from amor.config import Config
+from amor.data.loader import Windows
+from amor.data.shards import splits
+from amor.data.tokenizer import load as load_tokenizer
 from amor.errors import AmorError
+from amor.judge.windows import of_shards
+from amor.models.amor import Amor
+from amor.models.folder import load, load_config
 from amor.presets import NAMES, SCALES, every_name, preset
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from amor.models.amor import Amor
+TRAINED = "a model folder, or a run (its latest model)"
 
 
-def model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="MODEL", help="a model folder, a run (its latest model), or a preset such as amor-mamba2"
-    )
-    parser.add_argument("--model", metavar="MODEL", help="the same, as an option")
-    parser.add_argument("--scale", help=f"scale of a preset: {', '.join(SCALES)} (default tiny)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a config key, e.g. blocks.count=1"
-    )
+def name_arguments(parser: Parser, words: str = TRAINED) -> None:
+    """The model, as an argument or an option."""
+    parser.argument("name", "MODEL", words, "?")
+    parser.text("--model", "MODEL", "the same, as an option")
 
 
-def changes(args: argparse.Namespace) -> dict[str, Any]:
+def trained_arguments(parser: Parser) -> None:
+    """A trained model and its tokenizer, for `open_trained`."""
+    name_arguments(parser)
+    parser.text("--tokenizer", "NAME", "of a model without one: bytes, llama-3.1, a tokenizer.json")
+
+
+def config_arguments(parser: Parser) -> None:
+    """A model folder or a preset and changes to it, for `model_config`."""
+    name_arguments(parser, f"{TRAINED}, or a preset such as amor-mamba2")
+    parser.text("--scale", "NAME", f"scale of a preset: {', '.join(SCALES)} (default tiny)")
+    parser.repeated("--set", "KEY=VALUE", "change a config key, e.g. blocks.count=1")
+
+
+def gate_arguments(parser: Parser) -> None:
+    """Another gate or firing rate for a trained model, for amor.gates.override."""
+    parser.text("--gate", "KIND", "another gate: always, never or e.g. random:0.3")
+    parser.number("--fire-rate", None, "fire on this share of tokens, 0 to 1", float)
+
+
+def config_changes(args: argparse.Namespace) -> dict[str, Any]:
     """Config keys that `--set` changes, and their values."""
     return typed.assignments(args.set, "blocks.count=1")
 
 
-def named(args: argparse.Namespace) -> str:
+def model_name(args: argparse.Namespace) -> str:
+    """The folder or preset that a command names."""
     if args.name and args.model:
         raise AmorError(f"two models given, {args.name!r} and --model {args.model!r}; give one")
     name = args.name or args.model
+    choices = f"give a model folder or a preset: {', '.join(NAMES)}"
     if not name:
-        raise AmorError(f"which model? give a model folder or a preset: {', '.join(NAMES)}")
+        raise AmorError(f"which model? {choices}")
     if "/" in name and not Path(name).exists():
-        raise AmorError(f"there is no folder {name}; give a model folder or a preset: {', '.join(NAMES)}")
+        raise AmorError(f"there is no folder {name}; {choices}")
     return name
 
 
 def model_config(args: argparse.Namespace) -> Config:
-    """The config of the model a command names."""
-    from amor.models.folder import load_config
-
-    name = named(args)
-    if is_preset(args):
-        return preset(name, "tiny" if args.scale is None else args.scale).change(**changes(args))
-    return load_config(name).change(**changes(args))
+    """The config of the model a command names, with its changes."""
+    name = model_name(args)
+    scale = "tiny" if args.scale is None else args.scale
+    config = preset(name, scale) if is_preset(args) else load_config(name)
+    return config.change(**config_changes(args))
 
 
 def is_preset(args: argparse.Namespace) -> bool:
-    name = named(args)
+    """Whether the model a command names is a preset, not a folder."""
+    name = model_name(args)
     if name in every_name() or not Path(name).exists():
         return True
     if args.scale is not None:
-        raise AmorError(f"--scale {args.scale} is for a preset; the model in {name} has the size it has")
+        raise AmorError(f"--scale {args.scale} is for a preset; {name} is a model of its own size")
     return False
 
 
-def as_text(word: str) -> str:
-    """A word of the command line as text: bytes that are none become a mark."""
+def open_trained(args: argparse.Namespace) -> tuple[Amor, Tokenizer | None]:
+    """The trained model a command names, and the tokenizer it names or the model's own."""
+    name = args.name or args.model
+    if not name or not Path(name).is_dir():
+        problem = f"no model folder {name!r}" if name else "which model?"
+        hint = "a model folder, or a run written by amor train, e.g. runs/demo"
+        raise AmorError(f"{problem}; give a trained model: {hint}")
+    model, tokenizer = load(Path(model_name(args)))
+    return model, load_tokenizer(args.tokenizer) if args.tokenizer else tokenizer
+
+
+def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The tokenizer, or an error where the model has none."""
+    if tokenizer is None:
+        hint = "name one with --tokenizer, for instance --tokenizer bytes"
+        raise AmorError(f"the model folder holds no tokenizer.json; {hint}")
+    return tokenizer
+
+
+def replace_invalid(word: str) -> str:
+    """A word of the command line with bytes that are not UTF-8 replaced by a mark."""
     return word.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
-def opened(args: argparse.Namespace) -> tuple["Amor", "Tokenizer | None"]:
-    """The trained model a command names, and the tokenizer it names or the model's own."""
-    from amor.data.tokenizer import load as load_tokenizer
-    from amor.models.folder import load
-
-    given = args.name or args.model
-    if not given or not Path(given).is_dir():
-        said = f"no model folder {given!r}" if given else "which model?"
-        raise AmorError(f"{said}; give a trained model: a model folder, or a run written by amor train, e.g. runs/demo")
-    folder = Path(named(args))
-    model, tokenizer = load(folder)
-    return model, load_tokenizer(args.tokenizer) if args.tokenizer else tokenizer
+def held_out_windows(
+    args: argparse.Namespace,
+    model: Amor,
+    tokenizer: Tokenizer | None,
+    counts: Sequence[int],
+    apart: bool = False,
+) -> tuple[Windows, Windows]:
+    """Windows of DATA/valid and of DATA/train, at most so many of each."""
+    train, valid = splits(args.data)
+    if valid is None:
+        raise AmorError(f"{args.data} holds no held-out text; prepare it with --valid")
+    context = model.config.context if args.context is None else args.context
+    first, second = (
+        of_shards(shards.folder, context, count, tokenizer, model.config.vocab, apart)
+        for shards, count in zip((valid, train), counts, strict=True)
+    )
+    return first, second

@@ -1,81 +1,90 @@
-"""Put gated blocks behind a pretrained recurrent model, calibrate them on a text, and train the blocks alone.
+"""Put gated blocks behind a trained recurrent model, calibrate them on a text, train them alone.
 
-  amor attach MAMBA2 --out FOLDER --text book.txt                         K = 3 blocks, thresholds from a text; nothing is trained
-  amor attach MAMBA2 --out RUN --data DATA --train-steps 300              and the blocks trained, the backbone frozen to the bit
-  amor attach models/mamba2 --out NEW --blocks 1 --fire-rate 0.2 --data DATA   one block that fires on a fifth of the tokens
+  amor attach MAMBA2 --out FOLDER --text book.txt               K = 3 blocks, thresholds from a text
+  amor attach MAMBA2 --out RUN --data DATA --train-steps 300    and train the blocks alone
+  amor attach models/mamba2 --out NEW --blocks 1 --fire-rate 0.2 --data DATA
 
-MAMBA2 is a model folder or run of ours without blocks, or any source of `amor convert`, which is converted on the way. Until a
-block has learned something the result says what the backbone says, to the bit. With --train-steps FOLDER is a run directory
-(stop it any time, the same command goes on), else a model folder. docs/how-to/attach.md walks through it.
+MAMBA2 is a model folder or run of ours without blocks, or any source of `amor convert`, which is
+converted on the way. Until a block has learned something the result computes what the backbone
+computes, to the bit. With --train-steps FOLDER is a run directory (stop it any time, the same
+command goes on), else a model folder. docs/how-to/attach.md walks through it.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from amor.attach.blocks import AttachOptions, attached, table, write, write_start
+from amor.attach.proof import judged, moved, same_output
+from amor.attach.text import adapts, calibrate, calibration
+from amor.cli import Parser
+from amor.cli._training import run_result, train_observed
 from amor.config import CHOICES
+from amor.convert.compare import compare
+from amor.convert.opened import Opened, open_model
 from amor.errors import AmorError
-
-if TYPE_CHECKING:
-    from amor.convert.opened import Opened
-    from amor.models.amor import Amor
+from amor.files import require_empty
+from amor.models.amor import Amor
+from amor.models.folder import load_model
+from amor.run import Run
+from amor.train.recipe import Recipe, load
+from amor.train.watch import number
 
 RECIPE = "attach/blocks"
 START = "start"  # in the run directory: the attached model before its first step
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("backbone", metavar="BACKBONE", help="a model folder or run without blocks, or a source of amor convert")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the result goes")
-    parser.add_argument("--blocks", type=int, default=3, metavar="K", help="gated blocks (default 3)")
-    parser.add_argument("--gate", default="entropy", metavar="KIND", help="of amor/gates (default entropy, the paper's)")
-    parser.add_argument(
-        "--fire-rate", type=float, metavar="R", help="fire on this share of tokens (default: the gate's own rule)"
-    )
-    parser.add_argument("--head-size", type=int, default=64, metavar="N", help="of the blocks' attention (default 64)")
-    words = "what gates ask the head about: what their block reads (the default, the paper's), or the output's vector"
-    parser.add_argument("--probe", choices=CHOICES["probe"], default="block", help=words)
-    parser.add_argument("--text", metavar="FILE", help="a text to calibrate thresholds on (default: DATA/train)")
-    parser.add_argument("--data", metavar="DATA", help="prepared data: train/ to learn from, valid/ to judge by")
-    parser.add_argument(
-        "--train-steps", type=int, default=0, metavar="N", help="train for this many steps (default 0: not at all)"
-    )
-    parser.add_argument(
-        "--freeze", action=argparse.BooleanOptionalAction, default=True, help="train the blocks alone (default), or all"
-    )
-    parser.add_argument("--recipe", default=RECIPE, metavar="RECIPE", help=f"of the training (default {RECIPE})")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe, e.g. lr.peak=1e-3"
-    )
-    parser.add_argument("--vocab", type=int, metavar="N", help="keep the first N tokens of the vocabulary: the rest is padding")
+def arguments(parser: Parser) -> None:
+    """The options of the verb."""
+    parser.argument("backbone", "BACKBONE", "a model without blocks, or a source of amor convert")
+    parser.required("--out", "FOLDER", "where the result goes")
+    parser.number("--blocks", 3, "gated blocks")
+    parser.text("--gate", "KIND", "one of amor/gates; entropy is the paper's", "entropy")
+    parser.number("--fire-rate", None, "share of tokens (default: the gate's own rule)", float)
+    parser.number("--head-size", 64, "of the blocks' attention")
+    parser.choice("--probe", CHOICES["probe"], "block", "what gates read the head for")
+    parser.text("--text", "FILE", "a text to calibrate thresholds on (default: DATA/train)")
+    parser.text("--data", "DATA", "prepared data: train/ to learn from, valid/ to judge by")
+    parser.number("--train-steps", 0, "train for this many steps")
+    words = "train the blocks alone (default), or everything"
+    freeze = argparse.BooleanOptionalAction
+    parser.add_argument("--freeze", action=freeze, default=True, help=words)
+    parser.text("--recipe", "RECIPE", "of the training", RECIPE)
+    parser.repeated("--set", "KEY=VALUE", "change a key of the recipe, e.g. lr.peak=1e-3")
+    parser.number("--vocab", None, "keep the first N tokens of the vocabulary: the rest is padding")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.attach.blocks import AttachOptions, attached
-    from amor.convert.opened import open_model
-
-    recipe = recipe_of(args)
-    asked = AttachOptions(args.blocks, args.gate, args.fire_rate, args.head_size, args.probe)
-    asked.keys()
-    begins(args)
+    """Convert, attach, calibrate, and train or write."""
+    recipe = load_recipe(args)
+    blocks = AttachOptions(args.blocks, args.gate, args.fire_rate, args.head_size, args.probe)
+    blocks.keys()
+    check_options(args)
     opened = open_model(args.backbone, args.vocab)
-    found = converted(opened)
-    if not found.get("ok", True):
-        return found
-    model = attached(opened.model, asked, recipe.seed)
-    found |= {"blocks": args.blocks, "gate": model.config.blocks.gate, "frozen": args.freeze}
-    return found | (trained(args, recipe, opened, model) if args.train_steps else untrained(args, recipe, opened, model))
+    result = compare_converted(opened)
+    if not result.get("ok", True):
+        return result
+    model = attached(opened.model, blocks, recipe.seed)
+    kind = model.config.blocks.gate
+    result |= {"blocks": args.blocks, "gate": kind, "frozen": args.freeze, "out": args.out}
+    result |= calibrate_blocks(args, recipe, opened, model)
+    if not result["ok"]:
+        return result
+    if args.train_steps:
+        return result | train(args, recipe, opened, model)
+    write(opened, model, Path(args.out))
+    print(f"written: {args.out}")
+    return result
 
 
-def begins(args: argparse.Namespace) -> None:
-    """What can be wrong with the options alone, before a model is read."""
-    from amor.files import require_empty
-
+def check_options(args: argparse.Namespace) -> None:
+    """Errors of the options alone, before a model is read."""
     if not args.data and not args.text:
-        raise AmorError("thresholds are calibrated on a text; give --text FILE, or --data FOLDER written by `amor prepare`")
+        hint = "give --text FILE, or --data FOLDER written by `amor prepare`"
+        raise AmorError(f"thresholds are calibrated on a text; {hint}")
     if args.train_steps < 0:
         raise AmorError(f"--train-steps {args.train_steps}: give 0 or more")
     if args.train_steps and not args.data:
@@ -84,117 +93,88 @@ def begins(args: argparse.Namespace) -> None:
         require_empty(args.out)
 
 
-def recipe_of(args: argparse.Namespace) -> Any:
-    from amor.train.recipe import load
+def load_recipe(args: argparse.Namespace) -> Recipe:
+    """The recipe of the training, with the options of the command."""
+    keys = {"data": args.data or None, "steps": args.train_steps if args.train_steps > 0 else None}
+    wanted = {key: value for key, value in keys.items() if value is not None}
+    return load(args.recipe, args.set, freeze="backbone" if args.freeze else "none", **wanted)
 
-    keys = {"freeze": "backbone" if args.freeze else "none"} | ({"data": args.data} if args.data else {})
-    return load(args.recipe, args.set, **keys | ({"steps": args.train_steps} if args.train_steps > 0 else {}))
 
-
-def converted(opened: Opened) -> dict[str, Any]:
-    """Of a source of another library: that it says the same as ours."""
-    from amor.convert.compare import compare
-    from amor.convert.opened import Opened as Same
-
+def compare_converted(opened: Opened) -> dict[str, Any]:
+    """Compare a source of another library with the model it was converted to."""
     config = opened.model.config
-    print(f"{opened.folder}: {opened.title}, {len(config.pattern)} layers, width {config.width}, vocabulary {config.vocab:,}")
+    shape = f"{len(config.pattern)} layers, width {config.width}, vocabulary {config.vocab:,}"
+    print(f"{opened.folder}: {opened.title}, {shape}")
     for note in opened.notes:
         print(f"note: {note}")
     if opened.layout is None:
         return {"source": opened.title}
-    same = compare(opened, Same(opened.model, None, None, opened.folder))
+    same = compare(opened, Opened(opened.model, None, None, opened.folder))
     print(same)
-    return {"source": opened.title, "ok": same.ok, "compared": asdict(same)}
+    return {"source": opened.title, "ok": same.ok, "compared": same}
 
 
-def prepared(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) -> dict[str, Any]:
-    """Calibrate the model, and say what it is made of."""
-    from amor.attach.blocks import table
-    from amor.attach.proof import same_output
-    from amor.attach.text import adapts, calibrate, calibration
-
+def calibrate_blocks(
+    args: argparse.Namespace, recipe: Recipe, opened: Opened, model: Amor
+) -> dict[str, Any]:
+    """Set thresholds on the text, and check that outputs are still those of the backbone."""
     windows = calibration(opened, args.data, args.text, recipe.context, recipe.eval.windows)
     blocks = model.config.blocks
-    print(f"{blocks.count} gated blocks behind it (gate {blocks.gate}, heads of {blocks.head_size}), and no final norm")
+    kind = f"gate {blocks.gate}, heads of {blocks.head_size}"
+    print(f"{blocks.count} gated blocks behind it ({kind}), and no final norm")
     print("\n".join(table(model, str(opened.folder), args.freeze)))
-    found: dict[str, Any] = {"ok": same_output(opened.model, model, windows, closed=False)}
-    print(f"at step 0 it says what the backbone says, to the bit: {yes(found['ok'])}")
+    same = same_output(opened.model, model, windows, closed=False)
+    print(f"at step 0 its outputs are the backbone's, to the bit: {yes(same)}")
     if not adapts(model):
-        return found | {"thresholds": []}
-    found["thresholds"] = calibrate(model, windows)
-    told = [f"{t['threshold']:.3f} (fires on {100 * t['fire']:.0f} %)" for t in found["thresholds"]]
-    print(f"thresholds from {windows.tokens.numel():,} tokens of {windows.source}: {', '.join(told)}")
-    found["ok"] = found["ok"] and same_output(opened.model, model, windows, closed=False)  # gates that fire change nothing yet
-    return found
+        return {"ok": same, "thresholds": []}
+    thresholds = calibrate(model, windows)
+    texts = [f"{t['threshold']:.3f} (fires on {100 * (t['fire'] or 0):.0f} %)" for t in thresholds]
+    source = f"{windows.tokens.numel():,} tokens of {windows.source}"
+    print(f"thresholds from {source}: {', '.join(texts)}")
+    # now with gates that fire, which changes nothing yet
+    same = same and same_output(opened.model, model, windows, closed=False)
+    return {"ok": same, "thresholds": thresholds}
 
 
-def untrained(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) -> dict[str, Any]:
-    from amor.attach.blocks import write
-
-    found = prepared(args, recipe, opened, model)
-    if found["ok"]:
-        write(opened, model, Path(args.out))
-        print(f"written: {args.out}")
-    return found | {"out": args.out}
-
-
-def trained(args: argparse.Namespace, recipe: Any, opened: Opened, model: Amor) -> dict[str, Any]:
-    """Train by the one trainer there is, and compare what it leaves with what was there."""
-    from amor.attach.blocks import write_start
-    from amor.attach.proof import judged
-    from amor.models.folder import load_model
-    from amor.train.watch import number
-
-    found = prepared(args, recipe, opened, model)
-    if not found["ok"]:
-        return found
-    start = Path(args.out) / START
-    write_start(opened, model, start)
-    recipe = replace(
-        recipe, name=Path(args.out).name, model=replace(recipe.model, name=model.config.name, scale="", start=str(start))
-    )
+def train(args: argparse.Namespace, recipe: Recipe, opened: Opened, model: Amor) -> dict[str, Any]:
+    """Train, and compare the result with the backbone."""
+    out = Path(args.out)
+    write_start(opened, model, out / START)
+    start = replace(recipe.model, name=model.config.name, scale="", start=str(out / START))
+    recipe = replace(recipe, name=out.name, model=start)
     before = judged(opened.model, recipe)
-    print(f"held-out perplexity before: {number(before['perplexity'])} on {before['tokens']:,} tokens")
-    ended, gradients = learned(recipe, args.out)
-    if not ended["done"]:
-        return found | ended
-    after_model = load_model(args.out).eval()
-    after = judged(after_model, recipe)
+    perplexity = number(before["perplexity"])
+    print(f"held-out perplexity before: {perplexity} on {before['tokens']:,} tokens")
+    ended = train_observed(recipe, args.out)
+    if not ended.done:
+        return run_result(ended)
+    trained = load_model(args.out).eval()
+    after = judged(trained, recipe)
     fires = ", ".join(f"{fire:.0%}" for fire in after["fire"])
-    print(f"held-out perplexity after:  {number(after['perplexity'])}, attention on {fires} of the tokens")
-    found |= {"before": before, "after": after, "out": args.out, "steps": ended["step"], "gradients": gradients}
+    perplexity = number(after["perplexity"])
+    print(f"held-out perplexity after:  {perplexity}, attention on {fires} of the tokens")
+    events = [event.now for event in Run(args.out).read_events() if event.event == "gradients"]
+    gradients = events[-1] if events else {}
     ok = not gradients.get("silent") and not gradients.get("missing")
+    result = {"before": before, "after": after, "steps": ended.step, "gradients": gradients}
     if not args.freeze:
-        return found | {"ok": ok}
-    shown = untouched(opened, after_model, recipe)
-    return found | shown | {"ok": ok and shown["shut_is_backbone"] and not shown["moved"]}
+        return result | {"ok": ok}
+    frozen = check_frozen(opened, trained, recipe)
+    ok = ok and frozen["shut_is_backbone"] and not frozen["moved"]
+    return result | frozen | {"ok": ok}
 
 
-def untouched(opened: Opened, model: Amor, recipe: Any) -> dict[str, Any]:
-    """That the backbone is what it was: its tensors, and what it says with every gate shut."""
-    from amor.attach.proof import moved, same_output
-    from amor.attach.text import calibration
-
+def check_frozen(opened: Opened, model: Amor, recipe: Recipe) -> dict[str, Any]:
+    """Whether the backbone is unchanged: its tensors, and its outputs with every gate shut."""
     before = opened.model.state_dict()
     changed = moved(before, model)
     windows = calibration(opened, recipe.data, None, recipe.context, recipe.eval.windows)
     shut = same_output(opened.model, model, windows, closed=True)
-    print(f"the backbone's {len(before)} tensors are what they were, to the bit: {yes(not changed)}")
+    print(f"the backbone's {len(before)} tensors are unchanged, to the bit: {yes(not changed)}")
     print(f"with every gate shut it is the original model, to the bit: {yes(shut)}")
     return {"moved": changed, "shut_is_backbone": shut}
 
 
-def learned(recipe: Any, out: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How the run ended, and what was seen of its gradients."""
-    from amor.cli._seeing import as_result, observing
-    from amor.run import Run
-    from amor.train.loop import train
-
-    with observing(recipe) as (observers, machine):
-        ended = as_result(train(recipe, out, observers, "auto", machine))
-    seen = [event.now for event in Run(out).read_events() if event.event == "gradients"]
-    return ended, seen[-1] if seen else {}
-
-
 def yes(value: bool) -> str:
+    """A result that must be true; a wrong one stands out."""
     return "yes" if value else "NO"

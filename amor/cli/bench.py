@@ -10,10 +10,11 @@ import argparse
 import importlib
 import json
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from amor.cli import Parser
 from amor.errors import AmorError
 from amor.files import disk_errors, file_to_write
 
@@ -33,30 +34,27 @@ def suites() -> dict[str, Any]:
     return find_suites(amor.bench)
 
 
-Parsers = Iterator[argparse.ArgumentParser]
-
-
-def add_suites(parser: argparse.ArgumentParser, suites: Mapping[str, Any]) -> Parsers:
-    """Add a subcommand per suite, and hand out the parser of each."""
+def add_suites(parser: Parser, suites: Mapping[str, Any]) -> list[Parser]:
+    """Add a subcommand per suite; their parsers."""
     kinds = parser.add_subparsers(dest="suite", metavar="suite", required=True)
+    parsers = []
     for name, module in suites.items():
         text = module.__doc__ or ""
         raw, first = argparse.RawDescriptionHelpFormatter, text.split("\n")[0]
         each = kinds.add_parser(name, help=first, description=text, formatter_class=raw)
         module.arguments(each)
-        add = each.add_argument
-        add("--out", metavar="FILE", help="write the results as JSON")
+        each.text("--out", "FILE", "write the results as JSON")
         # also after the suite's name; SUPPRESS: its absence here must not undo one given before
         hidden: dict[str, Any] = {"action": "store_true", "default": argparse.SUPPRESS}
-        add("--json", **hidden, help="end with one line of JSON")
-        add("--debug", **hidden, help="show where an error came from")
-        yield each
+        each.add_argument("--json", **hidden, help="end with one line of JSON")
+        each.add_argument("--debug", **hidden, help="show where an error came from")
+        parsers.append(each)
+    return parsers
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """One subcommand per suite."""
-    for _ in add_suites(parser, suites()):
-        pass
+    add_suites(parser, suites())
 
 
 def run_suite(suite: Any, args: argparse.Namespace) -> dict[str, Any]:

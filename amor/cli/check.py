@@ -1,8 +1,9 @@
-"""Whether a model says the same however its tokens are fed: whole, cut, stepped, padded, ragged, packed, restored, decoded.
+"""Whether a model computes the same however tokens are fed: whole, cut, stepped, padded, decoded.
 
-Compares logits, gate scores and decisions and final states with the plain forward, on this machine, the decode engine's
-included. Exit code 1 when one differs. A preset is given random weights that matter and gates that fire.
-A row is compared up to its first tie, a decision whose score lies at the threshold: `tokens` counts what was compared.
+Compares logits, gate scores and decisions and final states with the plain forward, on this machine,
+the decode engine's included. Exit code 1 when one differs. A preset is given random weights that
+matter and gates that fire. A row is compared up to its first tie, a decision whose score lies at
+the threshold: `tokens` counts what was compared.
 
   amor check amor-mamba2
   amor check runs/demo --length 300
@@ -12,36 +13,42 @@ import argparse
 import dataclasses
 from typing import Any
 
-from amor.cli._model import changes, is_preset, model_arguments, model_config, named
+from rich.console import Console
+from rich.table import Table
+
+from amor.cli import Parser
+from amor.cli._model import config_arguments, config_changes, is_preset, model_config, model_name
 from amor.errors import AmorError
+from amor.judge.check import check
+from amor.judge.randomise import randomise_for_test
+from amor.models.build import build
+from amor.models.folder import load_model
 from amor.numbers import finite
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    model_arguments(parser)
-    parser.add_argument("--length", type=int, default=80, metavar="N", help="tokens of the longest row (default 80)")
-    parser.add_argument("--rows", type=int, default=4, metavar="N", help="rows of the batch (default 4)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of tokens, lengths and cuts (default 0)")
-    words = "formats of the decode engine's weights, with commas (default: float32,float16,int8,int4)"
-    parser.add_argument("--weights", default="float32,float16,int8,int4", metavar="NAMES", help=words)
+def arguments(parser: Parser) -> None:
+    """The options of the verb."""
+    config_arguments(parser)
+    parser.number("--length", 80, "tokens of the longest row")
+    parser.number("--rows", 4, "rows of the batch")
+    parser.number("--seed", 0, "of tokens, lengths and cuts")
+    words = "formats of the decode engine's weights, with commas"
+    parser.text("--weights", "NAMES", words, "float32,float16,int8,int4")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.judge.check import check
-    from amor.judge.randomise import randomise_for_test
-    from amor.models.build import build
-    from amor.models.folder import load_model
-
+    """Check one model."""
     if args.length < 8 or args.rows < 1:
-        raise AmorError(f"--length {args.length} --rows {args.rows}: at least 8 tokens and 1 row are needed")
+        sizes = f"--length {args.length} --rows {args.rows}"
+        raise AmorError(f"{sizes}: at least 8 tokens and 1 row are needed")
     if abs(args.seed) >= 1 << 63:
         raise AmorError(f"--seed {args.seed}: give a number of at most 63 bits, e.g. 1")
     if is_preset(args):
         model = randomise_for_test(build(model_config(args)))
-    elif changes(args):
+    elif config_changes(args):
         raise AmorError("--set changes a preset; a model folder is checked as it is")
     else:
-        model = load_model(named(args))
+        model = load_model(model_name(args))
     findings = check(model, args.length, args.rows, args.seed, args.weights.split(","))
     draw(model.config.name, findings)
     rows = [dataclasses.asdict(f) for f in findings]
@@ -51,27 +58,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw(name: str, findings: list[Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        title=f"{name}: largest difference from the plain forward",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        header_style="dim",
-        padding=(0, 1, 0, 0),
-    )
-    for column in ("fed", "logits", "scores", "states", "tokens", "flips", "ties", ""):
-        table.add_column(column, justify="left" if column == "fed" else "right", no_wrap=True)
+    """Print a row per way of feeding."""
+    title = f"[bold]{name}: largest difference from the plain forward[/]"
+    table = Table("fed", box=None, header_style="dim", padding=(0, 1, 0, 0))
+    for column in ("logits", "scores", "states", "tokens", "flips", "ties", ""):
+        table.add_column(column, justify="right", no_wrap=True)
     for f in findings:
         if f.left_out:
             table.add_row(f.way, *["-"] * 6, "left out")
             continue
-        apart = ["-" if value != value else f"{value:.1e}" for value in (f.logits, f.scores, f.states)]
+        differences = ["-" if d != d else f"{d:.1e}" for d in (f.logits, f.scores, f.states)]
         counts = [str(count) for count in (f.tokens, f.flips, f.ties)]
-        table.add_row(f.way, *apart, *counts, "[green]same[/]" if f.ok else "[red]DIFFERS[/]")
+        verdict = "[green]same[/]" if f.ok else "[red]DIFFERS[/]"
+        table.add_row(f.way, *differences, *counts, verdict)
     console = Console(highlight=False)
+    console.print(title)
     console.print(table)
     for reason in dict.fromkeys(f.left_out for f in findings if f.left_out):
         console.print(f"left out: {reason}")

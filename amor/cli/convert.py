@@ -1,84 +1,75 @@
-"""Turn a model of another library into ours, or ours into theirs, and show that both say the same.
+"""Turn a model of another library into ours, or ours into theirs, and compare their outputs.
 
-  amor convert SOURCE --out FOLDER                    transformers Mamba2, state-spaces Mamba2, fla Gated DeltaNet, Llama -> ours
-  amor convert AUTHORS --out OURS --tokenizer tokenizer.json   a folder of the AMOR authors' released code -> ours
-  amor convert OURS --out THEIRS --to authors       ours -> a folder for their code
-  amor convert RUN --out HF --to hf                   ours -> a folder for AutoModelForCausalLM
-  amor convert models/transformer --out LLAMA --to llama   ours -> another library's own layout, where it has the architecture
+  amor convert SOURCE --out FOLDER                             another library's model -> ours
+  amor convert AUTHORS --out OURS --tokenizer tokenizer.json   the AMOR authors' code -> ours
+  amor convert OURS --out THEIRS --to authors                  ours -> a folder for their code
+  amor convert RUN --out HF --to hf                            ours -> AutoModelForCausalLM
+  amor convert models/transformer --out LLAMA --to llama       ours -> another library's layout
 
-SOURCE is a local folder as it is published: config.json, and safetensors or .bin files; a model folder or run of ours too. What
-our skeleton cannot do is refused with the reason. The result is read back and compared with the source, run by its own library
-(or, where that cannot run on a CPU, by its recurrence written out in float64); if they differ nothing is written and the exit
-code is 1. docs/how-to/convert.md tells more.
+SOURCE is a local folder as it is published: config.json, and safetensors or .bin files
+(transformers Mamba2, state-spaces Mamba2, fla Gated DeltaNet, Llama); a model folder or run of ours
+too. What our skeleton cannot do is refused with the reason. The result is read back and compared
+with the source, run by its own library (or, where that cannot run on a CPU, by its recurrence
+written out in float64); if they differ nothing is written and the exit code is 1.
+docs/how-to/convert.md has more.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from amor.cli import Parser
+from amor.convert.compare import compare
+from amor.convert.opened import Opened, open_model
+from amor.convert.write import write
+from amor.data.tokenizer import load as load_tokenizer
 from amor.errors import AmorError, nearest
+from amor.files import atomic_folder, require_empty
 
-if TYPE_CHECKING:
-    from amor.convert.compare import Compared
-    from amor.convert.opened import Opened
-
-TARGETS = ("amor", "hf", "authors", "mamba2-hf", "gated-deltanet-fla", "llama")  # state-spaces' own is read, not written
-
+# state-spaces' own layout is read, not written
+TARGETS = ("amor", "hf", "authors", "mamba2-hf", "gated-deltanet-fla", "llama")
 SHARDED = ("authors", "hf")
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class DiffersError(Exception):
-    """The result does not say what the source says."""
+    """The outputs of the result are not those of the source."""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source", metavar="SOURCE", help="a folder: a published model, a model folder, or a run (its latest model)"
-    )
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="where the result goes; it must not exist")
-    parser.add_argument("--to", default="amor", metavar="LAYOUT", help=f"{', '.join(TARGETS)} (default amor)")
-    parser.add_argument("--vocab", type=int, metavar="N", help="keep the first N tokens of the vocabulary: the rest is padding")
-    parser.add_argument(
-        "--tokenizer", metavar="NAME", help="put this tokenizer beside the model: a tokenizer.json, llama-3.1 or bytes"
-    )
-    parser.add_argument(
-        "--shard-size", metavar="SIZE", help="largest weight file, e.g. 5GB (--to authors or hf; default: one file)"
-    )
+def arguments(parser: Parser) -> None:
+    """The options of the verb."""
+    parser.argument("source", "SOURCE", "a published model, a model folder or a run of ours")
+    parser.required("--out", "FOLDER", "the new folder")
+    parser.text("--to", "LAYOUT", f"one of {', '.join(TARGETS)}", "amor")
+    parser.number("--vocab", None, "keep the first N tokens of the vocabulary: the rest is padding")
+    parser.text("--tokenizer", "NAME", "to put beside it: a tokenizer.json, llama-3.1 or bytes")
+    parser.text("--shard-size", "SIZE", "largest weight file, e.g. 5GB, of --to authors or hf")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.convert.compare import compare
-    from amor.convert.opened import open_model
-    from amor.convert.write import write
-    from amor.data.tokenizer import load as load_tokenizer
-    from amor.files import atomic_folder, require_empty
-
+    """Convert, read back, compare, and write where both agree."""
     if args.to not in TARGETS:
         raise AmorError(f"--to {args.to[:80]}: no such layout; {nearest(args.to[:80], TARGETS)}")
     shard = shard_bytes(args.shard_size, args.to)
     require_empty(args.out)
     tokenizer = None if args.tokenizer is None else load_tokenizer(args.tokenizer)
     opened = open_model(args.source, args.vocab, tokenizer)
-    describe(opened, args.to)
-    found: Compared | None = None
+    result = describe(opened, args.to)
     try:
-        with atomic_folder(args.out) as beside:
-            for note in write(opened, args.to, beside, shard):
+        with atomic_folder(args.out) as folder:
+            for note in write(opened, args.to, folder, shard):
                 print(f"note: {note}")
-            found = compare(opened, open_model(beside))
-            print(found)
-            if not found.ok:
+            same = compare(opened, open_model(folder))
+            print(same)
+            if not same.ok:
                 raise DiffersError
     except DiffersError:
         print(f"{args.out} was not written")
     else:
         print(f"written: {args.out}")
-    assert found is not None
-    return told(opened, args.to) | {"ok": found.ok, "out": str(args.out), "compared": dataclasses.asdict(found)}
+    return result | {"ok": same.ok, "out": str(args.out), "compared": same}
 
 
 def shard_bytes(words: str | None, to: str) -> int | None:
@@ -93,19 +84,17 @@ def shard_bytes(words: str | None, to: str) -> int | None:
     return int(match[1]) * UNITS[match[2].upper()]
 
 
-def describe(opened: Opened, to: str) -> None:
-    facts = told(opened, to)
-    head = "tied" if facts["tied"] else "of its own"
+def describe(opened: Opened, to: str) -> dict[str, Any]:
+    """Print and return what is converted."""
+    config = opened.model.config
+    parameters = sum(p.numel() for p in opened.model.parameters())
+    head = "tied" if config.tied else "of its own"
     print(
-        f"{opened.title} -> {to}: {facts['layers']} layers, width {facts['width']}, vocabulary {facts['vocab']:,}, "
-        f"head {head}, {facts['parameters']:,} parameters"
+        f"{opened.title} -> {to}: {len(config.pattern)} layers, width {config.width}, "
+        f"vocabulary {config.vocab:,}, head {head}, {parameters:,} parameters"
     )
     for note in opened.notes:
         print(f"note: {note}")
-
-
-def told(opened: Opened, to: str) -> dict[str, Any]:
-    config = opened.model.config
     return {
         "source": opened.title,
         "to": to,
@@ -113,6 +102,6 @@ def told(opened: Opened, to: str) -> dict[str, Any]:
         "width": config.width,
         "vocab": config.vocab,
         "tied": config.tied,
-        "parameters": sum(p.numel() for p in opened.model.parameters()),
+        "parameters": parameters,
         "notes": list(opened.notes),
     }

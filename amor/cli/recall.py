@@ -1,4 +1,4 @@
-"""Ask a trained model what it remembers: generated tasks whose answers are known, with its gate at the questions and elsewhere.
+"""Test what a trained model remembers: generated tasks whose answers are known, and its gate.
 
   amor train recall/mqar --set model.name=amor-mamba2 --set model.depth=1
   amor recall runs/mqar
@@ -7,68 +7,63 @@
   amor recall runs/mqar --fire-rate 0.2 --out recall.json
   amor recall MODEL --task needle --set length=256
 
-Tasks: mqar, stream, selective-copy, induction, phone-book, needle. A run that learned one is asked the same at its own size, or
-at another by --set; rows are of a stream that no training sees. docs/recall.md tells what is asked.
+Tasks: mqar, stream, selective-copy, induction, phone-book, needle. A run that learned one is tested
+on it at its own size, or at another by --set; rows are of a stream that training never uses.
+docs/recall.md describes the tasks.
 """
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from amor import typed
-from amor.cli._model import named
+from amor.cli import Parser
+from amor.cli._model import gate_arguments, model_name, name_arguments
+from amor.data.tasks.base import Task, read_task
 from amor.errors import AmorError
 from amor.files import file_to_write, replace_file
-
-if TYPE_CHECKING:
-    from amor.data.tasks.base import Task
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("name", nargs="?", metavar="MODEL", help="a run of a task, or any model folder with --task")
-    add("--model", metavar="MODEL", help="the same, as an option")
-    add("--task", metavar="KIND", help="which task (default: the one the run learned)")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="change an option of the task, e.g. pairs=16")
-    add("--rows", type=int, default=256, metavar="N", help="rows to be judged by (default 256)")
-    add("--seed", type=int, default=0, help="of the rows (default 0)")
-    add("--gate", metavar="KIND", help="another gate for the while: always, never or random:SHARE, e.g. random:0.3")
-    add("--fire-rate", type=float, metavar="SHARE", help="set the gate to fire on this share of tokens, 0 to 1")
-    add("--out", metavar="FILE", help="write what was found as JSON")
+from amor.gates.override import override_gates
+from amor.judge.gates import own_gates
+from amor.judge.recall import recall
+from amor.models.folder import load_model
+from amor.progress import Progress
+from amor.records.recall import Recall
+from amor.run import Run
+from amor.study.recall import lines
+from amor.train.resume import recipe_of
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    from amor.data.progress import Progress
-    from amor.gates.override import override_gates
-    from amor.judge.gates import own_gates
-    from amor.judge.recall import recall
-    from amor.models.folder import load_model
-    from amor.study.recall import lines
+def arguments(parser: Parser) -> None:
+    """The options of the verb."""
+    name_arguments(parser, "a run of a task, or any model folder with --task")
+    parser.text("--task", "KIND", "which task (default: the one the run learned)")
+    parser.repeated("--set", "KEY=VALUE", "change an option of the task, e.g. pairs=16")
+    parser.number("--rows", 256, "rows to be judged by")
+    parser.number("--seed", 0, "of the rows")
+    gate_arguments(parser)
+    parser.text("--out", "FILE", "write the result as JSON")
 
-    folder = Path(named(args))
+
+def run(args: argparse.Namespace) -> Recall:
+    """Test one model."""
+    folder = Path(model_name(args))
     if not folder.is_dir():
-        raise AmorError(
-            f"no model folder {str(folder)!r}; give a run of a task, written by amor train, e.g. amor train recall/mqar"
-        )
+        hint = "give a run of a task, written by amor train, e.g. amor train recall/mqar"
+        raise AmorError(f"no model folder {str(folder)!r}; {hint}")
     if args.out:
         file_to_write(args.out)
-    task, model = asked(args, folder), load_model(folder).eval()
+    task, model = chosen_task(args, folder), load_model(folder).eval()
     gates = override_gates(own_gates(model), args.gate, args.fire_rate)
-    with Progress("asking", max(args.rows, 0) * task.length, " tokens") as progress:
-        found = recall(model, task, args.rows, args.seed, gates, on_tokens=progress.add)
-    print("\n".join(lines(found)))
+    with Progress("testing", max(args.rows, 0) * task.length, "tokens") as progress:
+        result = recall(model, task, args.rows, args.seed, gates, on_tokens=progress.add)
+    print("\n".join(lines(result)))
     if args.out:
-        replace_file(Path(args.out), typed.text(found))
+        replace_file(Path(args.out), typed.text(result))
         print(f"wrote {args.out}")
-    return dict(typed.tree(found))
+    return result
 
 
-def asked(args: argparse.Namespace, folder: Path) -> "Task":
-    """The task that is named, or the one a run learned, with its options changed."""
-    from amor.data.tasks.base import read_task
-    from amor.run import Run
-    from amor.train.resume import recipe_of
-
+def chosen_task(args: argparse.Namespace, folder: Path) -> Task:
+    """The task that is named, or the one of the run, with its options changed."""
     learned = dict(recipe_of(Run(folder)).task) if (folder / "checkpoints").is_dir() else {}
     kind = (args.task or learned.get("kind", "")).replace("-", "_")
     if not kind:

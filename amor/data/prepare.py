@@ -26,7 +26,6 @@ from tokenizers import Tokenizer
 from amor import typed
 from amor.data.encoder import Encoder, encoded
 from amor.data.journal import JOURNAL, Journal, Place, Plan, Planned, differences
-from amor.data.progress import Progress
 from amor.data.shards import (
     MANIFEST,
     MOST_SHARD,
@@ -42,6 +41,7 @@ from amor.data.tokenizer import bpe_size, end_of_text, load, tokenizer_hash, tra
 from amor.data.writer import AGAIN, ShardWriter, Written, disk, write_whole
 from amor.errors import AmorError
 from amor.files import disk_errors, folder_to_write
+from amor.progress import Progress
 from amor.vocabulary import load_file, vocabulary
 
 LOCK = ".lock"

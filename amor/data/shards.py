@@ -21,8 +21,8 @@ from msgspec import Meta
 
 from amor import typed
 from amor.checks import MOST_TOKENS
-from amor.data.progress import Progress
 from amor.errors import AmorError
+from amor.progress import Progress
 from amor.typed import Count, Positive
 from amor.vocabulary import load_file
 

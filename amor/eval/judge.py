@@ -27,6 +27,7 @@ from amor.eval.store import Answer, Kind, Store, key_of
 from amor.judge.gates import force_all, own_gates
 from amor.models.amor import Amor
 from amor.ops.linear import each_alone
+from amor.progress import Progress
 from amor.records.evals import EvalSettings, GateCounts, Phases
 from amor.vocabulary import vocabulary
 
@@ -34,16 +35,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BOS_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "[BOS]")
-
-
-class RequestProgress:
-    """Called while requests are computed; this one shows nothing."""
-
-    def begin(self, kind: str, count: int) -> None:
-        """`count` requests of a kind are about to be computed."""
-
-    def step(self, done: int) -> None:
-        """So many more are computed."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class Judge:
     rows: int = ROWS
     rank: int = 0  # of `ranks`: requests of other ranks get an empty answer
     ranks: int = 1
-    progress: RequestProgress = field(default_factory=RequestProgress)
+    progress: Progress | None = None  # shows how many requests are computed
     computed: int = 0  # requests
     reused: int = 0  # requests that the store held
     tokens: int = 0  # fed to the model
@@ -154,7 +145,8 @@ class Judge:
         wanted = [
             place for key, place in fresh.items() if int(key[:8], 16) % self.ranks == self.rank
         ]
-        self.progress.begin(kind, len(wanted))
+        if self.progress is not None:
+            self.progress.begin(kind, len(wanted))
         before = time.perf_counter()
         for index, said, phases in compute(wanted) if wanted else ():
             now = time.perf_counter()
@@ -162,7 +154,8 @@ class Judge:
                 [Answer(key=keys[index], kind=kind, said=said, gates=phases, seconds=now - before)]
             )
             self.computed += 1
-            self.progress.step(1)
+            if self.progress is not None:
+                self.progress.add(1)
             before = now
         self.reused += len(requests) - len(wanted)
         for (task, _), key in zip(requests, keys, strict=True):

@@ -23,11 +23,11 @@ import msgspec
 import numpy as np
 
 from amor import typed
-from amor.data.progress import Progress
 from amor.data.tokenizer import tokenizer_hash
-from amor.eval.judge import Judge, RequestProgress
+from amor.eval.judge import Judge
 from amor.eval.subject import EvalSubject, Ranks
 from amor.files import replace_file
+from amor.progress import Progress
 from amor.records.evals import About, Data, EvalSettings, LengthCurve, Timing
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def ask_on(
 ) -> tuple[Judge, SuiteOutcome | None]:
     """The outcome of one rank's requests, with the judge that answered them."""
     title = f"{suite}{suffix(settings)}" + (f", rank {ranks.rank}" if ranks.count > 1 else "")
-    with subject.store() as store, ProgressBars(title) as progress:
+    with subject.store() as store, Progress(title, None, "requests") as progress:
         judge = Judge(
             subject.model,
             subject.tokenizer,
@@ -139,34 +139,6 @@ def run_by_harness(
 
     settings = msgspec.structs.replace(settings, harness=lm_eval.__version__)
     return run_suite(subject, suite, settings, ask)
-
-
-class ProgressBars(RequestProgress):
-    """One progress bar per kind of request, one after another."""
-
-    def __init__(self, title: str):
-        self.title = title
-        self.bar: Progress | None = None
-
-    def begin(self, kind: str, count: int) -> None:
-        self.end()
-        self.bar = Progress(f"{self.title}: {kind}", count, "requests").__enter__()
-
-    def step(self, done: int) -> None:
-        assert self.bar is not None
-        self.bar.add(done)
-
-    def end(self) -> None:
-        """Remove the bar that is shown."""
-        if self.bar is not None:
-            self.bar.__exit__(None, None, None)
-            self.bar = None
-
-    def __enter__(self) -> ProgressBars:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
 
 def suffix(settings: EvalSettings) -> str:

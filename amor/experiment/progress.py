@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from amor.experiment.jobs import FinishedJob, Job, JobObserver, RunningJob
-from amor.train.display import clock
+from amor.progress import Every, clock
 
 if TYPE_CHECKING:
     from amor.experiment.runner import Runner
@@ -20,7 +19,7 @@ class StudyProgress(JobObserver):
     def __init__(self, verb: str, runner: Runner, jobs: int):
         self.verb, self.runner, self.jobs = verb, runner, jobs
         self.done = 0
-        self.printed = time.monotonic()
+        self.line = Every(EVERY)
 
     def on_start(self, job: Job) -> None:
         self.runner.say(f"begun: {job.name}")
@@ -31,12 +30,11 @@ class StudyProgress(JobObserver):
             self.runner.say(f"FAILED: {finished.job.name}: {finished.last_line} (all of it: {finished.job.log})")
         took = f"{self.verb}: {finished.job.name} in {clock(finished.seconds)}" if not finished.code else "going on"
         self.runner.say(f"{took}; {self.done} of {self.jobs}{self._to_go()}")
-        self.printed = time.monotonic()
+        self.line.restart()
 
     def on_tick(self, running: list[RunningJob], waiting: list[Job]) -> None:
-        if time.monotonic() - self.printed < EVERY:
+        if not self.line.due():
             return
-        self.printed = time.monotonic()
         steps = {one.planned.folder: f"step {one.step:,}/{one.planned.steps:,}" for one in self.runner.status()}
         names = ", ".join(f"{one.job.name} {steps.get(one.job.name, '')}".strip() for one in running)
         self.runner.say(f"{self.verb} {self.done} of {self.jobs}; at it: {names or 'another program'}{self._to_go()}")

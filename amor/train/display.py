@@ -5,12 +5,12 @@ and at which threshold.
 """
 
 import sys
-import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, TextIO
 
+from amor.progress import Countdown, clock, draw_bar, make_bar
 from amor.records.run import Evaluated, Event, GateLine, Step
 from amor.train.recipe import Recipe
 from amor.train.watch import (
@@ -32,24 +32,21 @@ RECENT = 20  # steps over which speed is averaged
 BARS = "▁▂▃▄▅▆▇█"
 
 
-class Pace:
-    """Speed of a run, the share of the machine's peak rate that this is, and the time left."""
+class Pace(Countdown):
+    """Speed of a run, the share of the machine's peak rate that this is, and the time left,
+    evaluations and checkpoints included."""
 
     def __init__(self, started: RunStarted, ceiling: float | None):
         """ceiling: FLOP/s of the machine on a large matrix product; None if it was not measured."""
-        self.first, self.steps = started.step, started.steps
+        super().__init__(started.steps, started.step)
         self.step_tokens = started.recipe.step_tokens
         self.ceiling = ceiling
         self.flops = flops_per_token(started.recipe) if ceiling else 0.0
-        self.began = self.warm = time.monotonic()
         self.recent: deque[float] = deque(maxlen=RECENT)
-        self.done = self.first
 
     def took(self, step: int, seconds: float) -> None:
         """Take in a step and its duration."""
-        if not self.recent:
-            self.warm = time.monotonic()
-        self.done = step
+        self.to(step)
         self.recent.append(seconds)
 
     @property
@@ -63,18 +60,9 @@ class Pace:
         return self.tokens_per_second * self.flops / self.ceiling if self.ceiling else None
 
     @property
-    def elapsed(self) -> float:
-        """Seconds since the start of this process's part of the run."""
-        return time.monotonic() - self.began
-
-    @property
-    def to_go(self) -> float:
-        """Seconds left, from the mean since the first step (which builds kernels), evaluations and
-        checkpoints included.
-        """
-        taken = self.done - self.first - 1
-        per_step = (time.monotonic() - self.warm) / taken if taken > 0 else self.elapsed
-        return per_step * (self.steps - self.done)
+    def left(self) -> str:
+        """The time to go, in words."""
+        return "first step" if self.to_go is None else f"{clock(self.to_go)} to go"
 
 
 def flops_per_token(recipe: Recipe) -> float:
@@ -83,13 +71,6 @@ def flops_per_token(recipe: Recipe) -> float:
     from amor.train.predict import train_flops
 
     return train_flops(build(recipe.config(), device="meta"), recipe.context)
-
-
-def clock(seconds: float) -> str:
-    """75 -> 1:15, 3700 -> 1:01:40."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def gates(blocks: Sequence[GateLine]) -> str:
@@ -120,8 +101,7 @@ class Plain(Lines):
         share = "" if pace.share is None else f" ({pace.share:.0%} of the ceiling)"
         self.say(
             f"step {step:>6}/{self.steps}  {learned(metrics)}"
-            f"  {pace.tokens_per_second:,.0f} tokens/s{share}  {clock(pace.to_go)} to go"
-            + gates(metrics.blocks)
+            f"  {pace.tokens_per_second:,.0f} tokens/s{share}  {pace.left}" + gates(metrics.blocks)
         )
 
     def close(self) -> None:
@@ -137,6 +117,7 @@ class Display(Observer):
 
         self.ceiling, self.console = ceiling, console or Console()
         self.live = Live(console=self.console, refresh_per_second=4, get_renderable=self.render)
+        self.bar = make_bar(self.console)
         self.losses: list[float] = []
         self.metrics: Step | None = None
         self.valid = self.saved = "-"
@@ -180,22 +161,12 @@ class Display(Observer):
             parts.append(self.gates(self.metrics.blocks))
         return Group(*parts)
 
-    def progress(self) -> "Table":
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
+    def progress(self) -> "RenderableType":
+        """The steps as a bar, with the time taken and to go."""
         pace = self.pace
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True)
-        left = f"{clock(pace.to_go)} to go" if self.metrics else "first step"
-        grid.add_row(
-            f"step {pace.done:,}/{pace.steps:,}",
-            ProgressBar(total=pace.steps, completed=pace.done),
-            f"{clock(pace.elapsed)}, {left}",
-        )
-        return grid
+        label = f"step {pace.done:,}/{self.started.steps:,}"
+        draw_bar(self.bar, label, pace, f"{clock(pace.elapsed)}, {pace.left}")
+        return self.bar.get_renderable()
 
     def numbers(self) -> "Table":
         from rich.table import Table

@@ -1,6 +1,4 @@
-"""Shared by every verb that trains: the observers of the run, the machine, and the report at its
-end.
-"""
+"""Shared by verbs that train: the observers of a run, its machine, and the report at its end."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +11,7 @@ from amor.bench.machine import describe, gemm_rate
 from amor.records.run import Machine
 from amor.run import Run
 from amor.study.recall import lines
+from amor.train import loop
 from amor.train.display import flops_per_token, for_people
 from amor.train.recipe import Recipe
 from amor.train.trackers import trackers
@@ -23,22 +22,30 @@ class Reporter(Observer):
     """Evaluates the model at the end of a run and writes RUN/report.html; not for a stopped run."""
 
     def on_end(self, ended: RunEnded) -> None:
+        """Write the report of a finished run."""
         if ended.done:
             print(f"report: {make_report(Run(ended.folder))['report']}")
 
 
-def as_result(ended: RunEnded) -> dict[str, Any]:
+def train_observed(recipe: Recipe, out: str, resume: str = "auto") -> RunEnded:
+    """Train with a display, the recipe's trackers and a report at the end."""
+    with observing(recipe) as (observers, machine):
+        return loop.train(recipe, out, observers, resume, machine)
+
+
+def run_result(ended: RunEnded) -> dict[str, Any]:
     """The JSON result of a verb that trained a run with `observing`."""
     from amor.study import report
 
     result = {"ok": True, **typed.tree(ended)}
-    return result | {"report": str(Run(ended.folder).folder / report.FILE)} if ended.done else result
+    return (
+        result | {"report": str(Run(ended.folder).folder / report.FILE)} if ended.done else result
+    )
 
 
 def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
     """Evaluate the newest checkpoint (on text, or on the run's task) and write the report; the JSON
-    result.
-    """
+    result."""
     from amor.study import report
     from amor.train.look import evaluate_recall, summarise_run
     from amor.train.resume import recipe_of
@@ -55,24 +62,22 @@ def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
 @contextmanager
 def observing(recipe: Recipe) -> Iterator[tuple[list[Observer], Machine]]:
     """Observers for a run of this recipe, and its machine; terminal and trackers are closed however
-    the run ends.
-    """
-    machine = measured(recipe)
+    the run ends."""
+    machine = measured_machine(recipe)
     ceiling = machine.gemm_gflops
     with ExitStack() as stack:
-        shown = for_people(ceiling * 1e9 if ceiling else None)
-        stack.callback(shown.close)
-        tracking = trackers(recipe.track)
-        for tracker in tracking:
-            stack.callback(tracker.close)
-        yield [shown, *tracking, Reporter()], machine
+        observers = [for_people(ceiling * 1e9 if ceiling else None), *trackers(recipe.track)]
+        for observer in observers:
+            stack.callback(observer.close)
+        yield [*observers, Reporter()], machine
 
 
-def measured(recipe: Recipe) -> Machine:
-    """The machine; with its matrix-product rate if one process trains on the CPU, the only case
-    that is measured.
-    """
+def measured_machine(recipe: Recipe) -> Machine:
+    """The machine, with its matrix-product rate if one process trains on the CPU: other cases are
+    not measured."""
     machine = describe()
-    if recipe.distributed == "none" and (recipe.device == "cpu" or (recipe.device == "auto" and not machine.gpus)):
-        return replace(machine, gemm_gflops=round(gemm_rate(), 1), flops_per_token=flops_per_token(recipe))
-    return machine
+    on_cpu = recipe.device == "cpu" or (recipe.device == "auto" and not machine.gpus)
+    if recipe.distributed != "none" or not on_cpu:
+        return machine
+    rate, flops = round(gemm_rate(), 1), flops_per_token(recipe)
+    return replace(machine, gemm_gflops=rate, flops_per_token=flops)
