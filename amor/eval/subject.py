@@ -79,11 +79,9 @@ class EvalSubject:
 
     def store(self) -> Store:
         """The store of this rank, with the answers of all ranks in it."""
-        name = f"requests.{self.ranks.rank}.jsonl" if self.ranks.rank else "requests.jsonl"
-        own = self.out / name
-        return Store(
-            own, [path for path in sorted(self.out.glob("requests*.jsonl")) if path != own]
-        )
+        rank = f".{self.ranks.rank}" if self.ranks.rank else ""
+        own = self.out / f"requests{rank}.jsonl"
+        return Store(own, [p for p in sorted(self.out.glob("requests*.jsonl")) if p != own])
 
 
 def fingerprint(model: Amor) -> str:

@@ -8,7 +8,6 @@ TASKS = (
     TaskSpec(
         name=NAME,
         suite="perplexity",
-        metric=NAME,
         columns=(
             ScoreColumn(
                 "perplexity",

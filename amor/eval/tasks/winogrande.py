@@ -26,7 +26,6 @@ TASKS = (
     HarnessTask(
         name="winogrande",
         suite="common-sense",
-        metric="acc",
         columns=(ScoreColumn("WinoG", "winogrande", "acc", "winogrande/acc"),),
         place=6,
         row=WinoGrandeRow,
