@@ -151,7 +151,7 @@ def judge(args: argparse.Namespace, model: "Amor", tokenizer: "Tokenizer | None"
         cut = windows.of_ids(windows.encode(spelled_by(tokenizer), content(args.file)), context, args.windows, args.file)
     passes = value_passes(len(model.each_block()), once=model.config.blocks.decide == "once" and len(model.blocks) > 1)
     with Progress("judging the gate", passes * cut.tokens.numel(), " tokens") as progress:
-        found = value(model, cut, gates, seen=progress.add)
+        found = value(model, cut, gates, on_tokens=progress.add)
     _judged.show(Console(highlight=False), found)
     return typed.tree(found) | {"verdict": sentences(found), "written": write(args, "value", found)}
 

@@ -69,7 +69,10 @@ def check(
     if why is not None:
         return findings + [Finding(name, ok=True, left_out=why) for name in ENGINE_WAYS]
     engine, clear = Engine(model), [clear_prefix(output, model, allowed) for output in plain]
-    findings += [compare(name, plain, way(feeder, engine, clear), model, allowed) for name, way in ENGINE_WAYS.items()]
+    findings += [
+        compare(name, plain, way(feeder, engine, clear), model, allowed)
+        for name, way in ENGINE_WAYS.items()
+    ]
     if model.blocks:
         ahead = engine.behind(engine.gates, Fixed(True))
         findings.append(
@@ -93,7 +96,9 @@ def tolerance(model: Amor) -> float:
             str(dtype).removeprefix("torch."),
             " or ".join(str(t).removeprefix("torch.") for t in TOLERANCE),
         )
-        raise AmorError(f"check: the model's weights are {kind}, and states and norms are float32 at most; give {known} weights")
+        raise AmorError(
+            f"check: the model's weights are {kind}, and states and norms are float32 at most; give {known} weights"
+        )
     return TOLERANCE[dtype]
 
 
@@ -102,7 +107,9 @@ def check_rounded(feeder: Feeder, engine: Engine, weights: str) -> Finding:
     both sides."""
     way, form, model = f"engine, {weights} weights", format_of(weights), feeder.model
     if engine.compiled is None or not engine.compiled.whole:
-        return Finding(way, ok=True, left_out=f"rounded weights need compiled steps; this is {engine.path}")
+        return Finding(
+            way, ok=True, left_out=f"rounded weights need compiled steps; this is {engine.path}"
+        )
     other = dequantised_reference(model, weights)
     gates = [ForcedGate(True) for _ in model.each_block()]
     for block, gate in zip(other.each_block(), gates, strict=True):
@@ -123,24 +130,36 @@ def why_no_engine(model: Amor) -> str | None:
 def clear_prefix(plain: FeedOutput, model: Amor, allowed: float) -> int:
     """How many tokens of a row a prompt may have: up to the first with a decision at the threshold,
     which is observed."""
-    near = torch.stack([n.any(0) for n in _near(plain, model, allowed)]).any(0) if model.blocks else torch.zeros(0)
+    near = (
+        torch.stack([n.any(0) for n in _near(plain, model, allowed)]).any(0)
+        if model.blocks
+        else torch.zeros(0)
+    )
     columns = near.nonzero().flatten().tolist()
     return columns[0] + 1 if columns else plain.logits.shape[1]
 
 
 def _near(output: FeedOutput, model: Amor, allowed: float) -> list[Tensor]:
     """Per block [1, T]: True where the score is so close to the threshold that rounding decides."""
-    return [(s - block.gate.threshold).abs() <= allowed for s, block in zip(output.scores, model.each_block(), strict=True)]
+    return [
+        (s - block.gate.threshold).abs() <= allowed
+        for s, block in zip(output.scores, model.each_block(), strict=True)
+    ]
 
 
-def compare(way: str, plain: list[FeedOutput], other: list[FeedOutput], model: Amor, allowed: float) -> Finding:
+def compare(
+    way: str, plain: list[FeedOutput], other: list[FeedOutput], model: Amor, allowed: float
+) -> Finding:
     """Compare two ways of feeding row by row, each row up to its first tie."""
     logits = 0.0
     scores = states = float("nan")
     tokens = flips = ties = 0
     for a, b in zip(plain, other, strict=True):
         a = a.since(b.start)
-        if any(x.shape != y.shape for x, y in zip([a.logits, *a.fires], [b.logits, *b.fires], strict=True)):
+        if any(
+            x.shape != y.shape
+            for x, y in zip([a.logits, *a.fires], [b.logits, *b.fires], strict=True)
+        ):
             return Finding(way, float("inf"), float("inf"), float("inf"))
         same, flipped, tied = decisions(a, b, _near(a, model, allowed))
         flips, ties, tokens = flips + flipped, ties + tied, tokens + same
@@ -149,8 +168,16 @@ def compare(way: str, plain: list[FeedOutput], other: list[FeedOutput], model: A
             scores = _larger(scores, _difference(x[:, :same], y[:, :same]))
         if a.state is not None and b.state is not None:
             depth = len(model.backbone.layers)
-            states = _larger(states, _state_difference(a.state, b.state, depth, b.start + same if tied else None))
-    ok = flips == 0 and tokens > 0 and logits <= allowed and not scores > allowed and not states > allowed
+            states = _larger(
+                states, _state_difference(a.state, b.state, depth, b.start + same if tied else None)
+            )
+    ok = (
+        flips == 0
+        and tokens > 0
+        and logits <= allowed
+        and not scores > allowed
+        and not states > allowed
+    )
     return Finding(way, logits, scores, states, tokens, flips, ties, ok)
 
 
@@ -200,7 +227,9 @@ def _state_difference(a: State, b: State, depth: int, tie: int | None) -> float:
             if isinstance(kept, KV) and isinstance(other, KV):
                 slots = length if tie is None or index < depth else tie
                 pairs = [(kept.k, other.k), (kept.v, other.v)]
-                worst = max(worst, *(_difference(x[:, :, :slots], y[:, :, :slots]) for x, y in pairs))
+                worst = max(
+                    worst, *(_difference(x[:, :, :slots], y[:, :, :slots]) for x, y in pairs)
+                )
             elif isinstance(kept, Tensor) and isinstance(other, Tensor):
                 worst = max(worst, _difference(kept, other))
     return worst

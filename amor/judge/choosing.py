@@ -72,8 +72,12 @@ def compare_gates(
     plain = PolicyEvaluator(model, windows, own_gates(model), on_tokens=on_tokens)
     own_nll, _, _, gain = plain.with_own_gates()
     readers = {
-        name: PolicyEvaluator(other, windows, own_gates(other), on_tokens=on_tokens, residuals=plain.residuals)
-        for name, other in (with_other_gates(model, fit_text, ways, on_tokens) | dict(extra or {})).items()
+        name: PolicyEvaluator(
+            other, windows, own_gates(other), on_tokens=on_tokens, residuals=plain.residuals
+        )
+        for name, other in (
+            with_other_gates(model, fit_text, ways, on_tokens) | dict(extra or {})
+        ).items()
     }
     nll: dict[str, list[Tensor]] = {name: [] for name in ("chance", *readers, "oracle")}
     for rate in rates:
@@ -86,7 +90,9 @@ def compare_gates(
         Choice(
             name=name,
             levels=tuple(saving(plain.nll_closed, one) for one in each),
-            over_paper=tuple(saving(paper, one) for paper, one in zip(nll[PAPER], each, strict=True)),
+            over_paper=tuple(
+                saving(paper, one) for paper, one in zip(nll[PAPER], each, strict=True)
+            ),
         )
         for name, each in nll.items()
     )
@@ -131,7 +137,9 @@ def with_other_gates(
     for name, keys in ways.items():
         if keys["gate"] == "router":
             options, decide = dict(keys["gate_options"]), str(keys["decide"])
-            models[name] = fit(model, text, options, decide, RATES[-1], EVERY, on_tokens=on_tokens)[0]
+            models[name] = fit(model, text, options, decide, RATES[-1], EVERY, on_tokens=on_tokens)[
+                0
+            ]
             continue
         other = with_gates(
             model,

@@ -69,7 +69,9 @@ class EngineFeeder:
     def drop_finished(self) -> None:
         """Rows that have been read to their end leave the session; their final states are kept."""
         assert self.session is not None
-        ended = [i for i, row in enumerate(self.rows) if self.position(row) == len(self.tokens[row])]
+        ended = [
+            i for i, row in enumerate(self.rows) if self.position(row) == len(self.tokens[row])
+        ]
         for index in ended:
             self.ends[self.rows[index]] = self.session.select([index]).state
         if ended:

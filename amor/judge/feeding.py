@@ -44,8 +44,14 @@ class Feeder:
     def gather(self, outputs: list[Output]) -> FeedOutput:
         """The outputs of consecutive calls of one batch, concatenated."""
         hidden = torch.cat([o.hidden for o in outputs], 1)
-        scores = [torch.cat([o.gates[k].score for o in outputs], 1) for k in range(len(self.model.each_block()))]
-        fires = [torch.cat([o.gates[k].fire for o in outputs], 1) for k in range(len(self.model.each_block()))]
+        scores = [
+            torch.cat([o.gates[k].score for o in outputs], 1)
+            for k in range(len(self.model.each_block()))
+        ]
+        fires = [
+            torch.cat([o.gates[k].fire for o in outputs], 1)
+            for k in range(len(self.model.each_block()))
+        ]
         return FeedOutput(self.model.logits(hidden), scores, fires, outputs[-1].state)
 
 
@@ -91,10 +97,15 @@ def chunked(feeder: Feeder) -> list[FeedOutput]:
 
 def token_by_token(feeder: Feeder) -> list[FeedOutput]:
     """Every row by itself, one token per call."""
-    return [feeder.gather(_in_pieces(feeder, row, list(range(row.shape[1] + 1)))) for row in feeder.rows()]
+    return [
+        feeder.gather(_in_pieces(feeder, row, list(range(row.shape[1] + 1))))
+        for row in feeder.rows()
+    ]
 
 
-def _in_pieces(feeder: Feeder, row: Tensor, cuts: list[int], state: State | None = None) -> list[Output]:
+def _in_pieces(
+    feeder: Feeder, row: Tensor, cuts: list[int], state: State | None = None
+) -> list[Output]:
     outputs = []
     for a, b in pairwise(cuts):
         outputs.append(feeder.feed(row[:, a:b], state))
@@ -127,7 +138,9 @@ def right_padded(feeder: Feeder) -> list[FeedOutput]:
 
 def scattered_pads(feeder: Feeder) -> list[FeedOutput]:
     """All rows in one batch, with padding between their tokens."""
-    return _padded(feeder, lambda n, width: torch.tensor(sorted(feeder.random.sample(range(width), n))))
+    return _padded(
+        feeder, lambda n, width: torch.tensor(sorted(feeder.random.sample(range(width), n)))
+    )
 
 
 def ragged_steps(feeder: Feeder) -> list[FeedOutput]:
@@ -136,7 +149,10 @@ def ragged_steps(feeder: Feeder) -> list[FeedOutput]:
     done, state = [0] * len(rows), model.start(len(rows))
     pieces: list[list[FeedOutput]] = [[] for _ in rows]
     while any(d < n for d, n in zip(done, feeder.lengths, strict=True)):
-        takes = [min(feeder.random.randrange(0, 6), n - d) for d, n in zip(done, feeder.lengths, strict=True)]
+        takes = [
+            min(feeder.random.randrange(0, 6), n - d)
+            for d, n in zip(done, feeder.lengths, strict=True)
+        ]
         if not any(takes):
             continue
         tokens = torch.zeros(len(rows), max(takes), dtype=torch.long)
@@ -172,7 +188,10 @@ def packed(feeder: Feeder) -> list[FeedOutput]:
     second = feeder.feed(stream[:, cut:], first.state, reset=reset[:, cut:])
     output = feeder.gather([first, second])
     outputs = [output.row(0, slice(a, a + n)) for a, n in zip(starts, feeder.lengths, strict=True)]
-    return [FeedOutput(f.logits, f.scores, f.fires, f.state if i == len(outputs) - 1 else None) for i, f in enumerate(outputs)]
+    return [
+        FeedOutput(f.logits, f.scores, f.fires, f.state if i == len(outputs) - 1 else None)
+        for i, f in enumerate(outputs)
+    ]
 
 
 def through_disk(feeder: Feeder) -> list[FeedOutput]:

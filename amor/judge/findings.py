@@ -64,20 +64,28 @@ def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
     found = join_chunks(run_windows(model, held.text, rows=held.rows))
     nll = float(found.nll.double().mean())
     if not math.isfinite(nll):
-        raise AmorError(f"the loss of {model.config.name} on held-out text is {nll}: nothing can be shown of such a model")
-    asked = np.bincount(held.text[0 : len(held.text)].targets.flatten().numpy(), minlength=held.shards.vocab)
+        raise AmorError(
+            f"the loss of {model.config.name} on held-out text is {nll}: nothing can be shown of such a model"
+        )
+    asked = np.bincount(
+        held.text[0 : len(held.text)].targets.flatten().numpy(), minlength=held.shards.vocab
+    )
     return Findings(
         step=step,
         model=model.config.to_dict(),
         parameters=sum(p.numel() for p in model.parameters()),
-        judged=HeldOutLoss(split=held.name, tokens=found.nll.numel(), nll=nll, perplexity=perplexity(nll)),
+        judged=HeldOutLoss(
+            split=held.name, tokens=found.nll.numel(), nll=nll, perplexity=perplexity(nll)
+        ),
         unigram=unigram(held.train, asked),
         blocks=tuple(
             histogram(score.float(), float(fire.double().mean()), float(gate.threshold))
             for fire, score, gate in zip(found.fire, found.score, own_gates(model), strict=True)
         ),
         texts=(passage(model, tokenizer, held), *samples(model, tokenizer, held)),
-        attention=attention(model, held.text[0 : len(held.text)], found, held.rows) if model.blocks else None,
+        attention=attention(model, held.text[0 : len(held.text)], found, held.rows)
+        if model.blocks
+        else None,
     )
 
 
@@ -91,7 +99,9 @@ def attention(model: Amor, windows: Windows, found: CorpusOutput, rows: int) -> 
         return Worth(saved=saved, se=finite(error) or 0.0)
 
     rate = float(found.fire.double().mean())
-    return AttentionWorth(fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.nll_open))
+    return AttentionWorth(
+        fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.nll_open)
+    )
 
 
 def unigram(train: Shards, asked: np.ndarray) -> Loss | None:
@@ -119,14 +129,22 @@ def histogram(scores: Tensor, fire: float, threshold: float) -> Histogram:
 def passage(model: Amor, tokenizer: Tokenizer, held: Held) -> Trace:
     """The beginning of the held-out text as the model reads it."""
     ids = held.shards.read(0, min(PASSAGE, held.shards.tokens)).tolist()
-    return trace(model, tokenizer, ids, "Held-out text, read by the model" if held.name == "valid" else "Training text, read")
+    return trace(
+        model,
+        tokenizer,
+        ids,
+        "Held-out text, read by the model" if held.name == "valid" else "Training text, read",
+    )
 
 
 def samples(model: Amor, tokenizer: Tokenizer, held: Held) -> list[Trace]:
     """Texts the model writes after the first words of held-out documents; the first `given` tokens were not written."""
     starts = held.starts()
     chosen = [starts[(k + 1) * len(starts) // (SAMPLES + 1)] for k in range(SAMPLES)]
-    prompts = [tokenizer.decode(held.shards.read(s, min(PROMPT, held.shards.tokens - s)).tolist()) for s in chosen]
+    prompts = [
+        tokenizer.decode(held.shards.read(s, min(PROMPT, held.shards.tokens - s)).tolist())
+        for s in chosen
+    ]
     title = f"Written by the model at temperature {TEMPERATURE:g}, after the words underlined"
     texts = generate_batch(model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE)
     found = []

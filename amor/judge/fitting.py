@@ -66,13 +66,21 @@ def detach_routers(model: Amor, native: Amor | None = None) -> Amor:
     routers = [gate for gate in own_gates(model) if isinstance(gate, Router)]
     kind = routers[0].options.replaced if routers else ""
     if not kind:
-        raise AmorError(f"{model.config.name} has no routers that replaced a gate, so there is nothing to detach")
-    other = with_gates(model, {"blocks.gate": kind, "blocks.gate_options": {}, "blocks.decide": "each"})
+        raise AmorError(
+            f"{model.config.name} has no routers that replaced a gate, so there is nothing to detach"
+        )
+    other = with_gates(
+        model, {"blocks.gate": kind, "blocks.gate_options": {}, "blocks.decide": "each"}
+    )
     if len(routers) != len(own_gates(other)):
-        raise AmorError("one router decides for all blocks, and the gates of the others were not kept; take the original model")
+        raise AmorError(
+            "one router decides for all blocks, and the gates of the others were not kept; take the original model"
+        )
     for router, gate in zip(routers, own_gates(other), strict=True):
         if not isinstance(gate, Adaptive) or list(gate.parameters()) or gate.measures:
-            raise AmorError(f"gate {kind!r} has weights that routers do not keep; take the model as it was before the fit")
+            raise AmorError(
+                f"gate {kind!r} has weights that routers do not keep; take the model as it was before the fit"
+            )
         router.restore(gate)
     return other
 
@@ -92,9 +100,13 @@ def collect(
     def measuring(*given: Any, **more: Any) -> Output:
         return other(*given, measure=columns.expand(len(given[0]), -1), **more)
 
-    for piece in run_windows(other, text, rows=ROWS, gates=own_gates(model), forward=measuring, on_tokens=on_tokens):
+    for piece in run_windows(
+        other, text, rows=ROWS, gates=own_gates(model), forward=measuring, on_tokens=on_tokens
+    ):
         parts.append(piece.out.measured)
-    return [None if of_block[0] is None else _joined(of_block) for of_block in zip(*parts, strict=True)]
+    return [
+        None if of_block[0] is None else _joined(of_block) for of_block in zip(*parts, strict=True)
+    ]
 
 
 def _joined(parts: Sequence[Measured | None]) -> Measured:
@@ -118,11 +130,15 @@ def fit(
 ) -> tuple[Amor, list[NetworkFit]]:
     """The model behind fitted routers, and how well each predicts."""
     if not model.blocks:
-        raise AmorError(f"{model.config.name} has no gated blocks, so there is nothing to route; give an AMOR model")
+        raise AmorError(
+            f"{model.config.name} has no gated blocks, so there is nothing to route; give an AMOR model"
+        )
     options = options | threshold_options(model, rate)
     other = with_routers(model, options, decide)
     fits = []
-    for index, (gate, sample) in enumerate(zip(own_gates(other), collect(other, model, text, every, on_tokens), strict=True)):
+    for index, (gate, sample) in enumerate(
+        zip(own_gates(other), collect(other, model, text, every, on_tokens), strict=True)
+    ):
         if sample is None or not isinstance(gate, Router):
             continue
         fits.append(fit_network(gate, sample.x, sample.value, seed + index))
@@ -136,8 +152,12 @@ def threshold_options(model: Amor, rate: float | None) -> dict[str, Any]:
     if rate is not None:
         return {"rate": rate}
     options: Any = native.options
-    if not isinstance(native, Adaptive) or not hasattr(options, "kappa" if not hasattr(options, "rate") else "rate"):
-        raise AmorError(f"gate {native.kind!r} has no trained threshold to take over; give --fire-rate, e.g. 0.22")
+    if not isinstance(native, Adaptive) or not hasattr(
+        options, "kappa" if not hasattr(options, "rate") else "rate"
+    ):
+        raise AmorError(
+            f"gate {native.kind!r} has no trained threshold to take over; give --fire-rate, e.g. 0.22"
+        )
     if getattr(options, "rate", None) is not None:
         return {"rate": options.rate}
     return {"kappa": options.kappa}
@@ -158,7 +178,9 @@ def fit_network(gate: Router, x: Tensor, value: Tensor, seed: int) -> NetworkFit
     """Fit the network of one router to x [n, D] -> value [n]."""
     cut = len(x) - max(1, round(HELD_BACK * len(x)))
     if cut < 2:
-        raise AmorError(f"{len(x)} tokens are too few to fit a router; give more --tokens or a longer text")
+        raise AmorError(
+            f"{len(x)} tokens are too few to fit a router; give more --tokens or a longer text"
+        )
     mean, std = value.mean(), value.std().clamp(min=1e-8)
     y = (value - mean) / std  # so that one learning rate serves entropies and gains
     train, held = (x[:cut], y[:cut]), (x[cut:], y[cut:])
@@ -167,7 +189,11 @@ def fit_network(gate: Router, x: Tensor, value: Tensor, seed: int) -> NetworkFit
     network[0].copy_(gate.fc1_weight)  # as a fresh router draws it
     network[3], network[4] = bias[None].float(), skip[None].float()
     linear_error = _error(network, held)
-    error, epoch = (descend(network, train, held, linear_error, seed)) if len(network[0]) else (linear_error, 0)
+    error, epoch = (
+        (descend(network, train, held, linear_error, seed))
+        if len(network[0])
+        else (linear_error, 0)
+    )
     with torch.no_grad():
         network[2] *= std
         network[3] = network[3] * std + mean
@@ -205,7 +231,9 @@ def ridge(train: Pairs, held: Pairs) -> Pairs:
     return best[1], best[2]
 
 
-def descend(network: list[Tensor], train: Pairs, held: Pairs, error: float, seed: int) -> tuple[float, int]:
+def descend(
+    network: list[Tensor], train: Pairs, held: Pairs, error: float, seed: int
+) -> tuple[float, int]:
     """Train a network in place by AdamW; its smallest error on held-back tokens and the epoch of
     it. 0: the linear map."""
     best, kept, epoch_of = error, [t.clone() for t in network], 0
@@ -270,8 +298,13 @@ def calibration(predicted: Tensor, value: Tensor) -> tuple[CalibrationBin, ...]:
     """Bins of equally many tokens by prediction: the mean prediction and the mean of the measured
     values."""
     order = predicted.flatten().argsort()
-    pairs = zip(predicted.flatten()[order].chunk(BINS), value.flatten()[order].chunk(BINS), strict=True)
-    return tuple(CalibrationBin(predicted=float(p.double().mean()), measured=float(v.double().mean())) for p, v in pairs)
+    pairs = zip(
+        predicted.flatten()[order].chunk(BINS), value.flatten()[order].chunk(BINS), strict=True
+    )
+    return tuple(
+        CalibrationBin(predicted=float(p.double().mean()), measured=float(v.double().mean()))
+        for p, v in pairs
+    )
 
 
 @torch.no_grad()

@@ -85,7 +85,9 @@ class ChunkOutput:
 
     def _stack(self, per_block: list[Tensor], dtype: torch.dtype) -> Tensor:
         tokens = self.chunk.tokens
-        return torch.stack(per_block) if per_block else tokens.new_zeros(0, *tokens.shape, dtype=dtype)
+        return (
+            torch.stack(per_block) if per_block else tokens.new_zeros(0, *tokens.shape, dtype=dtype)
+        )
 
 
 @dataclass(frozen=True)
@@ -174,5 +176,7 @@ def join_chunks(outputs: Iterable[ChunkOutput]) -> CorpusOutput:
     for each in outputs:
         kept = each.nll.cpu(), each.fire.cpu(), each.score.cpu()
         parts.setdefault(each.chunk.place[0].start, []).append(kept)
-    rows = [[torch.cat(columns, -1) for columns in zip(*part, strict=True)] for part in parts.values()]
+    rows = [
+        [torch.cat(columns, -1) for columns in zip(*part, strict=True)] for part in parts.values()
+    ]
     return CorpusOutput(*(torch.cat(whole, -2) for whole in zip(*rows, strict=True)))

@@ -48,7 +48,9 @@ class PolicyEvaluator:
 
     def __post_init__(self) -> None:
         if not self.gates:
-            raise AmorError(f"{self.model.config.name} has no gated blocks, so there is no gate to judge; give an AMOR model")
+            raise AmorError(
+                f"{self.model.config.name} has no gated blocks, so there is no gate to judge; give an AMOR model"
+            )
 
     @property
     def blocks(self) -> int:
@@ -103,7 +105,10 @@ class PolicyEvaluator:
         """
         recording = [RecordingGate(gate, "entropy", "gain") for gate in self.gates]
         output = self.run(recording)
-        entropy, gain = (torch.stack([gate.values(name, 0).cpu() for gate in recording]) for name in ("entropy", "gain"))
+        entropy, gain = (
+            torch.stack([gate.values(name, 0).cpu() for gate in recording])
+            for name in ("entropy", "gain")
+        )
         return output.nll, output.fire, entropy, gain
 
     def gain(self, block: int, fire: Tensor) -> Tensor:

@@ -44,7 +44,9 @@ def randomise_for_test(model: Amor, seed: int = 0) -> Amor:
             parameter.log_normal_(0, 0.3, generator=generator)
         elif name.endswith("q_proj.weight"):
             parameter.mul_(2)  # queries that prefer some keys to others
-        elif name.startswith("backbone.") and name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):
+        elif name.startswith("backbone.") and name.endswith(
+            ("out_proj.weight", "o_proj.weight", "down_proj.weight")
+        ):
             parameter.mul_(0.7)  # layers that do not enlarge each other's rounding
     for module in model.modules():
         if hasattr(module, "dt_bias"):

@@ -68,7 +68,12 @@ def recall(
     at_a_time = max(1, TOKENS // task.length)
     chunks = run_windows(model, text, rows=at_a_time, gates=gates, on_tokens=on_tokens)
     parts = [_row_sums(model, output) for output in chunks]
-    sums = _RowSums(*(torch.cat(each, -1).double().cpu() for each in zip(*(part.all for part in parts), strict=True)))
+    sums = _RowSums(
+        *(
+            torch.cat(each, -1).double().cpu()
+            for each in zip(*(part.all for part in parts), strict=True)
+        )
+    )
     first = text[0:1].asked
     assert first is not None
     elsewhere = task.length - sums.answers
@@ -115,7 +120,9 @@ def count_answered(hits: Tensor, asked: Tensor) -> Tensor:
     """[rows] the number of questions of which every token is right; asked [rows, columns]: their
     numbers, 0 for none."""
     count = int(asked.max())
-    wrong = torch.zeros(len(asked), count + 1, dtype=torch.long, device=asked.device).scatter_add_(1, asked, (~hits).long())
+    wrong = torch.zeros(len(asked), count + 1, dtype=torch.long, device=asked.device).scatter_add_(
+        1, asked, (~hits).long()
+    )
     there = torch.zeros_like(wrong).scatter_add_(1, asked, torch.ones_like(asked))
     return ((wrong == 0) & (there > 0))[:, 1:].sum(1)
 

@@ -27,10 +27,19 @@ def ratio(top: Tensor, bottom: Tensor, seed: int = 0) -> tuple[float, float]:
     if len(each[0]) == 1:
         return value, 0.0  # every draw is the one window
     batch = max(AT_ONCE // len(each[0]), 1)
-    options: dict[str, Any] = {"n_resamples": DRAWS, "batch": batch, "method": "percentile", "rng": seed}
+    options: dict[str, Any] = {
+        "n_resamples": DRAWS,
+        "batch": batch,
+        "method": "percentile",
+        "rng": seed,
+    }
     with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDataWarning)  # of the interval, which is not used; all draws may be equal
-        drawn = bootstrap(each, _ratio, paired=True, vectorized=True, **options).bootstrap_distribution
+        warnings.simplefilter(
+            "ignore", DegenerateDataWarning
+        )  # of the interval, which is not used; all draws may be equal
+        drawn = bootstrap(
+            each, _ratio, paired=True, vectorized=True, **options
+        ).bootstrap_distribution
     return value, float(drawn[np.isfinite(drawn)].std(ddof=1))  # without draws whose divisor is 0
 
 

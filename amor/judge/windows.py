@@ -100,7 +100,9 @@ def spaced(tokens: int, context: int, count: int, source: str) -> np.ndarray:
     """First tokens of at most `count` windows that do not overlap, evenly spaced over a text of
     `tokens` tokens."""
     if context < 1 or count < 2:
-        raise AmorError(f"context {context} and windows {count}: at least 1 and 2 are needed (errors come from the windows)")
+        raise AmorError(
+            f"context {context} and windows {count}: at least 1 and 2 are needed (errors come from the windows)"
+        )
     fit = (tokens - 1) // context
     if fit < 2:
         raise AmorError(
