@@ -90,12 +90,11 @@ class EngineFeeder:
 
     def results(self) -> list[FeedOutput]:
         """The outputs of every row as one."""
-        blocks = range(len(self.feeder.model.each_block()))
         return [
             FeedOutput(
                 torch.stack([step.logits for step in steps], 1),
-                [torch.stack([step.score[:, k] for step in steps], 1) for k in blocks],
-                [torch.stack([step.fire[:, k] for step in steps], 1) for k in blocks],
+                torch.stack([step.score for step in steps], 2),
+                torch.stack([step.fire for step in steps], 2),
                 state,
                 start,
             )
