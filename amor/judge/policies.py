@@ -48,9 +48,8 @@ class PolicyEvaluator:
 
     def __post_init__(self) -> None:
         if not self.gates:
-            raise AmorError(
-                f"{self.model.config.name} has no gated blocks, so there is no gate to judge; give an AMOR model"
-            )
+            lack = "has no gated blocks, so there is no gate to judge"
+            raise AmorError(f"{self.model.config.name} {lack}; give an AMOR model")
 
     @property
     def blocks(self) -> int:

@@ -28,9 +28,8 @@ class EngineForward:
         self, tokens: Tensor, state: State | None, *, targets: Tensor, **more: Any
     ) -> Output:
         if any(value is not None for name, value in more.items() if name != "compute"):
-            raise AmorError(
-                "an engine reads joined documents with its own gates; it takes neither reset nor gates nor residual"
-            )
+            own = "an engine reads joined documents with its own gates"
+            raise AmorError(f"{own}; it takes neither reset nor gates nor residual")
         session = self.engine.resume(
             self.engine.model.start(len(tokens)) if state is None else state
         )

@@ -130,9 +130,8 @@ def count_answered(hits: Tensor, asked: Tensor) -> Tensor:
 def check_vocab(model: Amor, task: Task) -> None:
     """An error where the task uses tokens that the model does not have."""
     if task.vocab > model.config.vocab:
-        raise AmorError(
-            f"task {task.kind} has {task.vocab:,} tokens, but the model has {model.config.vocab:,}; set vocab below that"
-        )
+        sizes = f"has {task.vocab:,} tokens, but the model has {model.config.vocab:,}"
+        raise AmorError(f"task {task.kind} {sizes}; set vocab below that")
 
 
 def gate_kinds(model: Amor, gates: GateChoice) -> str | None:

@@ -56,9 +56,8 @@ def trace(
     entropy = [gate.values("entropy", 1)[0].tolist() for gate in recording]
     final, expected = guesses(model, hidden, Speller(tokenizer))
     if not all(map(math.isfinite, chain(*nll.values(), *entropy, final))):
-        raise AmorError(
-            f"{model.config.name} gives numbers that are not finite on this text; its weights are broken"
-        )
+        numbers = f"{model.config.name} gives numbers that are not finite on this text"
+        raise AmorError(f"{numbers}; its weights are broken")
     speller = Speller(tokenizer)
     texts = [speller(token) for token in ids]
     rows = tuple(

@@ -1,5 +1,5 @@
-"""What a gate is worth: the gain of firing at a token, and how near the gate comes to the best choice
-of tokens.
+"""What a gate is worth: the gain of firing at a token, and how near the gate comes to the best
+choice of tokens.
 
 Every policy is evaluated on the same windows. `never` closes all blocks and `always` opens them;
 `gate` is the model as it is; `random` gives the gate's decisions to other tokens; `oracle` fires as

@@ -100,13 +100,11 @@ def spaced(tokens: int, context: int, count: int, source: str) -> np.ndarray:
     """First tokens of at most `count` windows that do not overlap, evenly spaced over a text of
     `tokens` tokens."""
     if context < 1 or count < 2:
-        raise AmorError(
-            f"context {context} and windows {count}: at least 1 and 2 are needed (errors come from the windows)"
-        )
+        least = "at least 1 and 2 are needed (errors come from the windows)"
+        raise AmorError(f"context {context} and windows {count}: {least}")
     fit = (tokens - 1) // context
     if fit < 2:
-        raise AmorError(
-            f"{source} holds {tokens:,} tokens, less than two windows of {context:,}; give more text or a shorter --context"
-        )
+        lack = f"{source} holds {tokens:,} tokens, less than two windows of {context:,}"
+        raise AmorError(f"{lack}; give more text or a shorter --context")
     places = np.linspace(0, fit - 1, min(count, fit)).astype(np.int64)
     return places * context
