@@ -105,8 +105,7 @@ class ClozeTask(RowTask):
         return LoadedTask(task, data, {self.name: mean_tokens(docs)})
 
     def documents(self, rows: list[Any], tokenizer: Tokenizer) -> list[Row]:
-        """One document per row; `tokens` is the length of its prompt. Rows with a sought word of
-        one letter are left out."""
+        """One document per row; those with a sought word of one letter are left out."""
         encoder = Encoder(tokenizer, "uint32")
         docs = []
         for number, row in enumerate(rows):

@@ -41,8 +41,7 @@ def hub_of(config: Row) -> HubSource:
 
 
 def configured(config: Row, rows: list[Row], split: str, source: str) -> Any:
-    """A task from its definition and its rows, without the splits that zero-shot tasks do not
-    read."""
+    """A task from its definition and rows, without splits that zero-shot tasks do not read."""
     from lm_eval.api.task import ConfigurableTask
 
     table = hub.table(rows)
@@ -100,8 +99,7 @@ def generated(
     generation: Row,
     **more: Any,
 ) -> Row:
-    """A definition of ours: text is generated greedily after the field `text` of a document, and
-    scored by a function."""
+    """A definition of ours: greedy text after the field `text`, scored by a function."""
     return {
         "task": name,
         "output_type": "generate_until",

@@ -51,8 +51,7 @@ class GenerationOptions(NamedTuple):
 
 @dataclass
 class Judge:
-    """A model with everything its answers depend on, and the store of answers. Several ranks may
-    share the requests."""
+    """A model with all that its answers depend on, and the store of answers."""
 
     model: Amor
     tokenizer: Tokenizer
@@ -109,8 +108,7 @@ class Judge:
         return ids if self.first is None else [self.first, *ids]
 
     def cut(self, ids: Sequence[int], room: int) -> tuple[int, ...]:
-        """The last tokens of a context that leave room for `room` more within max_length, as the
-        harness truncates."""
+        """The end of a context that leaves room for `room` tokens, as the harness truncates."""
         most = self.settings.max_length
         if most is None:
             return tuple(ids)
@@ -152,8 +150,7 @@ class Judge:
         return [known[key].value if key in known else None for key in keys]
 
     def score(self, requests: Sequence[tuple[str, ScoreRequest]]) -> list[tuple[float, bool]]:
-        """Log-likelihoods, each with whether its target is what greedy decoding writes; requests
-        are (task, request)."""
+        """Log-likelihoods of (task, request), and whether greedy decoding gives the target."""
 
         def compute(wanted: list[int]) -> Iterator[tuple[int, Any, Phases]]:
             for at, score in self.scorer.score([requests[index][1] for index in wanted]):

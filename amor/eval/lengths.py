@@ -27,7 +27,7 @@ from amor.errors import AmorError
 from amor.eval.perplexity import MOST, each_output
 from amor.gates.base import Gate
 from amor.judge.loop import CHUNK, ignore_tokens
-from amor.judge.windows import encoder
+from amor.judge.windows import check_tokens, encoder
 from amor.models.amor import Amor
 from amor.numbers import perplexity
 from amor.records import Number, Record
@@ -74,15 +74,10 @@ def each_segment(
     bucket: int = BUCKET,
     on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
 ) -> Iterator[Segment]:
-    """The segment of each span; its bits do not depend on the other spans, so stored ones can be
-    left out."""
-    vocab = model.config.vocab
+    """The segment of each span; its bits do not depend on the other spans."""
     last = [slice(max(length - bucket, 0), length) for length in lengths]
     for span in chosen:
-        if (worst := int(span.ids.max())) >= vocab:
-            raise AmorError(
-                f"token {worst} of the text is not in the model's vocabulary of {vocab:,}"
-            )
+        check_tokens(int(span.ids.max()), model.config.vocab)
         window = loader.cut(torch.from_numpy(span.ids[None, : lengths[-1] + 1]))
         ((output, counts),) = each_output(
             model, window, columns=chunk, gates=gates, on_tokens=on_tokens
@@ -171,8 +166,7 @@ def spans(
 
 
 def beginning(encode: Encoder, text: str, wanted: int) -> np.ndarray:
-    """The first tokens of a document, all where there are fewer; the rest of a book is not
-    encoded."""
+    """At most the first `wanted` tokens of a document; the rest of a book is not encoded."""
     parts: list[np.ndarray] = []
     for part in encode.pieces(text, CHARACTERS):
         if sum(map(len, parts)) >= wanted:
@@ -182,8 +176,7 @@ def beginning(encode: Encoder, text: str, wanted: int) -> np.ndarray:
 
 
 class Joiner:
-    """Short documents one behind another, each closed by the end-of-text token, cut into
-    segments."""
+    """Short documents joined, each closed by the end-of-text token, and cut into segments."""
 
     def __init__(self, tokenizer: Tokenizer, wanted: int) -> None:
         self.end, self.wanted = end_of_text(tokenizer), wanted

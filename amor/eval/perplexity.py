@@ -27,9 +27,9 @@ from amor.errors import AmorError
 from amor.eval.score import count_gates
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
-from amor.judge.loop import CorpusOutput, ignore_tokens, join_chunks, run_windows
+from amor.judge.loop import CorpusOutput, check_finite, ignore_tokens, join_chunks, run_windows
 from amor.judge.resample import ratio
-from amor.judge.windows import encoder, of_ids, of_shards
+from amor.judge.windows import check_tokens, encoder, of_ids, of_shards
 from amor.models.amor import Amor
 from amor.numbers import perplexity
 from amor.ops.linear import each_alone
@@ -65,8 +65,7 @@ def held_out(
         for document in source.documents():
             parts += [encode(document.text), end]
     ids = np.concatenate(parts)
-    if (worst := int(ids.max(initial=0))) >= vocab:
-        raise AmorError(f"token {worst} of {path} is not in the model's vocabulary of {vocab:,}")
+    check_tokens(int(ids.max(initial=0)), vocab, str(path))
     return of_ids(ids, context, count, str(path))
 
 
@@ -104,9 +103,7 @@ def each_output(
                 on_tokens=on_tokens,
             )
             output = join_chunks(chunks)
-        if not bool(torch.isfinite(output.nll).all()):
-            loss = "gives losses that are not finite on this text"
-            raise AmorError(f"{model.config.name} {loss}; its weights are broken")
+        check_finite(model, output.nll)
         every = torch.ones_like(output.nll, dtype=torch.bool)
         yield output, count_gates(output.fire, output.score, every, thresholds)[0]
 

@@ -53,8 +53,7 @@ class PreparedSuite:
 
 
 def run_suite(subject: EvalSubject, suite: PreparedSuite, settings: EvalSettings) -> Path | None:
-    """Answer the requests of a suite on all ranks; the path of the results on rank 0, None on
-    others."""
+    """Answer the requests of a suite on all ranks; the path of the results, on rank 0 only."""
     began = time.perf_counter()
     computed = tokens = 0
     if subject.ranks.count > 1:

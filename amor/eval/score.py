@@ -92,8 +92,7 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, TargetScore]]:
-        """Every request once, with its index; longest contexts first, so that the estimate of the
-        time left is early."""
+        """Every request once, with its index; longest contexts first, to estimate time early."""
         by_context: dict[tuple[int, ...], list[int]] = {}
         for index, request in enumerate(requests):
             by_context.setdefault(request.context, []).append(index)
@@ -220,8 +219,7 @@ class Scorer:
 def count_gates(
     fire: Tensor, score: Tensor, here: Tensor, thresholds: Sequence[float]
 ) -> list[GateCounts]:
-    """What gates did where the mask `here` [B, T] is True, per row; fire and score [K, B, T]. All
-    on the CPU."""
+    """Per row, what gates did where `here` [B, T] is True; fire and score [K, B, T], on the CPU."""
     tokens = here.sum(1).tolist()
     if not len(fire):
         return [GateCounts(tokens=0) for _ in tokens]
@@ -264,8 +262,7 @@ def padded_width(length: int) -> int:
 
 
 def batches(rows: Sequence[tuple[int, ...]], most: int) -> Iterator[list[tuple[int, ...]]]:
-    """Rows, longest first, in batches of limited tokens; short rows share a batch only with rows of
-    the same width."""
+    """Rows, longest first, in batches of limited tokens; short rows only with their width."""
     start = 0
     while start < len(rows):
         width = padded_width(len(rows[start]))

@@ -44,8 +44,7 @@ def key_of(fingerprint: str, kind: Kind, question: Any) -> str:
 
 
 class Store:
-    """A file of answers that only grows; `more` are further files that are read and not written, as
-    of other ranks."""
+    """A file of answers that only grows; `more` files, as of other ranks, are read only."""
 
     def __init__(self, path: Path, more: Iterable[Path] = ()):
         self.answers: dict[str, Answer] = {}  # by key

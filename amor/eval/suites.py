@@ -43,8 +43,7 @@ class EvalRequest:
     limit: int | None = None  # documents per task; None: all
 
     def settings(self, suite: str, gates: Gates) -> EvalSettings:
-        """What scores depend on; path, max_length and bos have no meaning for a text that is read
-        from beginning to end."""
+        """What scores depend on; the loop over text has no path, max_length and bos."""
         if not tasks.SUITES[suite].harness:
             return EvalSettings(gates=gates, limit=self.limit)
         import lm_eval
@@ -67,8 +66,7 @@ def untrained(model: Amor, seed: int) -> Amor:
 def evaluate(
     subject: EvalSubject, names: Sequence[str], ways: Sequence[Gates], request: EvalRequest
 ) -> dict[str, Any]:
-    """Evaluate every suite with the gates in every way; the files written, and the tasks
-    skipped."""
+    """Evaluate every suite with the gates in every way; the files written, the tasks skipped."""
     known = [task for name in names for task in tasks.in_suite(name)]
     for task in request.tasks or ():
         if task not in known:
@@ -199,8 +197,7 @@ def _stored(
     compute: Callable[[list[int]], Iterator[T]],
     kind: type[T],
 ) -> list[T]:
-    """Typed results of pieces of text, computed or from the store; those of other ranks are left
-    out."""
+    """Typed results of pieces of text, computed or stored, without those of other ranks."""
 
     def answers(wanted: list[int]) -> Iterator[tuple[int, Any, Phases]]:
         for index, each in zip(wanted, compute(wanted), strict=True):

@@ -33,8 +33,7 @@ class TextDocuments:
     sha256: str = ""
 
     def __iter__(self) -> Iterator[str]:
-        """Sets made for questions repeat a document with every question; repetitions are
-        dropped."""
+        """Each text once: sets made for questions repeat a document with every question."""
         digests: set[bytes] = set()
         for text in self.read():
             digest = hashlib.sha256(text.encode()).digest()
@@ -52,8 +51,7 @@ class TextDocuments:
 def find(
     folder: Path | None, names: Iterable[str] | None = None
 ) -> tuple[dict[str, TextDocuments], dict[str, str]]:
-    """The sets that are there, and why others are skipped; folder None: the hub, names None: all
-    sets."""
+    """The sets that are there, and why others are skipped; folder None: the hub."""
     if folder is not None and not folder.is_dir():
         advice = "give one that holds lengths_<set>.jsonl, or leave out --data to read the hub's"
         raise AmorError(f"no folder {folder}; {advice} sets")
@@ -92,8 +90,7 @@ def lines(path: Path, kind: type) -> Iterator[str]:
 
 
 def from_hub(spec: TextSet) -> TextDocuments:
-    """A set of the hub; its first document is fetched, so that an unreachable hub shows before the
-    work begins."""
+    """A set of the hub; fetching its first document shows whether the hub can be reached."""
     hub = spec.hub
     source = Source(f"hf:{hub.name}", Reading(field=hub.field, config=hub.config, split=hub.split))
     name = f"{source.name} ({', '.join(filter(None, (hub.config, hub.split)))})"

@@ -32,8 +32,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True)
 class Finding:
-    """One way of feeding against the plain forward; differences are relative to the largest number
-    compared."""
+    """One way of feeding against the plain forward; differences relative to the largest number."""
 
     way: str
     logits: float = float("nan")
@@ -91,8 +90,7 @@ def tolerance(model: Amor) -> float:
 
 
 def check_rounded(feeder: Feeder, engine: Engine, weights: str) -> Finding:
-    """The engine with rounded weights against the definition of their format; all gates are open on
-    both sides."""
+    """The engine with rounded weights against the definition of their format, all gates open."""
     way, form, model = f"engine, {weights} weights", format_of(weights), feeder.model
     if engine.compiled is None or not engine.compiled.whole:
         why = f"rounded weights need compiled steps; this is {engine.path}"
@@ -116,8 +114,7 @@ def why_no_engine(model: Amor) -> str | None:
 
 
 def clear_prefix(plain: FeedOutput, model: Amor, allowed: float) -> int:
-    """How many tokens of a row a prompt may have: up to the first with a decision at the threshold,
-    which is observed."""
+    """The longest prompt of a row: up to its first decision at the threshold, which is observed."""
     columns = _near(plain, model, allowed)[0].any(0).nonzero().flatten().tolist()
     return columns[0] + 1 if columns else plain.logits.shape[1]
 
@@ -179,8 +176,7 @@ def _larger(so_far: float, gap: float) -> float:
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference relative to the largest number of a; inf for other shapes and for
-    nan."""
+    """The largest difference relative to the largest number of a; inf for nan and other shapes."""
     if a.shape != b.shape:
         return float("inf")
     if not a.numel():

@@ -21,8 +21,7 @@ from amor.state import State
 
 
 class EngineFeeder:
-    """Rows of a feeder fed to an engine, and its output for each token from the end of the row's
-    prompt on."""
+    """Rows of a feeder fed to an engine, with its outputs from the end of each prompt on."""
 
     def __init__(self, feeder: Feeder, engine: Engine):
         self.feeder, self.engine = feeder, engine
@@ -45,8 +44,7 @@ class EngineFeeder:
         self.drop_finished()
 
     def begin(self, row: int) -> None:
-        """Start a row from an empty state, so that even its first token is a step and not the
-        model's forward."""
+        """Start a row from an empty state: even its first token is a step of the engine."""
         self.session = self.engine.resume(self.engine.model.start(1))
         self.rows = [row]
 
@@ -125,8 +123,7 @@ def engine_steps_only(feeder: Feeder, engine: Engine) -> list[FeedOutput]:
 
 
 def engine_chunks(feeder: Feeder, engine: Engine, clear: list[int]) -> list[FeedOutput]:
-    """Every row by itself: a prompt of random length in chunks of random size, then token by
-    token."""
+    """Every row by itself: a prompt of random length in random chunks, then token by token."""
     fed = EngineFeeder(feeder, engine)
     for row, length in enumerate(feeder.lengths):
         prompt = feeder.random.randint(1, min(length, clear[row]))
@@ -136,8 +133,7 @@ def engine_chunks(feeder: Feeder, engine: Engine, clear: list[int]) -> list[Feed
 
 
 def engine_rows(feeder: Feeder, engine: Engine, clear: list[int]) -> list[FeedOutput]:
-    """Ragged prompts together; more rows join later, the order changes at every step, rows leave
-    where they end."""
+    """Ragged prompts; rows join later, change their order at every step, leave where they end."""
     fed, count = EngineFeeder(feeder, engine), len(feeder.lengths)
     prompts = [feeder.random.randint(1, min(n, clear[row])) for row, n in enumerate(feeder.lengths)]
     halves = list(range(count // 2)), list(range(count // 2, count))

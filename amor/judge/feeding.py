@@ -1,5 +1,4 @@
-"""Ways of feeding the same tokens to a model's forward, which `amor check` compares: cut, padded,
-packed, rolled back."""
+"""Ways of feeding the same tokens to a model's forward, which `amor check` compares."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from amor.state import State
 
 
 class Feeder:
-    """A model and rows of tokens [B, T], of which row b has lengths[b] tokens; `random` draws cuts
-    and orders."""
+    """A model and tokens [B, T], lengths[b] of them in row b; `random` draws cuts and orders."""
 
     def __init__(self, model: Amor, tokens: Tensor, lengths: list[int], seed: int):
         self.model, self.tokens, self.lengths = model, tokens, lengths
@@ -104,8 +102,7 @@ def _in_pieces(feeder: Feeder, row: Tensor, cuts: Iterable[int]) -> list[Output]
 
 
 def _padded(feeder: Feeder, places: Callable[[int, int], Tensor]) -> list[FeedOutput]:
-    """All rows in one batch, each row's tokens in the columns `places(length, width)`; pads hold a
-    junk token."""
+    """All rows in one batch, their tokens in the columns places(length, width), pads elsewhere."""
     width = max(feeder.lengths) + 3
     tokens = torch.full((len(feeder.lengths), width), feeder.model.config.vocab - 1)
     valid = torch.zeros_like(tokens, dtype=torch.bool)
@@ -193,8 +190,7 @@ def through_disk(feeder: Feeder) -> list[FeedOutput]:
 
 
 def rolled_back(feeder: Feeder) -> list[FeedOutput]:
-    """Feed a wrong continuation, roll it back together with some right tokens, and feed those
-    again."""
+    """Feed a wrong continuation, roll it back with some right tokens, and feed those again."""
     outputs = []
     for row in feeder.rows():
         cut = row.shape[1] // 2

@@ -61,8 +61,7 @@ class HeldOutText:
 
 
 def find(model: Amor, tokenizer: Tokenizer, source: HeldOutText, step: int) -> Findings:
-    """Everything a report shows of a model: its loss, its unigram baseline and the scores of every
-    gate, on the same windows."""
+    """The loss of a model, its unigram baseline and the scores of every gate, on one text."""
     output = join_chunks(run_windows(model, source.text, rows=source.rows))
     nll, windows = float(output.nll.double().mean()), source.text[0 : len(source.text)]
     if not math.isfinite(nll):
@@ -86,8 +85,7 @@ def find(model: Amor, tokenizer: Tokenizer, source: HeldOutText, step: int) -> F
 
 
 def attention(model: Amor, windows: Windows, output: CorpusOutput, rows: int) -> AttentionWorth:
-    """What the blocks save where they fired, beside as many firings at random tokens and beside
-    attention everywhere."""
+    """What the blocks save where they fired, at as many random tokens, and everywhere."""
     reader = PolicyEvaluator(model, windows, own_gates(model), rows)
     chance = reader.nll_with_mask(shuffled(output.fire, seed=0))
 
@@ -104,8 +102,7 @@ def attention(model: Amor, windows: Windows, output: CorpusOutput, rows: int) ->
 
 
 def unigram(train: Shards, targets: Tensor) -> Loss | None:
-    """The loss of guessing by the token frequencies of the training split; None for a split too
-    long to count."""
+    """The loss of guessing by training token frequencies; None for a split too long to count."""
     if train.tokens > COUNTED:
         return None
     nll = unigram_nll(counts(train), np.bincount(targets.flatten().numpy(), minlength=train.vocab))

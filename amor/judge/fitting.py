@@ -37,8 +37,7 @@ BINS = 10
 
 
 def with_routers(model: Amor, options: dict[str, Any], decide: str) -> Amor:
-    """The weights of a model behind fresh routers, which keep the statistics of the gates they
-    replace."""
+    """A model's weights behind fresh routers, which keep the statistics of its gates."""
     own = own_gates(model)
     replaced = "" if isinstance(own[0], Router) else own[0].kind
     options = {"replaced": replaced, **options}
@@ -47,8 +46,7 @@ def with_routers(model: Amor, options: dict[str, Any], decide: str) -> Amor:
 
 
 def with_gates(model: Amor, keys: dict[str, Any], own: Sequence[Gate] = ()) -> Amor:
-    """The same weights behind the gates that these keys of the config describe; routers keep the
-    statistics of `own`."""
+    """The same weights behind gates by keys of the config; routers keep the statistics of `own`."""
     other = build(model.config.change(**keys)).to(model.embed.weight)
     weights = {name: t for name, t in model.state_dict().items() if ".gate." not in name}
     other.load_state_dict(weights, strict=False)
@@ -86,8 +84,7 @@ def collect(
     every: int,
     on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> list[Measured | None]:
-    """Inputs and targets for the gates of `other`, per block, on one of `every` columns; the gates
-    of `model` decide."""
+    """Per block inputs and targets for gates of `other`, where the gates of `model` decide."""
     columns = torch.arange(0, text.columns, every)
 
     def measuring(tokens: Tensor, *arguments: Any, **options: Any) -> Output:
@@ -194,8 +191,7 @@ Pairs = tuple[Tensor, Tensor]  # x [n, D] and y [n]
 
 
 def ridge(train: Pairs, rest: Pairs) -> Pairs:
-    """Weights [D] and bias of the linear map with the smallest squared error on held-back
-    tokens."""
+    """Weights [D] and bias of the linear map with the smallest error on held-back tokens."""
     x, y = train[0].double(), train[1].double()
     center, level = x.mean(0), y.mean()
     C, c = (x - center).T @ (x - center) / len(x), (x - center).T @ (y - level) / len(x)
@@ -212,8 +208,7 @@ def ridge(train: Pairs, rest: Pairs) -> Pairs:
 def descend(
     network: list[Tensor], train: Pairs, rest: Pairs, error: float, seed: int
 ) -> tuple[float, int]:
-    """Train a network in place by AdamW; its smallest error on held-back tokens and the epoch of
-    it. 0: the linear map."""
+    """Train a network in place by AdamW; its smallest held-back error, and of which epoch."""
     best, kept, epoch_of = error, [t.clone() for t in network], 0
     for t in network:
         t.requires_grad_()
@@ -273,8 +268,7 @@ def compare_decisions(model: Amor, other: Amor, windows: Windows) -> list[Decisi
 
 
 def calibration(predicted: Tensor, value: Tensor) -> tuple[CalibrationBin, ...]:
-    """Bins of equally many tokens by prediction: the mean prediction and the mean of the measured
-    values."""
+    """Bins of equally many tokens by prediction: mean prediction, and mean measured value."""
     order = predicted.flatten().argsort()
     bins = (t.flatten()[order].double().chunk(BINS) for t in (predicted, value))
     return tuple(
@@ -285,8 +279,7 @@ def calibration(predicted: Tensor, value: Tensor) -> tuple[CalibrationBin, ...]:
 
 @torch.no_grad()
 def calibrate_gates(model: Amor, text: Windows) -> Amor:
-    """A copy of the model whose gates hold the quantiles of their scores on a text; thresholds stay
-    as they are."""
+    """A copy of the model whose gates have the quantiles of a text, and the same thresholds."""
     other = copy.deepcopy(model)
     scores = join_chunks(run_windows(model, text)).score
     for gate, score in zip(own_gates(other), scores, strict=True):

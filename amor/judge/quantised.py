@@ -18,8 +18,7 @@ from amor.state import State
 
 
 class EngineForward:
-    """A decode engine with the signature of a model's forward: one step per token. Hidden vectors
-    are not returned."""
+    """A decode engine as a model's forward: one step per token, without hidden vectors."""
 
     def __init__(self, engine: Engine):
         self.engine = engine

@@ -20,7 +20,7 @@ from amor.errors import AmorError
 from amor.gates import override
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
-from amor.judge.loop import ROWS, ignore_tokens
+from amor.judge.loop import ROWS, check_finite, ignore_tokens
 from amor.judge.policies import PolicyEvaluator, largest, shuffled
 from amor.judge.resample import mean, ratio
 from amor.judge.windows import about
@@ -83,9 +83,7 @@ def value(
     reader = PolicyEvaluator(model, windows, gates, rows, on_tokens)
     nll, fire, entropy, gain = reader.with_own_gates()
     closed, opened = reader.nll_closed, reader.nll_open
-    if not bool(torch.isfinite(torch.stack([closed, opened, nll])).all()):
-        losses = f"{model.config.name} gives losses that are not finite on this text"
-        raise AmorError(f"{losses}; its weights are broken")
+    check_finite(model, closed, opened, nll)
     by_chance = random(reader, fire, draws, seed)
     oracle = same_count(reader, gain[0], fire)
     free = reader.oracle(gain[0], lambda k, g: g > 0)
@@ -130,8 +128,7 @@ def same_count(reader: PolicyEvaluator, first: Tensor, fire: Tensor) -> Tensor:
 
 
 def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> PolicyLoss:
-    """Mean nll of a policy and what it saves over never firing; the error of a saving is that of
-    the paired difference."""
+    """Mean nll of a policy, and what it saves over never firing, with paired errors."""
     middle, error = mean(nll)
     saved, saved_error = mean(closed - nll)
     rates = tuple(fire.float().mean((1, 2)).tolist())

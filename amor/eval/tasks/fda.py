@@ -1,5 +1,4 @@
-"""FDA: an attribute of a device report, generated after the report; with the harness's prompt, and
-as a cloze window."""
+"""FDA: an attribute generated after a device report; the harness's prompt, and a cloze window."""
 
 from amor.eval.cloze import ClozeTask, CompletionRow, KeyedRow, key_prompt, without
 from amor.eval.rows import HubSource, Substitute

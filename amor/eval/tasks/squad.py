@@ -1,5 +1,4 @@
-"""SQuAD as completion: the answer, generated after a paragraph; with the harness's prompt, and as a
-cloze window."""
+"""SQuAD: the answer generated after a paragraph; the harness's prompt, and a cloze window."""
 
 import msgspec
 

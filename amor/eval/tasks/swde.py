@@ -1,5 +1,4 @@
-"""SWDE: an attribute of a web page, generated after the page; with the harness's prompt, and as a
-cloze window."""
+"""SWDE: an attribute generated after a web page; the harness's prompt, and a cloze window."""
 
 from amor.eval.cloze import ClozeTask, CompletionRow, KeyedRow, key_prompt, without
 from amor.eval.rows import HubSource, Substitute

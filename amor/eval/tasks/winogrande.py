@@ -1,5 +1,4 @@
-"""WinoGrande: which of two options a blank stands for, by log-likelihood of what follows the
-blank."""
+"""WinoGrande: which of two options fills a blank, by log-likelihood of what follows it."""
 
 from typing import Literal
 
