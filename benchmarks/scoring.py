@@ -65,7 +65,6 @@ def questions(
 ) -> BenchmarkRow:
     """Score `count` questions with every model, in turn."""
     from amor.eval import harness, tasks
-    from amor.eval.peer import hflm
 
     tokenizer = load(tokenizer_name)
     vocab = vocabulary(tokenizer)
@@ -92,7 +91,7 @@ def questions(
 
         makers = {name: _fresh(model, tokenizer, Path(scratch)) for name, model in ours.items()}
         fast = peer_models.fast_tokenizer(tokenizer)
-        makers[MAMBA2] = lambda: hflm(theirs, fast, BATCH, MAX_LENGTH)
+        makers[MAMBA2] = lambda: _harness_model(theirs, fast)
         for make in makers.values():
             evaluate(make(), min(count, 4))  # warm-up: compiles and allocates
         seconds: dict[str, list[float]] = {name: [] for name in makers}
@@ -105,6 +104,14 @@ def questions(
         row.numbers[f"questions/s, {name}"] = count / row.seconds[name]
         row.add_ratio(f"{name} over HFLM with {MAMBA2}", row.times[MAMBA2], row.times[name])
     return row
+
+
+def _harness_model(model: Any, tokenizer: Any) -> Any:
+    """A model of transformers as `lm_eval --model hf` runs it."""
+    from lm_eval.models.huggingface import HFLM
+
+    options = {"batch_size": BATCH, "max_length": MAX_LENGTH, "add_bos_token": False}
+    return HFLM(pretrained=model, tokenizer=tokenizer, **options)
 
 
 def _fresh(model: Any, tokenizer: Any, scratch: Path) -> Callable[[], Any]:

@@ -6,6 +6,7 @@ from amor.data.encoder import Encoder
 from amor.data.tokenizer import bytes_tokenizer
 from amor.eval import cloze, tasks
 from amor.eval.cloze import ClozeRow, CompletionRow
+from amor.eval.tasks.swde import PageRow
 
 PLAIN = "".join(chr(ord("a") + i % 7) for i in range(300))  # no word of it is longer than the alphabet's first seven letters
 
@@ -61,8 +62,8 @@ def test_a_document_that_fits_is_left_as_it_is(encoder):
 
 FILM = "A film. Year: 1977.\nSummary of information above... year:"
 PROMPTS = [
-    ("cloze_swde", CompletionRow(text=FILM, value="1977", key="year"), "A film. Year: 1977. Year:"),
-    ("cloze_swde", CompletionRow(text="A film: 1977\n\nYear:year:", value="1977", key="year"), "A film: 1977. Year:"),
+    ("cloze_swde", PageRow(text=FILM, value="1977", key="year"), "A film. Year: 1977. Year:"),
+    ("cloze_swde", PageRow(text="A film: 1977\n\nYear:year:", value="1977", key="year"), "A film: 1977. Year:"),
     ("cloze_fda", CompletionRow(text="A kit.\n\nDEVICE:", value="kit", key="device"), "A kit. Device:"),
     ("cloze_squad", CompletionRow(text=" It ran in June. It ran in ", value="June"), "It ran in June. It ran in"),
     ("cloze_triviaqa", ClozeRow(context="[TLE] Oslo [PAR] is. It isIt IS", question="It is ", answers=["x"]), "Oslo  is. It is"),
@@ -78,18 +79,18 @@ PROMPTS = [
 
 @pytest.mark.parametrize(("name", "row", "prompt"), PROMPTS)
 def test_a_prompt_is_the_window_then_the_beginning_of_a_sentence(name, row, prompt):
-    (doc,) = cloze.documents(tasks.all_tasks()[name].form, [row], bytes_tokenizer())
+    (doc,) = tasks.all_tasks()[name].documents([row], bytes_tokenizer())
     assert doc["prompt"] == prompt
     assert doc["tokens"] == len(prompt.encode())
 
 
 def test_a_long_document_is_cut_to_its_length():
     rows = [CompletionRow(text="x " * 3000 + "Year: 1977 " + "y " * 3000, value="1977", key="Year")]
-    (doc,) = cloze.documents(tasks.all_tasks()["cloze_swde"].form, rows, bytes_tokenizer())
+    (doc,) = tasks.all_tasks()["cloze_swde"].documents(rows, bytes_tokenizer())
     assert 1998 - 2 <= doc["tokens"] - len(". Year:") <= 1998
     assert "Year: 1977" in doc["prompt"]
     nq = [ClozeRow(context="z " * 3000, question="It is", answers=["zz"])]
-    assert len(cloze.documents(tasks.all_tasks()["cloze_nq"].form, nq, bytes_tokenizer())[0]["prompt"]) < 1950 / 2 + 20
+    assert len(tasks.all_tasks()["cloze_nq"].documents(nq, bytes_tokenizer())[0]["prompt"]) < 1950 / 2 + 20
 
 
 def test_an_answer_counts_wherever_and_however_it_is_written():

@@ -14,14 +14,13 @@ from laws import Largest, small
 from amor import typed
 from amor.data.loader import cut
 from amor.data.tokenizer import bytes_tokenizer
-from amor.decode.engine import Engine
 from amor.errors import AmorError
 from amor.eval import perplexity, texts
 from amor.eval.lengths import LENGTHS, Segment, Span, curve, each_segment, spans
 from amor.eval.tasks.long_texts import SETS
 from amor.judge.evaluate import evaluate
 from amor.judge.gates import force_all
-from amor.judge.quantised import EngineForward
+from amor.judge.windows import of_shards
 from amor.ops import linear
 from amor.presets import NAMES
 
@@ -88,24 +87,6 @@ def test_gates_closed_and_open_are_counted_as_such():
     own = judged(of, chosen)
     assert 0 < sum(own[0].gates.fires) < 3 * 37
     assert len({curve(each).prefix for each in (own, found[False], found[True])}) == 3
-
-
-def test_the_engine_s_steps_may_be_judged_in_the_forward_s_place(prepared):
-    of, chosen = model(), spans(bytes_tokenizer(), documents(1, 30), SHORT, 1)
-    called = []
-
-    class Steps(EngineForward):
-        def __call__(self, *given, **more):
-            called.append(given)
-            return super().__call__(*given, **more)
-
-    steps = Steps(Engine(of))
-    (plain,), (found,) = judged(of, chosen), judged(of, chosen, forward=steps)
-    assert called and found.prefix == pytest.approx(plain.prefix, rel=1e-5) and found.gates.fires == plain.gates.fires
-    called.clear()
-    held = perplexity.held_out(prepared, bytes_tokenizer(), 257, context=16, count=2)
-    plain, found = (list(perplexity.each_window(of, None, held, forward=way)) for way in (None, steps))
-    assert called and [one.nats for one in found] == pytest.approx([one.nats for one in plain], rel=1e-5)
 
 
 def test_counts_are_of_every_token_of_the_segment():
@@ -339,15 +320,11 @@ def test_a_window_s_bits_do_not_know_its_company(name, prepared):
 
 
 def test_products_are_those_whose_tokens_do_not_know_each_other():
-    of, asked = model(), []
-
-    def forward(*given, **more):
-        asked.append(linear.alone())
-        return of(*given, **more)
-
-    list(perplexity.each_window(of, None, cut(torch.arange(40).view(2, 20)), forward=forward))
-    judged(of, spans(bytes_tokenizer(), documents(1, 30), SHORT, 1), forward=forward)
-    assert len(asked) == 2 + 5 and all(asked) and not linear.alone()
+    of, alone = model(), []
+    of.register_forward_pre_hook(lambda *_: alone.append(linear.alone()))
+    list(perplexity.each_window(of, None, cut(torch.arange(40).view(2, 20))))
+    judged(of, spans(bytes_tokenizer(), documents(1, 30), SHORT, 1))
+    assert len(alone) == 2 + 5 and all(alone) and not linear.alone()
 
 
 def test_gates_are_counted_a_window_and_documents_may_stand_apart():
@@ -366,7 +343,7 @@ def test_gates_are_counted_a_window_and_documents_may_stand_apart():
 
 
 def test_prepared_documents_may_stand_apart(prepared):
-    joined, apart = (perplexity.held_out(prepared / "train", bytes_tokenizer(), 257, 900, apart=way) for way in (False, True))
+    joined, apart = (of_shards(prepared / "train", 900, 1000, bytes_tokenizer(), 257, way) for way in (False, True))
     assert joined.reset is None and apart.reset.sum() > len(apart)
 
 
@@ -413,7 +390,5 @@ def test_wrong_held_out_text_is_one_line(tmp_path, prepared):
         with pytest.raises(AmorError, match=match) as error:
             perplexity.held_out(path, bytes_tokenizer(), vocab, context)
         assert one_line(error)
-    with pytest.raises(AmorError, match="--tokenizer"):
-        perplexity.held_out(tmp_path / "short.txt", None, 257, 2)
     with pytest.raises(AmorError, match="no windows"):
         perplexity.metrics([])

@@ -9,9 +9,8 @@ from eval_rows import harness_needles
 from amor.data.tokenizer import bytes_tokenizer, train_bpe
 from amor.errors import AmorError
 from amor.eval import niah
-from amor.eval.tasks import niah_single
 
-FORMS = {task.name: task.form for task in niah_single.TASKS}
+FORMS = {f"niah_single_{number}": form for number, form in niah.FORMS.items()}
 ESSAYS = niah.one_line(
     f'On day {n} the miller {"rowed" if n % 3 else "walked"} to town number {n * 37 % 101}, extraordinarily slow. "Why?" said we.'
     for n in range(60)

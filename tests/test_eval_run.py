@@ -177,15 +177,15 @@ def test_an_untrained_model_is_the_floor(model, data, tmp_path):
 
 
 WEATHER = """
-from amor.eval.cloze import ClozeForm, ClozeRow
+from amor.eval.cloze import ClozeRow, ClozeTask
 from amor.eval.rows import HubSource
-from amor.eval.task_specs import ClozeTask, ScoreColumn
+from amor.eval.task_specs import ScoreColumn
 
-FORM = ClozeForm(lambda row: row.context, lambda row: [], lambda text, row: text + row.question, lambda row: row.answers)
 TASKS = (
     ClozeTask(
-        name="weather", suite="retrieval", metric="contains", columns=(ScoreColumn("Weather", "weather", "contains"),),
-        row=ClozeRow, file="weather_reports", hub=HubSource("nobody/weather"), form=FORM,
+        name="weather", suite="retrieval", columns=(ScoreColumn("Weather", "weather", "contains"),),
+        row=ClozeRow, file="weather_reports", hub=HubSource("nobody/weather"),
+        prompt=lambda text, row: text + row.question,
     ),
 )
 """

@@ -142,7 +142,7 @@ def test_a_shuffled_choice_fires_as_often_and_on_the_same_combinations():
 @pytest.mark.parametrize(("name", "blocks"), [("amor-mamba2-classic", 1), ("amor-mamba2", 3), ("amor-mamba2-gain", 3)])
 def test_the_accounting_adds_up(name, blocks):
     model, windows, read_tokens = small(name), cut(), []
-    found = plain(value(model, windows, rates=(0, 0.3, 1), rows=2, seen=read_tokens.append))
+    found = plain(value(model, windows, rates=(0, 0.3, 1), rows=2, on_tokens=read_tokens.append))
     assert plain(typed.convert(Value, found, "value.json")) == found
     once = name.endswith("gain")  # one gate decides for all blocks, and so does its oracle
     assert sum(read_tokens) == passes(blocks, rates=3, once=once) * windows.tokens.numel()

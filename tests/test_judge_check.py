@@ -33,14 +33,14 @@ def changed(seen, row, **more):
 
 
 def flipped(seen, row, block, column):
-    fires = [f.clone() for f in seen[row].fires]
-    fires[block][0, column] ^= True
+    fires = seen[row].fires.clone()
+    fires[0, block, column] ^= True
     return changed(seen, row, fires=fires)
 
 
 def at_threshold(model, seen, row, block, column):
-    scores = [s.clone() for s in seen[row].scores]
-    scores[block][0, column] = model.each_block()[block].gate.threshold
+    scores = seen[row].scores.clone()
+    scores[0, block, column] = model.each_block()[block].gate.threshold
     return changed(seen, row, scores=scores)
 
 

@@ -143,7 +143,7 @@ def judge(
     once = config.blocks.decide == "once" and len(model.blocks) > 1
     passes = value.passes(len(model.each_block()), once=once)
     with Progress("judging the gate", passes * text.tokens.numel(), "tokens") as progress:
-        result = value.value(model, text, gates, seen=progress.add)
+        result = value.value(model, text, gates, on_tokens=progress.add)
     show_value(Console(highlight=False), result)
     written = write(args, "value", result)
     return typed.tree(result) | {"verdict": sentences(result), "written": written}

@@ -12,14 +12,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from tokenizers import Tokenizer
 
 from amor.data.encoder import Encoder
-from amor.eval.rows import Text, Texts
+from amor.errors import AmorError
+from amor.eval import harness
+from amor.eval.harness import Row
+from amor.eval.rows import HubSource, Rows, Text, Texts
+from amor.eval.task_specs import LoadedTask, RowTask
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 ANSWER = 50  # tokens of the context length that are kept free
 
@@ -34,6 +40,16 @@ class CompletionRow(msgspec.Struct):
     def __post_init__(self) -> None:
         if not self.value.strip():
             raise ValueError("value is white space")
+
+    @property
+    def context(self) -> str:
+        """The text that a window is cut from."""
+        return self.text
+
+    @property
+    def answers(self) -> list[str]:
+        """The answers that count."""
+        return [self.value]
 
 
 class KeyedRow(CompletionRow):
@@ -52,48 +68,58 @@ class ClozeRow(msgspec.Struct):
     question: Text
     answers: Texts
     alt_answers: list[str] = []
-    tok_pos: Annotated[int, Meta(ge=0)] | None = (
-        None  # centre of the window where no answer is in the context
-    )
+    # centre of the window where no answer is in the context
+    tok_pos: Annotated[int, Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         if not self.question.strip():
             raise ValueError("question is white space")
 
 
-@dataclass(frozen=True)
-class ClozeForm:
-    """How the prompt of a task is made of a row.
+@dataclass(frozen=True, kw_only=True)
+class ClozeTask(RowTask):
+    """A cloze task; its rows have `context` and `answers`."""
 
-    `sought` gives the words whose first occurrence centres the window; none: the beginning of the
-    document.
-    """
-
-    context: Callable[[Any], str]
-    sought: Callable[[Any], list[str]]
-    prompt: Callable[[str, Any], str]
-    answers: Callable[[Any], list[str]]
+    hub: HubSource
+    prompt: Callable[[str, Any], str]  # of a window and its row
+    # words of a row whose first occurrence centres the window; none: the beginning of the document
+    sought: Callable[[Any], list[str]] = lambda row: []
     length: int = 2048  # tokens of window and answer
 
+    def source(self) -> HubSource:
+        return self.hub
 
-def documents(form: ClozeForm, rows: list[Any], tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """One document per row; `tokens` is the length of its prompt. Rows with a sought word of one
-    letter are left out."""
-    encoder = Encoder(tokenizer, "uint32")
-    docs = []
-    for number, row in enumerate(rows):
-        cut = window(encoder, form.context(row), form.sought(row), form.length - ANSWER, row)
-        if cut is not None:
-            prompt = form.prompt(cut, row)
-            docs.append(
-                {
-                    "row": number,
-                    "prompt": prompt,
-                    "answers": form.answers(row),
-                    "tokens": len(encoder(prompt)),
-                }
-            )
-    return docs
+    def build(self, dataset: Rows, tokenizer: Tokenizer) -> LoadedTask:
+        docs, source = self.documents(dataset.rows, tokenizer), dataset.data.source
+        if not docs:
+            lack = "no row has an answer of two letters or more"
+            raise AmorError(f"{source}: {lack}, so {self.name} is empty")
+        if left_out := len(dataset.rows) - len(docs):
+            source += f" (rows left out, their answers being one letter: {left_out})"
+        generation = {"until": ["\n"], "max_gen_toks": 48}
+        config = harness.generated(
+            self.name, ["contains"], "prompt", "answers", contains, generation
+        )
+        task = harness.configured(config, docs, "test", source)
+        data = msgspec.structs.replace(dataset.data, source=source)
+        return LoadedTask(task, data, {self.name: mean_tokens(docs)})
+
+    def documents(self, rows: list[Any], tokenizer: Tokenizer) -> list[Row]:
+        """One document per row; those with a sought word of one letter are left out."""
+        encoder = Encoder(tokenizer, "uint32")
+        docs = []
+        for number, row in enumerate(rows):
+            text = window(encoder, row.context, self.sought(row), self.length - ANSWER, row)
+            if text is not None:
+                prompt = self.prompt(text, row)
+                doc = {"row": number, "prompt": prompt, "answers": row.answers}
+                docs.append(doc | {"tokens": len(encoder(prompt))})
+        return docs
+
+
+def mean_tokens(docs: list[Row]) -> float:
+    """The mean length of prompts."""
+    return sum(doc["tokens"] for doc in docs) / max(len(docs), 1)
 
 
 def window(
@@ -102,15 +128,14 @@ def window(
     """At most `budget` tokens of a context: half before the first place of a sought word, what is
     left over behind it.
 
-    A word that is not found leaves the last half of the budget. None where a sought word is too
-    short to be looked for.
+    A word that does not occur leaves the last half of the budget. None where a sought word is too
+    short to be searched for.
     """
     if any(len(word) <= 1 for word in sought):
         return None
     context = context.strip()
     ids = encoder(context)
-    middle = _middle(encoder, context, sought, budget, row)
-    start = max(0, middle - budget // 2)
+    start = max(0, _middle(encoder, context, sought, budget, row) - budget // 2)
     end = min(len(ids), start + budget)
     if start == 0 and end == len(ids):
         return context
@@ -128,17 +153,17 @@ def _middle(encoder: Encoder, context: str, sought: list[str], budget: int, row:
         if (place := _place(context, word)) >= 0:
             return len(encoder(context[:place]))
     last = len(encoder(context[:-1]))
-    given = getattr(row, "tok_pos", None)
-    return last if given is None or last <= budget else given
+    centre = getattr(row, "tok_pos", None)
+    return last if centre is None or last <= budget else centre
 
 
 def _place(context: str, word: str) -> int:
-    """Where a word first stands, its case ignored; -1 where it does not."""
+    """Where a word first occurs, ignoring case; -1 where it does not."""
     match = re.search(re.escape(word), context, re.IGNORECASE)
     return match.start() if match else -1
 
 
-def contains(doc: dict[str, Any], results: list[str]) -> dict[str, int]:
+def contains(doc: Row, results: list[str]) -> dict[str, int]:
     """Whether the completion contains an answer, ignoring case."""
     return {"contains": int(any(_place(results[0], answer) >= 0 for answer in doc["answers"]))}
 
@@ -150,12 +175,12 @@ def without(text: str, question: str) -> str:
     return text
 
 
-def ask(key: str) -> str:
-    """A key as the beginning of a sentence to complete."""
-    return f"{key[0].upper()}{key[1:]}:"
+def key_prompt(text: str, key: str) -> str:
+    """A text, then a key as the beginning of a sentence to complete."""
+    return f"{text.strip('.')}. {key[0].upper()}{key[1:]}:"
 
 
-def with_question(text: str, row: ClozeRow) -> str:
+def question_prompt(text: str, row: ClozeRow) -> str:
     """A window without the question at its end, then the question."""
     question = row.question.strip()
     return f"{without(text, question).strip().strip('.')}. {question}"

@@ -1,7 +1,7 @@
 """Answers of a model to evaluation requests, computed or taken from the store, with the gate counts
 of each.
 
-Log-likelihoods come from amor/eval/score.py, texts from the decode engine. Nothing here knows
+Log-likelihoods come from amor/eval/score.py, texts from the decode engine. Nothing here depends on
 lm-evaluation-harness.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from amor.data.encoder import Encoder
 from amor.data.shards import dtype_for
 from amor.data.tokenizer import end_of_text
 from amor.decode.engine import Engine, Session
-from amor.decode.generate import ROOM, Generator
+from amor.decode.generate import ROOM
 from amor.decode.generate import ROWS as TEXTS
 from amor.decode.sample import Sampling
 from amor.errors import AmorError
@@ -35,24 +37,21 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BOS_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "[BOS]")
+# of some requests by index: (index, answer, gate counts) of each
+Compute = Callable[[list[int]], Iterator[tuple[int, Any, Phases]]]
 
 
-@dataclass(frozen=True)
-class GenerationOptions:
+class GenerationOptions(NamedTuple):
     """How a text is generated: stop strings, tokens at most, sampling temperature (0: greedy)."""
 
     until: tuple[str, ...]
     tokens: int
     temperature: float
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((list(self.until), self.tokens, self.temperature))
-
 
 @dataclass
 class Judge:
-    """A model with everything its answers depend on, and the store of answers. Several ranks may
-    share the requests."""
+    """A model with all that its answers depend on, and the store of answers."""
 
     model: Amor
     tokenizer: Tokenizer
@@ -62,7 +61,7 @@ class Judge:
     rows: int = ROWS
     rank: int = 0  # of `ranks`: requests of other ranks get an empty answer
     ranks: int = 1
-    progress: Progress | None = None  # shows how many requests are computed
+    title: str = ""  # of progress bars; "": none are shown
     computed: int = 0  # requests
     reused: int = 0  # requests that the store held
     tokens: int = 0  # fed to the model
@@ -76,154 +75,128 @@ class Judge:
         self.end = end_of_text(self.tokenizer)
         self.encoder = Encoder(self.tokenizer, dtype_for(size))
         self.first = self._bos_token() if self.settings.bos else None
-        forced = {"closed": False, "open": True}.get(self.settings.gates)
+        settings = self.settings
+        forced = {"closed": False, "open": True}.get(settings.gates)
         gates = own_gates(self.model) if forced is None else force_all(self.model, forced)
-        self.engine: Engine | None = None
-        decodes = self.settings.path == "decode"
+        engine = self.engine if settings.path == "decode" else None
         self.scorer = Scorer(
-            self.model,
-            gates=gates,
-            rows=self.rows,
-            engine=self._engine() if decodes else None,
-            on_tokens=self.count_tokens,
+            self.model, gates=gates, rows=self.rows, engine=engine, on_tokens=self.count_tokens
         )
-        self.name = key_of(
-            self.fingerprint,
-            "segment",
-            [self.settings.gates, self.settings.path, self.settings.max_length],
-        )
+        how = [settings.gates, settings.path, settings.max_length]
+        self.name = key_of(self.fingerprint, "segment", how)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The decode engine, made at first use."""
+        return Engine(self.model)
 
     def count_tokens(self, tokens: int) -> None:
         """Count tokens fed to the model."""
         self.tokens += tokens
-
-    def _engine(self) -> Engine:
-        if self.engine is None:
-            self.engine = Engine(self.model)
-        return self.engine
 
     def _bos_token(self) -> int:
         for word in BOS_TOKENS:
             token = self.tokenizer.token_to_id(word)
             if token is not None:
                 return int(token)
-        raise AmorError(
-            f"--bos: the tokenizer has no token to begin with; looked for {', '.join(BOS_TOKENS)}"
-        )
+        lack = "the tokenizer has no token to begin with"
+        raise AmorError(f"--bos: {lack}; looked for {', '.join(BOS_TOKENS)}")
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, behind the tokenizer's BOS token where the settings ask for one."""
-        ids = [int(i) for i in np.asarray(self.encoder(text))]
+        """Token ids, behind the tokenizer's BOS token where the settings want one."""
+        ids = np.asarray(self.encoder(text)).tolist()
         return ids if self.first is None else [self.first, *ids]
 
     def cut(self, ids: Sequence[int], room: int) -> tuple[int, ...]:
-        """The last tokens of a context that leave room for `room` more within max_length, as the
-        harness truncates."""
+        """The end of a context that leaves room for `room` tokens, as the harness truncates."""
         most = self.settings.max_length
         if most is None:
             return tuple(ids)
         if room >= most:
-            raise AmorError(
-                f"max_length {most}: {room} tokens are to be judged or written, which leaves no "
-                "context; give more"
-            )
+            lack = f"{room} tokens are to be judged or written, which leaves no context"
+            raise AmorError(f"max_length {most}: {lack}; give more")
         return tuple(ids[-(most - room) :])
 
     def answer(
         self,
         kind: Kind,
         requests: Sequence[tuple[str, Any]],  # task and question
-        compute: Callable[[list[int]], Iterator[tuple[int, Any, Phases]]],
+        compute: Compute,
     ) -> list[Any]:
-        """Answers from the store, or by compute(indices of requests), which yields (index, answer,
-        gate counts)."""
+        """The answers to requests, from the store or computed; None for those of other ranks."""
         keys = [key_of(self.name, kind, question) for _, question in requests]
-        fresh: dict[str, int] = {}
-        for place, key in enumerate(keys):
-            if key not in self.store and key not in fresh:
-                fresh[key] = place
-        wanted = [
-            place for key, place in fresh.items() if int(key[:8], 16) % self.ranks == self.rank
-        ]
-        if self.progress is not None:
-            self.progress.begin(kind, len(wanted))
+        known, fresh = self.store.answers, dict[str, int]()
+        for index, key in enumerate(keys):
+            if key not in known:
+                fresh.setdefault(key, index)
+        wanted = [i for key, i in fresh.items() if int(key[:8], 16) % self.ranks == self.rank]
+        bar = Progress(f"{self.title}: {kind}", len(wanted), "requests") if self.title else None
         before = time.perf_counter()
-        for index, said, phases in compute(wanted) if wanted else ():
-            now = time.perf_counter()
-            self.store.add(
-                [Answer(key=keys[index], kind=kind, said=said, gates=phases, seconds=now - before)]
-            )
-            self.computed += 1
-            if self.progress is not None:
-                self.progress.add(1)
-            before = now
+        with bar or nullcontext():
+            for index, value, phases in compute(wanted) if wanted else ():
+                seconds, before = time.perf_counter() - before, time.perf_counter()
+                self.store.add(
+                    Answer(key=keys[index], kind=kind, value=value, gates=phases, seconds=seconds)
+                )
+                self.computed += 1
+                if bar is not None:
+                    bar.add(1)
         self.reused += len(requests) - len(wanted)
         for (task, _), key in zip(requests, keys, strict=True):
-            if key in self.store:
+            if key in known:
                 total = self.gates.setdefault(task, {})
-                for phase, counts in self.store[key].gates.items():
+                for phase, counts in known[key].gates.items():
                     total[phase] = total.get(phase, GateCounts(tokens=0)) + counts
-        return [self.store[key].said if key in self.store else None for key in keys]
+        return [known[key].value if key in known else None for key in keys]
 
     def score(self, requests: Sequence[tuple[str, ScoreRequest]]) -> list[tuple[float, bool]]:
-        """Log-likelihoods, each with whether its target is what greedy decoding writes; requests
-        are (task, request)."""
+        """Log-likelihoods of (task, request), and whether greedy decoding gives the target."""
 
-        def compute(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
-            for at, score in self.scorer.score([requests[place][1] for place in places]):
-                yield places[at], [score.logprob, score.greedy], score.phases
+        def compute(wanted: list[int]) -> Iterator[tuple[int, Any, Phases]]:
+            for at, score in self.scorer.score([requests[index][1] for index in wanted]):
+                yield wanted[at], [score.logprob, score.greedy], score.phases
 
-        questions = [
-            (task, [list(request.context), list(request.target)]) for task, request in requests
-        ]
+        questions = [(task, [request.context, request.target]) for task, request in requests]
         answers = self.answer("loglikelihood", questions, compute)
-        return [(0.0, False) if said is None else (said[0], said[1]) for said in answers]
+        return [(0.0, False) if each is None else (each[0], each[1]) for each in answers]
 
     def write(
         self, requests: Sequence[tuple[str, tuple[int, ...], GenerationOptions]]
     ) -> list[str]:
         """Texts generated after prompts; requests are (task, prompt, options)."""
 
-        def compute(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
-            for how in dict.fromkeys(requests[place][2] for place in places):
-                some = sorted(
-                    (p for p in places if requests[p][2] == how),
-                    key=lambda p: (-len(requests[p][1]), p),
-                )
-                for at, text, phases in self._generate([requests[place][1] for place in some], how):
+        def compute(wanted: list[int]) -> Iterator[tuple[int, Any, Phases]]:
+            for options in dict.fromkeys(requests[index][2] for index in wanted):
+                some = [index for index in wanted if requests[index][2] == options]
+                some.sort(key=lambda index: (-len(requests[index][1]), index))
+                prompts = [requests[index][1] for index in some]
+                for at, text, phases in self._generate(prompts, options):
                     yield some[at], text, phases
 
-        questions = [(task, [list(prompt), *how]) for task, prompt, how in requests]
-        return [said or "" for said in self.answer("generate_until", questions, compute)]
+        questions = [(task, [prompt, *options]) for task, prompt, options in requests]
+        return [text or "" for text in self.answer("generate_until", questions, compute)]
 
     def _generate(
-        self, prompts: list[tuple[int, ...]], how: GenerationOptions
+        self, prompts: list[tuple[int, ...]], options: GenerationOptions
     ) -> Iterator[tuple[int, str, Phases]]:
         scorer = Scorer(
-            self.model, gates=self.scorer.gates, engine=self._engine(), on_tokens=self.count_tokens
+            self.model, gates=self.scorer.gates, engine=self.engine, on_tokens=self.count_tokens
         )
+        assert scorer.engine is not None
         before: dict[tuple[int, ...], GateCounts] = {}
 
         def prefill(ids: list[list[int]]) -> Session:
             sessions = []
-            for (
-                each
-            ) in ids:  # each alone: its bits, and with them its text, do not depend on the others
+            for each in ids:  # alone: its bits, and with them its text, do not depend on the others
                 with each_alone():
                     read = scorer.read([tuple(each)])
                 before[tuple(each)] = read.before[0]
-                sessions.append(scorer.session(read, min(how.tokens, ROOM)))
+                sessions.append(scorer.session(read, min(options.tokens, ROOM)))
             return sessions[0].join(*sessions[1:]) if len(sessions) > 1 else sessions[0]
 
-        sampling = Sampling(temperature=how.temperature)
+        sampling = Sampling(temperature=options.temperature)
         writer = Generator(
-            scorer.engine or self._engine(),
-            self.tokenizer,
-            sampling,
-            how.tokens,
-            how.until,
-            TEXTS,
-            prefill,
+            scorer.engine, self.tokenizer, sampling, options.tokens, options.until, TEXTS, prefill
         )
         texts = [""] * len(prompts)
         counts = [GateCounts(tokens=0) for _ in prompts]

@@ -22,13 +22,13 @@ import torch
 
 from amor import typed
 from amor.data import loader
+from amor.data.tokenizer import end_of_text
 from amor.errors import AmorError
-from amor.eval.score import batch_invariant, count_gates
+from amor.eval.perplexity import MOST, each_output
 from amor.gates.base import Gate
-from amor.judge.gates import own_gates
-from amor.judge.loop import CHUNK, ignore_tokens, join_chunks, run_windows
-from amor.judge.windows import encoder
-from amor.models.amor import Amor, Output
+from amor.judge.loop import CHUNK, ignore_tokens
+from amor.judge.windows import check_tokens, encoder
+from amor.models.amor import Amor
 from amor.numbers import perplexity
 from amor.records import Number, Record
 from amor.records.evals import GateCounts, LengthCurve
@@ -43,7 +43,6 @@ SEGMENTS = 50  # per set
 BUCKET = 1024  # tokens before a length whose perplexity is measured apart
 LOOK = 20  # times the tokens needed are searched for documents that are long enough
 CHARACTERS = 1 << 16  # of a document encoded at a time
-MOST = 1e100  # perplexities are capped here, since JSON has no infinity
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,7 @@ class Segment(Record, frozen=True):
     lengths: tuple[typed.Positive, ...]
     prefix: tuple[Number, ...]  # nats per token over the first tokens up to each length
     bucket: tuple[Number, ...]  # nats per token over the last BUCKET tokens before it
-    rates: tuple[
-        tuple[typed.Share, ...], ...
-    ]  # of those tokens, the fraction that fired, per block
+    rates: tuple[tuple[typed.Share, ...], ...]  # of those that fired, per block
     documents: typed.Positive  # more than 1: short ones, joined
     gates: GateCounts  # of the whole segment
 
@@ -75,87 +72,58 @@ def each_segment(
     gates: Sequence[Gate] | None = None,  # one per block; None: the model's own
     chunk: int = CHUNK,  # columns per forward call
     bucket: int = BUCKET,
-    forward: Callable[..., Output] | None = None,  # called instead of the model
     on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
 ) -> Iterator[Segment]:
-    """The segment of each span; its bits do not depend on the other spans, so stored ones can be
-    left out."""
-    thresholds = [float(gate.threshold) for gate in (own_gates(model) if gates is None else gates)]
+    """The segment of each span; its bits do not depend on the other spans."""
+    last = [slice(max(length - bucket, 0), length) for length in lengths]
     for span in chosen:
-        if (worst := int(span.ids.max())) >= model.config.vocab:
-            raise AmorError(
-                f"token {worst} of the text is not in the model's vocabulary of "
-                f"{model.config.vocab:,}"
-            )
+        check_tokens(int(span.ids.max()), model.config.vocab)
         window = loader.cut(torch.from_numpy(span.ids[None, : lengths[-1] + 1]))
-        chunks = run_windows(
-            model,
-            window,
-            rows=1,
-            columns=chunk,
-            gates=gates,
-            compute="true_sparse",
-            forward=batch_invariant(forward or model),
-            on_tokens=on_tokens,
+        ((output, counts),) = each_output(
+            model, window, columns=chunk, gates=gates, on_tokens=on_tokens
         )
-        output = join_chunks(chunks)
-        if not bool(torch.isfinite(output.nll).all()):
-            raise AmorError(
-                f"{model.config.name} gives losses that are not finite on this text; its weights "
-                "are broken"
-            )
         nll, fire = output.nll[0].double(), output.fire[:, 0].double()
-        last = [slice(max(length - bucket, 0), length) for length in lengths]
         yield Segment(
             lengths=tuple(lengths),
             prefix=tuple(float(nll[:length].mean()) for length in lengths),
             bucket=tuple(float(nll[here].mean()) for here in last),
             rates=tuple(tuple(fire[:, here].mean(1).tolist()) for here in last),
             documents=span.documents,
-            gates=count_gates(
-                output.fire, output.score, torch.ones_like(output.nll, dtype=torch.bool), thresholds
-            )[0],
+            gates=counts,
         )
 
 
 def curve(segments: Sequence[Segment]) -> LengthCurve:
     """The curve of several segments: exp of the mean loss over segments, as in the papers it is
-    compared with."""
+    compared with.
+
+    Errors are those of the mean loss times the perplexity (the slope of exp); 0 for one segment, as
+    in the harness's tables.
+    """
     if not segments:
         raise AmorError("a curve of no segments; give at least one")
     lengths = segments[0].lengths
     if other := next((one.lengths for one in segments if one.lengths != lengths), None):
-        raise AmorError(
-            f"segments of lengths {lengths} and {other} are of two curves; judge the older ones "
-            "again"
-        )
+        curves = f"segments of lengths {lengths} and {other} are of two curves"
+        raise AmorError(f"{curves}; judge the older ones again")
+    losses = list(zip(*(one.prefix for one in segments), strict=True))  # by length
+    prefix = [min(perplexity(fmean(each)), MOST) for each in losses]
+    many = len(segments) > 1
+    errors = [stdev(each) / math.sqrt(len(each)) if many else 0.0 for each in losses]
     rates = [
-        [fmean(block) for block in zip(*here)] for here in zip(*(one.rates for one in segments))
+        tuple(fmean(block) for block in zip(*here, strict=True))
+        for here in zip(*(one.rates for one in segments), strict=True)
     ]
     return LengthCurve(
         lengths=lengths,
         segments=len(segments),
-        prefix=tuple(
-            mean_perplexity([one.prefix[i] for one in segments])[0] for i in range(len(lengths))
-        ),
+        prefix=tuple(prefix),
         bucket=tuple(
-            mean_perplexity([one.bucket[i] for one in segments])[0] for i in range(len(lengths))
+            min(perplexity(fmean(each)), MOST) for each in zip(*(one.bucket for one in segments))
         ),
-        errors=tuple(
-            mean_perplexity([one.prefix[i] for one in segments])[1] for i in range(len(lengths))
-        ),
-        rates=tuple(tuple(here) for here in rates) if rates[0] else (),
+        errors=tuple(min(value * error, MOST) for value, error in zip(prefix, errors)),
+        rates=tuple(rates) if rates[0] else (),
     )
-
-
-def mean_perplexity(losses: Sequence[float]) -> tuple[float, float]:
-    """The perplexity of mean losses, and its standard error: that of their mean times the
-    perplexity (the slope of exp).
-
-    One segment gives no standard error; it is written as 0, as in the harness's tables."""
-    value = min(perplexity(fmean(losses)), MOST)
-    error = stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
-    return value, min(value * error, MOST)
 
 
 def spans(
@@ -172,10 +140,9 @@ def spans(
     ends after LOOK times the tokens that are needed.
     """
     if not lengths or lengths[0] < 1 or any(a >= b for a, b in pairwise(lengths)):
-        raise AmorError(
-            f"lengths {', '.join(map(str, lengths)) or 'none'}: give numbers of tokens, each "
-            "larger than the one before"
-        )
+        named = ", ".join(map(str, lengths)) or "none"
+        advice = "give numbers of tokens, each larger than the one before"
+        raise AmorError(f"lengths {named}: {advice}")
     if count < 1:
         raise AmorError(f"segments {count}: give at least 1")
     wanted = lengths[-1] + 1
@@ -193,16 +160,13 @@ def spans(
             break
     chosen = (whole + joiner.spans)[:count]
     if not chosen:
-        raise AmorError(
-            f"{source} holds {looked:,} tokens, less than one segment of {wanted:,}; give more "
-            "or shorter lengths"
-        )
+        lack = f"{source} holds {looked:,} tokens, less than one segment of {wanted:,}"
+        raise AmorError(f"{lack}; give more or shorter lengths")
     return chosen
 
 
 def beginning(encode: Encoder, text: str, wanted: int) -> np.ndarray:
-    """The first tokens of a document, all where there are fewer; the rest of a book is not
-    encoded."""
+    """At most the first `wanted` tokens of a document; the rest of a book is not encoded."""
     parts: list[np.ndarray] = []
     for part in encode.pieces(text, CHARACTERS):
         if sum(map(len, parts)) >= wanted:
@@ -212,12 +176,9 @@ def beginning(encode: Encoder, text: str, wanted: int) -> np.ndarray:
 
 
 class Joiner:
-    """Short documents one behind another, each closed by the end-of-text token, cut into
-    segments."""
+    """Short documents joined, each closed by the end-of-text token, and cut into segments."""
 
     def __init__(self, tokenizer: Tokenizer, wanted: int) -> None:
-        from amor.data.tokenizer import end_of_text
-
         self.end, self.wanted = end_of_text(tokenizer), wanted
         self.spans: list[Span] = []
         self.waiting, self.documents = np.empty(0, dtype=np.int64), 0

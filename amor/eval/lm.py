@@ -69,24 +69,17 @@ class AmorLM(TemplateLM):
         if context:
             before, target = self._encode_pair(context, continuation)
         else:
-            before, target = (
-                [self.prefix_token_id],
-                self.tok_encode(continuation, add_special_tokens=False),
-            )
+            before, target = [], self.tok_encode(continuation, add_special_tokens=False)
         if not target:
-            raise AmorError(
-                f"nothing can be scored: the continuation {continuation[:80]!r} has no token of "
-                "its own"
-            )
-        before = before or [self.prefix_token_id]
-        return ScoreRequest(self.judge.cut(before, len(target) - 1), tuple(target))
+            lack = f"the continuation {continuation[:80]!r} has no token of its own"
+            raise AmorError(f"nothing can be scored: {lack}")
+        return self._cut(before or [self.prefix_token_id], target)
+
+    def _cut(self, context: list[int], target: list[int]) -> ScoreRequest:
+        return ScoreRequest(self.judge.cut(context, len(target) - 1), tuple(target))
 
     def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-        pending = [
-            ("", ScoreRequest(self.judge.cut(context, len(target) - 1), tuple(target)))
-            for _, context, target in requests
-        ]
-        return self.judge.score(pending)
+        return self.judge.score([("", self._cut(*tokens)) for _, *tokens in requests])
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -96,16 +89,10 @@ class AmorLM(TemplateLM):
         for request in requests:
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
             most = self.judge.settings.max_length or max(len(ids), 1)
-            windows = [
-                make_disjoint_window(window)
-                for window in get_rolling_token_windows(
-                    ids, prefix_token=self.prefix_token_id, max_seq_len=most, context_len=1
-                )
-            ]
-            pending += [
-                (str(request.task_name), ScoreRequest(tuple(context), tuple(target)))
-                for context, target in windows
-            ]
+            windows = list(get_rolling_token_windows(ids, self.prefix_token_id, most, 1))
+            for context, target in map(make_disjoint_window, windows):
+                score = ScoreRequest(tuple(context), tuple(target))
+                pending.append((str(request.task_name), score))
             counts.append(len(windows))
         scores = iter(self.judge.score(pending))
         return [sum(next(scores)[0] for _ in range(count)) for count in counts]
@@ -114,10 +101,9 @@ class AmorLM(TemplateLM):
         pending = []
         for request in requests:
             prompt, options = request.args
-            how = normalize_gen_kwargs(options, default_max_gen_toks=WRITTEN)
-            writing = GenerationOptions(
-                tuple(how["until"]), int(how["max_gen_toks"]), float(how.get("temperature", 0.0))
-            )
+            options = normalize_gen_kwargs(options, default_max_gen_toks=WRITTEN)
+            tokens, temperature = int(options["max_gen_toks"]), options.get("temperature", 0.0)
+            how = GenerationOptions(tuple(options["until"]), tokens, float(temperature))
             ids = self.tok_encode(prompt) or [self.prefix_token_id]
-            pending.append((str(request.task_name), self.judge.cut(ids, writing.tokens), writing))
+            pending.append((str(request.task_name), self.judge.cut(ids, tokens), how))
         return self.judge.write(pending)

@@ -22,16 +22,17 @@ from amor.data.loader import Windows
 from amor.data.shards import Shards, sha256_of
 from amor.data.sources import Reading, find_sources
 from amor.data.spelling import Speller
+from amor.data.tokenizer import end_of_text
 from amor.errors import AmorError
-from amor.eval.lengths import MOST
-from amor.eval.score import batch_invariant, count_gates
+from amor.eval.score import count_gates
 from amor.gates.base import Gate
-from amor.judge import windows as judged
 from amor.judge.gates import own_gates
-from amor.judge.loop import ignore_tokens, run_windows
+from amor.judge.loop import CorpusOutput, check_finite, ignore_tokens, join_chunks, run_windows
 from amor.judge.resample import ratio
-from amor.models.amor import Amor, Output
+from amor.judge.windows import check_tokens, encoder, of_ids, of_shards
+from amor.models.amor import Amor
 from amor.numbers import perplexity
+from amor.ops.linear import each_alone
 from amor.records import Number, Record
 from amor.records.evals import Data, GateCounts
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 WINDOWS = 1000  # at most
+MOST = 1e100  # perplexities are capped here, since JSON has no infinity
 
 
 class Window(Record, frozen=True):
@@ -46,108 +48,91 @@ class Window(Record, frozen=True):
 
     nats: Number  # of all its targets
     tokens: typed.Positive
-    bytes: typed.Count | None  # of the text of the targets; None where the tokenizer cannot tell
+    bytes: typed.Count | None  # of the text of the targets; None: not known (`sizes`)
     gates: GateCounts
 
 
 def held_out(
-    path: str | Path,
-    tokenizer: Tokenizer | None,
-    vocab: int,
-    context: int,
-    count: int = WINDOWS,
-    apart: bool = False,  # prepared tokens only: the state is reset at every document
-    field: str = "text",  # of .jsonl files
+    path: str | Path, tokenizer: Tokenizer, vocab: int, context: int, count: int = WINDOWS
 ) -> Windows:
-    """Windows of `context` tokens of a folder of prepared tokens or of a file."""
+    """At most `count` windows of `context` tokens of a folder of prepared tokens or of a file."""
     path = valid_of(path)
     if path.is_dir():
-        return judged.of_shards(path, context, count, tokenizer, vocab, apart)
-    if tokenizer is None:
-        raise AmorError(
-            f"{path} is text, and the model folder has no tokenizer.json; name one with --tokenizer"
-        )
-    from amor.data.tokenizer import end_of_text
-
-    spelled, end = judged.encoder(tokenizer), np.array([end_of_text(tokenizer)])
-    documents = (
-        document.text
-        for source in find_sources([str(path)], Reading(field=field))
-        for document in source.documents()
-    )
-    ids = np.concatenate(
-        [
-            np.empty(0, dtype=np.int64),
-            *(part for text in documents for part in (spelled(text), end)),
-        ]
-    )
-    if (worst := int(ids.max(initial=0))) >= vocab:
-        raise AmorError(f"token {worst} of {path} is not in the model's vocabulary of {vocab:,}")
-    return judged.of_ids(ids, context, count, str(path))
+        return of_shards(path, context, count, tokenizer, vocab, apart=False)
+    encode, end = encoder(tokenizer), np.array([end_of_text(tokenizer)])
+    parts = [np.empty(0, dtype=np.int64)]
+    for source in find_sources([str(path)], Reading()):
+        for document in source.documents():
+            parts += [encode(document.text), end]
+    ids = np.concatenate(parts)
+    check_tokens(int(ids.max(initial=0)), vocab, str(path))
+    return of_ids(ids, context, count, str(path))
 
 
 def valid_of(path: str | Path) -> Path:
-    """Of a folder that `amor prepare` wrote the split that is held out; anything else is itself."""
+    """The held-out split of a folder that `amor prepare` wrote; anything else is itself."""
     path = Path(path)
     return path / "valid" if (path / "valid").is_dir() else path
 
 
-def data(path: str | Path, text: Windows) -> Data:
+def data(path: str | Path, windows: Windows) -> Data:
     """The text as results describe it."""
     path = valid_of(path)
-    held = Shards.open(path).hash if path.is_dir() else sha256_of(path)
-    return Data(source=str(path), sha256=held, rows=len(text))
+    digest = Shards.open(path).hash if path.is_dir() else sha256_of(path)
+    return Data(source=str(path), sha256=digest, rows=len(windows))
+
+
+def each_output(
+    model: Amor,
+    windows: Windows,
+    *,
+    columns: int | None = None,  # per forward call; None: whole windows
+    gates: Sequence[Gate] | None = None,  # one per block; None: the model's own
+    on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
+) -> Iterator[tuple[CorpusOutput, GateCounts]]:
+    """The output for each window with its gate counts; its bits do not depend on the others."""
+    thresholds = [float(gate.threshold) for gate in (own_gates(model) if gates is None else gates)]
+    for row in range(len(windows)):
+        with each_alone():
+            chunks = run_windows(
+                model,
+                windows[row : row + 1],
+                columns=columns,
+                gates=gates,
+                compute="true_sparse",
+                on_tokens=on_tokens,
+            )
+            output = join_chunks(chunks)
+        check_finite(model, output.nll)
+        every = torch.ones_like(output.nll, dtype=torch.bool)
+        yield output, count_gates(output.fire, output.score, every, thresholds)[0]
 
 
 def each_window(
     model: Amor,
     tokenizer: Tokenizer | None,  # None: bytes are not counted
-    text: Windows,
+    windows: Windows,
     *,
     gates: Sequence[Gate] | None = None,  # one per block; None: the model's own
-    forward: Callable[..., Output] | None = None,  # called instead of the model
     on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
 ) -> Iterator[Window]:
-    """The loss of each window, one window per forward call, so that its bits do not depend on the
-    others."""
-    thresholds = [float(gate.threshold) for gate in (own_gates(model) if gates is None else gates)]
-    spelled = None if tokenizer is None else sizes(tokenizer, model.config.vocab)
-    chunks = run_windows(
-        model,
-        text,
-        rows=1,
-        gates=gates,
-        compute="true_sparse",
-        forward=batch_invariant(forward or model),
-        on_tokens=on_tokens,
-    )
-    for output in chunks:
-        assert output.chunk.targets is not None
-        nll, targets = output.nll.cpu(), output.chunk.targets.cpu()
-        if not bool(torch.isfinite(nll).all()):
-            raise AmorError(
-                f"{model.config.name} gives losses that are not finite on this text; its weights "
-                "are broken"
-            )
+    """The loss of each window."""
+    lengths = None if tokenizer is None else sizes(tokenizer, model.config.vocab)
+    outputs = each_output(model, windows, gates=gates, on_tokens=on_tokens)
+    for (output, counts), targets in zip(outputs, windows.targets, strict=True):
         yield Window(
-            nats=float(nll.double().sum()),
-            tokens=targets.shape[1],
-            bytes=None if spelled is None else int(spelled[targets].sum()),
-            gates=count_gates(
-                output.fire.cpu(),
-                output.score.cpu(),
-                torch.ones_like(nll, dtype=torch.bool),
-                thresholds,
-            )[0],
+            nats=float(output.nll.double().sum()),
+            tokens=len(targets),
+            bytes=None if lengths is None else int(lengths[targets].sum()),
+            gates=counts,
         )
 
 
-def at(text: Windows, places: Sequence[int]) -> Windows:
+def at(windows: Windows, places: Sequence[int]) -> Windows:
     """Some of the windows."""
-    reset = None if text.reset is None else text.reset[list(places)]
-    return replace(
-        text, tokens=text.tokens[list(places)], targets=text.targets[list(places)], reset=reset
-    )
+    rows = list(places)
+    reset = None if windows.reset is None else windows.reset[rows]
+    return replace(windows, tokens=windows.tokens[rows], targets=windows.targets[rows], reset=reset)
 
 
 def metrics(windows: Sequence[Window]) -> dict[str, float]:
@@ -174,8 +159,5 @@ def sizes(tokenizer: Tokenizer, vocab: int) -> torch.Tensor | None:
     if not speller.byte:
         return None
     keep = "surrogateescape"  # half a character stays the bytes it is
-    held = [
-        0 if token in speller.special else len(speller(token, keep).encode("utf-8", keep))
-        for token in range(vocab)
-    ]
-    return torch.tensor(held)
+    texts = ["" if token in speller.special else speller(token, keep) for token in range(vocab)]
+    return torch.tensor([len(text.encode("utf-8", keep)) for text in texts])

@@ -1,5 +1,4 @@
-"""Rows of evaluation data: where they come from, and reading them whole, checked field by field,
-before the harness gets them.
+"""Rows of evaluation data: where they come from, and reading them whole, checked field by field.
 
 A row type is a msgspec.Struct that names the fields a task needs; other fields are dropped, so that
 all rows of a set are alike.
@@ -23,10 +22,13 @@ from amor.errors import AmorError
 from amor.records.evals import Data
 
 PLACES = ("", "eval", "long")  # folders below --data, in the order they are searched
-SUFFIXES = (".jsonl", ".jsonl.gz")
-MOST_BYTES = 1 << 30  # of one file, unpacked: it is held in memory
+MOST_BYTES = 1 << 30  # of one file, unpacked: it is kept in memory
 Text = Annotated[str, Meta(min_length=1)]  # a field that must not be empty
 Texts = Annotated[list[str], Meta(min_length=1)]
+
+
+class MissingDataError(AmorError):
+    """The data of a task is not there; the message names it and what would supply it."""
 
 
 class Rows(NamedTuple):
@@ -47,8 +49,8 @@ class HubSource:
 
     def command(self, path: Path | str) -> str:
         """The command that writes the data set as a local file, for a machine with a network."""
-        given = ", ".join(map(repr, filter(None, (self.name, self.config))))
-        rows = f"load_dataset({given}, split={self.split!r})"
+        arguments = ", ".join(map(repr, filter(None, (self.name, self.config))))
+        rows = f"load_dataset({arguments}, split={self.split!r})"
         if self.field:
             rows += f".select_columns({self.field!r})"
         if self.field not in ("", "text"):
@@ -59,13 +61,16 @@ class HubSource:
 
 @dataclass(frozen=True)
 class Substitute:
-    """A local file that replaces a data set which is not there; results name it and its
-    difference."""
+    """A local file that replaces a data set which is not there; results name both."""
 
     file: str
     row: type
     note: str  # in what it differs
     convert: Callable[[Any], Any] = lambda row: row  # its row -> a row of the data set
+
+    def source(self, path: Path) -> str:
+        """The file as results name it."""
+        return f"{path} (a stand-in: {self.note})"
 
 
 class Choices(msgspec.Struct):
@@ -78,45 +83,41 @@ class Choices(msgspec.Struct):
         if len(self.text) != len(self.label):
             raise ValueError(f"{len(self.text)} texts but {len(self.label)} labels")
 
-    def check_answer(self, given: str, label: str) -> None:
-        """An error where no choice has the label of the answer; `given` is the label as the row has
-        it."""
+    def check_answer(self, answer: str, label: str) -> None:
+        """An error where no choice has the label; `answer` is the label as the row has it."""
         if label not in self.label:
-            raise ValueError(f"answerKey {given!r} is none of the labels {', '.join(self.label)}")
+            raise ValueError(f"answerKey {answer!r} is none of the labels {', '.join(self.label)}")
 
 
 def find(folder: Path, name: str) -> Path | None:
     """NAME.jsonl or NAME.jsonl.gz in the folder, or in its eval/ or long/."""
-    candidates = (folder / place / f"{name}{suffix}" for place in PLACES for suffix in SUFFIXES)
+    endings = (".jsonl", ".jsonl.gz")
+    candidates = (folder / place / f"{name}{ending}" for place in PLACES for ending in endings)
     return next((path for path in candidates if path.is_file()), None)
 
 
 def read(path: Path, kind: type) -> Rows:
-    """Every row of a file as its type, or one line that names the file, the line and the field."""
+    """Every row of a file as its type; an error names the file, the line and the field."""
     text = _unpacked(path)
-    lines = (
-        (f"{path} line {n}", line) for n, line in enumerate(text.split(b"\n"), 1) if line.strip()
-    )
-    rows: list[Any] = [
-        typed.convert(kind, typed.json_tree(line, where), where) for where, line in lines
-    ]
+    rows: list[Any] = []
+    for number, line in enumerate(text.split(b"\n"), 1):
+        if line.strip():
+            rows.append(typed.from_json(kind, line, f"{path} line {number}"))
     if not rows:
         raise AmorError(f"{path} holds no row; one JSON object per line is right")
-    return Rows(
-        rows, Data(source=str(path), sha256=hashlib.sha256(text).hexdigest(), rows=len(rows))
-    )
+    digest = hashlib.sha256(text).hexdigest()
+    return Rows(rows, Data(source=str(path), sha256=digest, rows=len(rows)))
 
 
-def check_rows(given: Iterable[Any], kind: type, source: str) -> Rows:
-    """Rows that came from elsewhere, checked in the same way; the sha256 is that of their JSON."""
-    digest = hashlib.sha256()
-    rows: list[Any] = []
-    for number, row in enumerate(given, 1):
-        rows.append(typed.convert(kind, row, f"{source} row {number}"))
-        digest.update(msgspec.json.encode(rows[-1]) + b"\n")
-    if not rows:
+def check_rows(rows: Iterable[Any], kind: type, source: str) -> Rows:
+    """Rows of the hub, checked in the same way; the sha256 is that of their JSON."""
+    checked: list[Any] = []
+    for number, row in enumerate(rows, 1):
+        checked.append(typed.convert(kind, row, f"{source} row {number}"))
+    if not checked:
         raise AmorError(f"{source} holds no row")
-    return Rows(rows, Data(source=source, sha256=digest.hexdigest(), rows=len(rows)))
+    digest = hashlib.sha256(msgspec.json.Encoder().encode_lines(checked)).hexdigest()
+    return Rows(checked, Data(source=source, sha256=digest, rows=len(checked)))
 
 
 def _unpacked(path: Path) -> bytes:
@@ -128,7 +129,5 @@ def _unpacked(path: Path) -> bytes:
     except OSError as error:
         raise AmorError(f"{path} cannot be read ({error.strerror or error})") from error
     if len(text) > MOST_BYTES:
-        raise AmorError(
-            f"{path}: larger than {MOST_BYTES >> 20} MB unpacked, which no set of this kind is"
-        )
+        raise AmorError(f"{path}: larger than {MOST_BYTES >> 20} MB unpacked; no such set is")
     return text

@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from amor import typed
@@ -27,13 +27,7 @@ from amor.data.tokenizer import tokenizer_hash
 from amor.eval.judge import Judge
 from amor.eval.subject import EvalSubject, Ranks
 from amor.files import replace_file
-from amor.progress import Progress
 from amor.records.evals import About, Data, EvalSettings, LengthCurve, Timing
-
-if TYPE_CHECKING:
-    from amor.eval.tasks import LoadedSuite
-
-RESAMPLED = 1000  # bootstrap iterations for the standard errors of scores that are not means
 
 
 @dataclass(frozen=True)
@@ -42,56 +36,59 @@ class SuiteOutcome:
 
     tree: dict[str, Any]
     data: dict[str, Data]
-    skipped: dict[str, str]
     samples: dict[str, list[Any]] = field(default_factory=dict)  # documents by task
     curves: dict[str, LengthCurve] = field(default_factory=dict)
     lengths: dict[str, float] = field(default_factory=dict)
 
 
-# (judge, complete) -> outcome; complete: all answers are at hand or computed, False: those of other
-# ranks are missing
-Ask = Callable[[Judge, bool], SuiteOutcome | None]
+@dataclass(frozen=True)
+class PreparedSuite:
+    """A suite whose texts are at hand."""
+
+    name: str
+    skipped: dict[str, str]  # tasks, and why
+    # (judge, complete) -> outcome; complete False: answers of other ranks are missing. None:
+    # nothing of the suite can be run
+    evaluate: Callable[[Judge, bool], SuiteOutcome] | None
 
 
-def run_suite(subject: EvalSubject, suite: str, settings: EvalSettings, ask: Ask) -> Path | None:
-    """Answer the requests of a suite on all ranks; the path of the results on rank 0, None on
-    others."""
+def run_suite(subject: EvalSubject, suite: PreparedSuite, settings: EvalSettings) -> Path | None:
+    """Answer the requests of a suite on all ranks; the path of the results, on rank 0 only."""
     began = time.perf_counter()
     computed = tokens = 0
     if subject.ranks.count > 1:
-        part, _ = ask_on(subject, subject.ranks, suite, settings, ask)
+        part, _ = evaluate_rank(subject, subject.ranks, suite, settings)
         computed, tokens = subject.ranks.total(part.computed, part.tokens)
         if subject.ranks.rank:
             return None
-    judge, outcome = ask_on(subject, Ranks(), suite, settings, ask)
-    assert outcome is not None
-    timing = Timing(
-        seconds=time.perf_counter() - began,
-        computed=judge.computed + computed,
-        reused=judge.reused - computed,
-        tokens=judge.tokens + tokens,
-    )
+    judge, outcome = evaluate_rank(subject, Ranks(), suite, settings)
     about = About(
-        suite=suite,
+        suite=suite.name,
         model=subject.about,
         tokenizer=tokenizer_hash(subject.tokenizer),
         settings=settings,
         data=outcome.data,
         gates=judge.gates,
-        timing=timing,
+        timing=Timing(
+            seconds=time.perf_counter() - began,
+            computed=judge.computed + computed,
+            reused=judge.reused - computed,
+            tokens=judge.tokens + tokens,
+        ),
         curves=outcome.curves,
         lengths=outcome.lengths,
-        skipped=outcome.skipped,
+        skipped=suite.skipped,
     )
     return write_results(subject.out, about, outcome)
 
 
-def ask_on(
-    subject: EvalSubject, ranks: Ranks, suite: str, settings: EvalSettings, ask: Ask
-) -> tuple[Judge, SuiteOutcome | None]:
+def evaluate_rank(
+    subject: EvalSubject, ranks: Ranks, suite: PreparedSuite, settings: EvalSettings
+) -> tuple[Judge, SuiteOutcome]:
     """The outcome of one rank's requests, with the judge that answered them."""
-    title = f"{suite}{suffix(settings)}" + (f", rank {ranks.rank}" if ranks.count > 1 else "")
-    with subject.store() as store, Progress(title, None, "requests") as progress:
+    assert suite.evaluate is not None
+    title = f"{suite.name}{suffix(settings)}"
+    with closing(subject.store()) as store:
         judge = Judge(
             subject.model,
             subject.tokenizer,
@@ -101,9 +98,9 @@ def ask_on(
             subject.rows,
             ranks.rank,
             ranks.count,
-            progress,
+            title=f"{title}, rank {ranks.rank}" if ranks.count > 1 else title,
         )
-        return judge, ask(judge, ranks.count == 1)
+        return judge, suite.evaluate(judge, ranks.count == 1)
 
 
 def write_results(folder: Path, about: About, outcome: SuiteOutcome) -> Path:
@@ -118,27 +115,6 @@ def write_results(folder: Path, about: About, outcome: SuiteOutcome) -> Path:
     tree = {**plain, "amor": typed.tree(about)}
     replace_file(path, json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
-
-
-def run_by_harness(
-    subject: EvalSubject, suite: str, loaded: LoadedSuite, settings: EvalSettings
-) -> Path | None:
-    """The tasks of a suite through lm-evaluation-harness."""
-    import lm_eval
-
-    from amor.eval import harness
-    from amor.eval.lm import AmorLM
-
-    def ask(judge: Judge, complete: bool) -> SuiteOutcome:
-        resampled = RESAMPLED if complete else 0
-        tree = harness.evaluated(
-            AmorLM(judge), loaded.tasks, settings.limit, resampled, samples=complete
-        )
-        samples = tree.pop("samples", {})
-        return SuiteOutcome(tree, loaded.data, loaded.skipped, samples, lengths=loaded.lengths)
-
-    settings = msgspec.structs.replace(settings, harness=lm_eval.__version__)
-    return run_suite(subject, suite, settings, ask)
 
 
 def suffix(settings: EvalSettings) -> str:

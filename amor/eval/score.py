@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from amor.decode.step_output import StepOutput
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
 from amor.judge.loop import Chunk, ChunkOutput, ignore_tokens, run_chunks
-from amor.models.amor import Amor, Output
+from amor.models.amor import Amor
 from amor.ops import head
 from amor.ops.chunks import LARGEST, MULTIPLE
 from amor.ops.linear import each_alone
@@ -57,8 +57,8 @@ class TargetScore:
 
 @dataclass(frozen=True)
 class ContextOutput:
-    """n contexts after their last token: hidden [n, D], fire and score [K, n] at that token, the
-    state behind it."""
+    """n contexts after their last token: hidden [n, D], fire and score [n, K] at that token, the
+    state after it."""
 
     hidden: Tensor
     fire: Tensor
@@ -68,9 +68,8 @@ class ContextOutput:
     before: list[GateCounts]  # per context: at all tokens before
 
 
-Member = tuple[
-    int, int, tuple[int, ...]
-]  # of a batch: row of the context, index of the request, target
+# of a batch: row of the context, index of the request, target
+Member = tuple[int, int, tuple[int, ...]]
 TokenScore = tuple[float, bool]  # log-likelihood of a token, and whether it is the likeliest
 
 
@@ -93,8 +92,7 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, TargetScore]]:
-        """Every request once, with its index; longest contexts first, so that the estimate of the
-        time left is early."""
+        """Every request once, with its index; longest contexts first, to estimate time early."""
         by_context: dict[tuple[int, ...], list[int]] = {}
         for index, request in enumerate(requests):
             by_context.setdefault(request.context, []).append(index)
@@ -110,47 +108,35 @@ class Scorer:
 
     def read(self, contexts: Sequence[tuple[int, ...]]) -> ContextOutput:
         """Read contexts from their beginning; longest first."""
-        lengths, before = (
-            torch.tensor([len(c) for c in contexts]),
-            [GateCounts(tokens=0) for _ in contexts],
-        )
+        lengths = torch.tensor([len(context) for context in contexts])
+        before = [GateCounts(tokens=0) for _ in contexts]
         ends: list[tuple[Tensor, Tensor, Tensor]] = [()] * len(contexts)  # type: ignore[list-item]
         state = None
         for output in self._run(contexts, None):
             state, columns = output.out.state, output.chunk.place[1]
             fire, score, valid = output.fire.cpu(), output.score.cpu(), _valid(output)
             here = valid & (torch.arange(columns.start, columns.stop) < lengths[:, None] - 1)
-            before = [
-                a + b
-                for a, b in zip(
-                    before, count_gates(fire, score, here, self.thresholds), strict=True
-                )
-            ]
-            for row in (
-                ((lengths > columns.start) & (lengths <= columns.stop)).nonzero()[:, 0].tolist()
-            ):
-                at = int(lengths[row]) - 1 - columns.start
-                ends[row] = output.out.hidden[row, at], fire[:, row, at], score[:, row, at]
+            counts = count_gates(fire, score, here, self.thresholds)
+            before = [a + b for a, b in zip(before, counts, strict=True)]
+            for row, length in enumerate(lengths.tolist()):
+                if columns.start < length <= columns.stop:
+                    at = length - 1 - columns.start
+                    ends[row] = output.out.hidden[row, at], fire[:, row, at], score[:, row, at]
         hidden, fire, score = (torch.stack(each) for each in zip(*ends, strict=True))
         assert state is not None
-        last = self._count_step(fire, score)
-        return ContextOutput(hidden, fire.T, score.T, state, last, before)
+        return ContextOutput(hidden, fire, score, state, self._count_step(fire, score), before)
 
     def session(self, read: ContextOutput, room: int = 0) -> Session:
         """A session of the engine behind contexts, with memory reserved for `room` more tokens."""
         assert self.engine is not None
         state = read.state.reserve(read.state.max_position + room)
-        return Session(
-            self.engine,
-            state,
-            StepOutput(read.fire.T, read.score.T, self.engine._logits(read.hidden)),
-        )
+        output = StepOutput(read.fire, read.score, self.engine._logits(read.hidden))
+        return Session(self.engine, state, output)
 
     def _by_forward(self, read: ContextOutput, members: list[Member]) -> dict[int, TargetScore]:
         # the first token of a target is predicted at the last token of its context
-        first = self._token_scores(
-            read.hidden[[row for row, *_ in members]], [target[0] for *_, target in members]
-        )
+        hidden = read.hidden[[row for row, *_ in members]]
+        first = self._token_scores(hidden, [target[0] for *_, target in members])
         scores = {index: [each] for (_, index, _), each in zip(members, first, strict=True)}
         counts = {index: read.last[row] for row, index, _ in members}
         rest = sorted((m for m in members if len(m[2]) > 1), key=lambda m: (-len(m[2]), m[1]))
@@ -165,10 +151,7 @@ class Scorer:
                 for (_, index, _), part, done in zip(some, parts, gates, strict=True):
                     scores[index] += [next(each) for _ in part]
                     counts[index] += done
-        return {
-            index: self._sum(scores[index], {"prefill": read.before[row], "target": counts[index]})
-            for row, index, _ in members
-        }
+        return self._sums("target", read, members, scores, counts)
 
     def _by_steps(self, read: ContextOutput, members: list[Member]) -> dict[int, TargetScore]:
         """Rows of all contexts step together; a row leaves with its last token."""
@@ -189,14 +172,23 @@ class Scorer:
             for row, (_, index, target) in enumerate(going):
                 scores[index].append((float(logprobs[row, target[at]]), best[row] == target[at]))
                 counts[index] += gates[row]
-        return {
-            index: self._sum(scores[index], {"prefill": read.before[row], "decode": counts[index]})
-            for row, index, _ in members
-        }
+        return self._sums("decode", read, members, scores, counts)
 
-    def _sum(self, scores: list[TokenScore], phases: Phases) -> TargetScore:
-        logprob, greedy = sum(each for each, _ in scores), all(best for _, best in scores)
-        return TargetScore(logprob, greedy, phases if self.gates else {})
+    def _sums(
+        self,
+        phase: Literal["target", "decode"],
+        read: ContextOutput,
+        members: list[Member],
+        scores: dict[int, list[TokenScore]],
+        counts: dict[int, GateCounts],
+    ) -> dict[int, TargetScore]:
+        """Scores of whole targets, by request."""
+        sums = {}
+        for row, index, _ in members:
+            logprobs, greedy = zip(*scores[index], strict=True)
+            phases: Phases = {"prefill": read.before[row], phase: counts[index]}
+            sums[index] = TargetScore(sum(logprobs), all(greedy), phases if self.gates else {})
+        return sums
 
     def _run(self, rows: Sequence[tuple[int, ...]], state: State | None) -> Iterator[ChunkOutput]:
         """Rows fed from a state, longest first and padded on the right."""
@@ -226,40 +218,27 @@ class Scorer:
 def count_gates(
     fire: Tensor, score: Tensor, here: Tensor, thresholds: Sequence[float]
 ) -> list[GateCounts]:
-    """What gates did where the mask `here` [B, T] is True, per row; fire and score [K, B, T]. All
-    on the CPU."""
+    """Per row, what gates did where `here` [B, T] is True; fire and score [K, B, T], on the CPU."""
     tokens = here.sum(1).tolist()
     if not len(fire):
         return [GateCounts(tokens=0) for _ in tokens]
     level = torch.tensor(thresholds, dtype=torch.float64)[:, None, None]
     exact = (score.double() * UNIT).round().long().masked_fill(~here, 0).sum(2) / UNIT
-    margin = (
-        (score.double() - level).abs().nan_to_num(NO_MARGIN).masked_fill(~here, NO_MARGIN).amin(2)
-    )
-    per_row = zip(
-        tokens, *(t.T.tolist() for t in ((fire & here).sum(2), exact, margin)), strict=True
-    )
-    return [
-        GateCounts(tokens=n, fires=tuple(f), score=tuple(s), margin=tuple(m))
-        if n
-        else GateCounts(tokens=0)
-        for n, f, s, m in per_row
-    ]
+    margin = (score.double() - level).abs().nan_to_num(NO_MARGIN)
+    margin = margin.masked_fill(~here, NO_MARGIN).amin(2)
+    counts = []
+    for row, n in enumerate(tokens):
+        fires, scores, margins = (
+            tuple(t[:, row].tolist()) for t in ((fire & here).sum(2), exact, margin)
+        )
+        some = GateCounts(tokens=n, fires=fires, score=scores, margin=margins)
+        counts.append(some if n else GateCounts(tokens=0))
+    return counts
 
 
 def _valid(output: ChunkOutput) -> Tensor:
     assert output.chunk.valid is not None
     return output.chunk.valid.cpu()
-
-
-def batch_invariant(forward: Callable[..., Output]) -> Callable[..., Output]:
-    """A forward whose results for a row do not depend, to the bit, on the rows beside it."""
-
-    def call(*given: Any, **more: Any) -> Output:
-        with each_alone():
-            return forward(*given, **more)
-
-    return call
 
 
 def pad_rows(rows: Sequence[tuple[int, ...]], device: torch.device) -> Iterator[Chunk]:
@@ -282,17 +261,13 @@ def padded_width(length: int) -> int:
 
 
 def batches(rows: Sequence[tuple[int, ...]], most: int) -> Iterator[list[tuple[int, ...]]]:
-    """Rows, longest first, in batches of limited tokens; short rows share a batch only with rows of
-    the same width."""
+    """Rows, longest first, in batches of limited tokens; short rows only with their width."""
     start = 0
     while start < len(rows):
         width = padded_width(len(rows[start]))
         end = start + 1
-        while (
-            end < len(rows)
-            and end - start < most
-            and (end + 1 - start) * width <= max(TOKENS, width)
-        ):
+        limit = start + min(most, max(TOKENS // width, 1))
+        while end < min(limit, len(rows)):
             other = padded_width(len(rows[end]))
             if other != width and other <= LARGEST:
                 break

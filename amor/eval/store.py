@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
@@ -32,7 +31,8 @@ class Answer(Record, frozen=True):
 
     key: typed.Name
     kind: Kind
-    said: Any  # [log-likelihood, whether it is greedy]; a text; or a segment of a text
+    # [log-likelihood, whether it is greedy]; a text; or a segment of a text
+    value: Any = msgspec.field(name="said")
     gates: Phases = msgspec.field(default_factory=dict)
     seconds: Amount = 0.0
 
@@ -44,70 +44,41 @@ def key_of(fingerprint: str, kind: Kind, question: Any) -> str:
 
 
 class Store:
-    """A file of answers that only grows; `more` are further files that are read and not written, as
-    of other ranks."""
+    """A file of answers that only grows; `more` files, as of other ranks, are read only."""
 
     def __init__(self, path: Path, more: Iterable[Path] = ()):
-        self.path = path
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = {}  # by key
         for each in (path, *more):
             if each.exists():
-                self._take_in(each)
+                self._read(each)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = path.open("a+b")
-            self._end_the_line()
+            if self.file.seek(0, os.SEEK_END):
+                self.file.seek(-1, os.SEEK_END)
+                if self.file.read(1) != b"\n":  # a line that was torn must not swallow the next one
+                    self.file.write(b"\n")
         except OSError as error:
             raise AmorError(f"{path}: cannot be written ({error.strerror})") from None
 
-    def _take_in(self, path: Path) -> None:
+    def _read(self, path: Path) -> None:
         torn = 0
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    answer = msgspec.json.decode(line, type=Answer)
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    torn += bool(line.strip())
-                    continue
+        for line in path.read_bytes().splitlines():
+            try:
+                answer = msgspec.json.decode(line, type=Answer)
                 self.answers[answer.key] = answer
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                torn += bool(line.strip())
         if torn:
-            log.warning(
-                "%s: %d line(s) cannot be read, as after a kill; those answers are computed again",
-                path,
-                torn,
-            )
+            lost = "line(s) cannot be read, as after a kill; those answers are computed again"
+            log.warning("%s: %d %s", path, torn, lost)
 
-    def _end_the_line(self) -> None:
-        """A line that was torn must not swallow the next one."""
-        if self.file.seek(0, os.SEEK_END):
-            self.file.seek(-1, os.SEEK_END)
-            if self.file.read(1) != b"\n":
-                self.file.write(b"\n")
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.answers
-
-    def __getitem__(self, key: str) -> Answer:
-        return self.answers[key]
-
-    def add(self, answers: Iterable[Answer]) -> None:
-        """Append answers to the file, and flush it."""
-        for answer in answers:
-            self.answers[answer.key] = answer
-            self.file.write(msgspec.json.encode(answer) + b"\n")
+    def add(self, answer: Answer) -> None:
+        """Append an answer to the file, and flush it."""
+        self.answers[answer.key] = answer
+        self.file.write(msgspec.json.encode(answer) + b"\n")
         self.file.flush()
 
     def close(self) -> None:
         """Close the file."""
         self.file.close()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

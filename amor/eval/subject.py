@@ -41,8 +41,7 @@ class Ranks:
     @staticmethod
     @contextmanager
     def here() -> Iterator[Ranks]:
-        """The ranks of this process; all leave together, since one that ends early may break the
-        others' connections."""
+        """The ranks of this process; all leave together, lest one break the connections."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count == 1:
             yield Ranks()
@@ -79,11 +78,9 @@ class EvalSubject:
 
     def store(self) -> Store:
         """The store of this rank, with the answers of all ranks in it."""
-        name = f"requests.{self.ranks.rank}.jsonl" if self.ranks.rank else "requests.jsonl"
-        own = self.out / name
-        return Store(
-            own, [path for path in sorted(self.out.glob("requests*.jsonl")) if path != own]
-        )
+        rank = f".{self.ranks.rank}" if self.ranks.rank else ""
+        own = self.out / f"requests{rank}.jsonl"
+        return Store(own, [p for p in sorted(self.out.glob("requests*.jsonl")) if p != own])
 
 
 def fingerprint(model: Amor) -> str:
@@ -110,8 +107,7 @@ def describe_model(model: Amor, folder: str, untrained: bool) -> Model:
 
 
 def trained_for(folder: Path) -> tuple[int | None, int | None]:
-    """Steps and tokens a checkpoint was trained for, by the metrics of the run it lies in; None
-    where not known."""
+    """Steps and tokens a checkpoint was trained for, by the metrics of its run; None: not known."""
     folder = folder.resolve()
     step, run = folder.name.removeprefix("step-"), Run(folder.parent.parent)
     if folder.parent.name != "checkpoints" or not step.isdigit() or not run.metrics.is_file():

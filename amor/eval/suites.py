@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from amor import typed
 from amor.errors import AmorError, nearest
-from amor.eval import lengths, perplexity, tasks, texts
+from amor.eval import harness, lengths, perplexity, tasks, texts
 from amor.eval.judge import Judge
-from amor.eval.run import SuiteOutcome, run_by_harness, run_suite
+from amor.eval.lengths import SEGMENTS
+from amor.eval.run import PreparedSuite, SuiteOutcome, run_suite
 from amor.eval.subject import EvalSubject
 from amor.eval.tasks import HELD_OUT, LENGTHS, NEEDLE_LENGTHS
 from amor.models.amor import Amor
@@ -22,6 +21,7 @@ from amor.models.build import build
 from amor.records.evals import Data, EvalSettings, Gates, LengthCurve, Phases
 from amor.records.evals import Path as EvalPath
 
+RESAMPLED = 1000  # bootstrap iterations for the standard errors of scores that are not means
 T = TypeVar("T", lengths.Segment, perplexity.Window)
 
 
@@ -34,7 +34,7 @@ class EvalRequest:
     tasks: list[str] | None = None  # None: all
     lengths: list[int] | None = None  # in tokens; None: the paper's
     samples: int = 500  # needle prompts per length, as in the paper
-    segments: int = 50  # texts per set of length-extrapolation
+    segments: int = SEGMENTS  # texts per set of length-extrapolation
     context: int = 0  # tokens per window of `perplexity`; 0: the training context
     seed: int = 0
     path: EvalPath = "likelihood"
@@ -42,10 +42,19 @@ class EvalRequest:
     bos: bool = False
     limit: int | None = None  # documents per task; None: all
 
-    def settings(self, gates: Gates) -> EvalSettings:
-        """What scores depend on."""
+    def settings(self, suite: str, gates: Gates) -> EvalSettings:
+        """What scores depend on; the loop over text has no path, max_length and bos."""
+        if not tasks.SUITES[suite].harness:
+            return EvalSettings(gates=gates, limit=self.limit)
+        import lm_eval
+
         return EvalSettings(
-            gates=gates, path=self.path, max_length=self.max_length, bos=self.bos, limit=self.limit
+            gates=gates,
+            path=self.path,
+            max_length=self.max_length,
+            bos=self.bos,
+            limit=self.limit,
+            harness=lm_eval.__version__,
         )
 
 
@@ -57,22 +66,25 @@ def untrained(model: Amor, seed: int) -> Amor:
 def evaluate(
     subject: EvalSubject, names: Sequence[str], ways: Sequence[Gates], request: EvalRequest
 ) -> dict[str, Any]:
-    """Evaluate every suite with the gates in every way; the files written, and the tasks
-    skipped."""
-    _check_tasks(names, request.tasks)
+    """Evaluate every suite with the gates in every way; the files written, the tasks skipped."""
+    known = [task for name in names for task in tasks.in_suite(name)]
+    for task in request.tasks or ():
+        if task not in known:
+            near = nearest(task[:80], known)
+            raise AmorError(f"--task: no {task[:80]!r} in {', '.join(names)}; {near}")
     written: dict[str, list[str]] = {}
     skipped: dict[str, dict[str, str]] = {}
     for name in names:
-        ready = _prepare(subject, name, request)
-        skipped |= {name: ready.skipped} if ready.skipped else {}
-        for task, why in ready.skipped.items():
+        suite = prepare(subject, name, request)
+        skipped |= {name: suite.skipped} if suite.skipped else {}
+        for task, why in suite.skipped.items():
             log(subject, f"{name}: {task} is skipped: {why}")
-        if not ready.runs:
+        if suite.evaluate is None:
             log(subject, f"{name}: skipped, nothing of it can be run")
             continue
-        for way in ways:
+        for gates in ways:
             began = time.perf_counter()
-            path = ready.run(request.settings(way))
+            path = run_suite(subject, suite, request.settings(name, gates))
             if path is not None:
                 written.setdefault(name, []).append(str(path))
                 log(subject, f"{path} written, {time.perf_counter() - began:.0f} s")
@@ -88,26 +100,8 @@ def log(subject: EvalSubject, words: str) -> None:
         print(words, flush=True)
 
 
-def _check_tasks(names: Sequence[str], given: Sequence[str] | None) -> None:
-    """An error for a task that none of the suites has."""
-    known = [task for name in names for task in tasks.in_suite(name)]
-    for task in given or ():
-        if task not in known:
-            raise AmorError(
-                f"--task: no {task[:80]!r} in {', '.join(names)}; {nearest(task[:80], known)}"
-            )
-
-
-@dataclass
-class ReadySuite:
-    """A suite whose texts are at hand."""
-
-    skipped: dict[str, str]  # tasks, and why
-    runs: bool  # whether any task is left
-    run: Callable[[EvalSettings], Path | None]
-
-
-def _prepare(subject: EvalSubject, name: str, request: EvalRequest) -> ReadySuite:
+def prepare(subject: EvalSubject, name: str, request: EvalRequest) -> PreparedSuite:
+    """The suite with its texts."""
     if name == LENGTHS:
         return _length_extrapolation(subject, request)
     if name == HELD_OUT:
@@ -122,34 +116,37 @@ def _prepare(subject: EvalSubject, name: str, request: EvalRequest) -> ReadySuit
         samples=request.samples,
         names=None if request.tasks is None else [task for task in request.tasks if task in known],
     )
-    run = lambda settings: run_by_harness(subject, name, loaded, settings)  # noqa: E731
-    return ReadySuite(loaded.skipped, bool(loaded.tasks), run)
+
+    def evaluate(judge: Judge, complete: bool) -> SuiteOutcome:
+        from amor.eval.lm import AmorLM
+
+        lm, resampled = AmorLM(judge), RESAMPLED if complete else 0
+        tree = harness.evaluated(lm, loaded.tasks, request.limit, resampled, samples=complete)
+        samples = tree.pop("samples", {})
+        return SuiteOutcome(tree, loaded.data, samples, lengths=loaded.lengths)
+
+    return PreparedSuite(name, loaded.skipped, evaluate if loaded.tasks else None)
 
 
-def _length_extrapolation(subject: EvalSubject, request: EvalRequest) -> ReadySuite:
+def _length_extrapolation(subject: EvalSubject, request: EvalRequest) -> PreparedSuite:
     wanted = [n for n in tasks.in_suite(LENGTHS) if request.tasks is None or n in request.tasks]
     sources, skipped = texts.find(request.data, wanted)
     sizes = tuple(request.lengths or lengths.LENGTHS)
     count = min(request.segments, request.limit or request.segments)
     spans: dict[str, list[lengths.Span]] = {}
 
-    def run(settings: EvalSettings) -> Path | None:
-        for name, source in sources.items():  # once for all ways of running gates
-            if name not in spans:
+    def evaluate(judge: Judge, complete: bool) -> SuiteOutcome:
+        curves: dict[str, LengthCurve] = {}
+        data: dict[str, Data] = {}
+        for name, source in sources.items():
+            if name not in spans:  # once for all ways of running gates
                 spans[name] = lengths.spans(subject.tokenizer, source, sizes, count, name)
+            segments = _segments(judge, name, spans[name], sizes)
+            if complete:
+                curves[name], data[name] = lengths.curve(segments), source.data(segments)
+        return SuiteOutcome(_harness_tree({}, data), data, curves=curves)
 
-        def ask(judge: Judge, complete: bool) -> SuiteOutcome:
-            curves: dict[str, LengthCurve] = {}
-            data: dict[str, Data] = {}
-            for name in spans:
-                segments = _segments(judge, name, spans[name], sizes)
-                if complete:
-                    curves[name], data[name] = lengths.curve(segments), sources[name].data(segments)
-            return SuiteOutcome(_harness_tree({}, data), data, skipped, curves=curves)
-
-        return run_suite(subject, LENGTHS, _text_settings(settings), ask)
-
-    return ReadySuite(skipped, bool(sources), run)
+    return PreparedSuite(LENGTHS, skipped, evaluate if sources else None)
 
 
 def _segments(
@@ -157,8 +154,8 @@ def _segments(
 ) -> list[lengths.Segment]:
     """The segments of one set of texts."""
 
-    def compute(places: list[int]) -> Iterator[lengths.Segment]:
-        some = [spans[place] for place in places]
+    def compute(wanted: list[int]) -> Iterator[lengths.Segment]:
+        some = [spans[index] for index in wanted]
         gates, count = judge.scorer.gates, judge.count_tokens
         return lengths.each_segment(judge.model, some, lengths=sizes, gates=gates, on_tokens=count)
 
@@ -166,10 +163,10 @@ def _segments(
     return _stored(judge, name, questions, compute, lengths.Segment)
 
 
-def _held_out_text(subject: EvalSubject, request: EvalRequest) -> ReadySuite:
+def _held_out_text(subject: EvalSubject, request: EvalRequest) -> PreparedSuite:
     if request.text is None:
         why = "name a text with --text: a folder that amor prepare wrote, a .txt or a .jsonl file"
-        return ReadySuite({HELD_OUT: why}, False, lambda settings: None)
+        return PreparedSuite(HELD_OUT, {HELD_OUT: why}, None)
     text, config = request.text, subject.model.config
     context = request.context or config.context
     windows = perplexity.held_out(text, subject.tokenizer, config.vocab, context)
@@ -177,23 +174,20 @@ def _held_out_text(subject: EvalSubject, request: EvalRequest) -> ReadySuite:
     last = windows.targets[:, -1:]
     questions = [["window", windows.tokens[i].tolist(), last[i].tolist()] for i in range(count)]
 
-    def ask(judge: Judge, complete: bool) -> SuiteOutcome | None:
-        def compute(places: list[int]) -> Iterator[perplexity.Window]:
-            some = perplexity.at(windows, places)
-            gates, count = judge.scorer.gates, judge.count_tokens
+    def evaluate(judge: Judge, complete: bool) -> SuiteOutcome:
+        def compute(wanted: list[int]) -> Iterator[perplexity.Window]:
+            some, gates = perplexity.at(windows, wanted), judge.scorer.gates
             return perplexity.each_window(
-                subject.model, subject.tokenizer, some, gates=gates, on_tokens=count
+                subject.model, subject.tokenizer, some, gates=gates, on_tokens=judge.count_tokens
             )
 
         results = _stored(judge, HELD_OUT, questions, compute, perplexity.Window)
-        if not complete:
-            return None
         data = {HELD_OUT: perplexity.data(text, windows)}
-        numbers = {HELD_OUT: {"alias": HELD_OUT, **perplexity.metrics(results)}}
-        return SuiteOutcome(_harness_tree(numbers, data), data, {})
+        metrics = perplexity.metrics(results) if complete else {}
+        numbers = {HELD_OUT: {"alias": HELD_OUT, **metrics}}
+        return SuiteOutcome(_harness_tree(numbers, data), data)
 
-    run = lambda settings: run_suite(subject, HELD_OUT, _text_settings(settings), ask)  # noqa: E731
-    return ReadySuite({}, True, run)
+    return PreparedSuite(HELD_OUT, {}, evaluate)
 
 
 def _stored(
@@ -203,21 +197,14 @@ def _stored(
     compute: Callable[[list[int]], Iterator[T]],
     kind: type[T],
 ) -> list[T]:
-    """Typed results of pieces of text, computed or from the store; those of other ranks are left
-    out."""
+    """Typed results of pieces of text, computed or stored, without those of other ranks."""
 
-    def answers(places: list[int]) -> Iterator[tuple[int, Any, Phases]]:
-        for place, each in zip(places, compute(places), strict=True):
-            yield place, typed.tree(each), {"target": each.gates} if judge.scorer.gates else {}
+    def answers(wanted: list[int]) -> Iterator[tuple[int, Any, Phases]]:
+        for index, each in zip(wanted, compute(wanted), strict=True):
+            yield index, typed.tree(each), {"target": each.gates} if judge.scorer.gates else {}
 
     known = judge.answer("segment", [(task, question) for question in questions], answers)
     return [typed.convert(kind, each, "the store of answers") for each in known if each is not None]
-
-
-def _text_settings(settings: EvalSettings) -> EvalSettings:
-    """The settings without those that have no meaning for a text that is read from beginning to
-    end."""
-    return msgspec.structs.replace(settings, path="likelihood", max_length=None, bos=False)
 
 
 def _harness_tree(results: dict[str, Any], data: dict[str, Data]) -> dict[str, Any]:

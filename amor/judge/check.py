@@ -20,7 +20,7 @@ from amor.errors import AmorError
 from amor.judge.dequantised import dequantised_reference
 from amor.judge.engine_feeding import ENGINE_WAYS, engine_steps, engine_steps_only
 from amor.judge.feeding import WAYS, Feeder, FeedOutput, row_by_row
-from amor.judge.gates import ForcedGate
+from amor.judge.gates import force_all
 from amor.kv import KV
 from amor.models.amor import Amor
 from amor.ops.product.formats import FORMATS, format_of
@@ -32,8 +32,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True)
 class Finding:
-    """One way of feeding against the plain forward; differences are relative to the largest number
-    compared."""
+    """One way of feeding against the plain forward; differences relative to the largest number."""
 
     way: str
     logits: float = float("nan")
@@ -69,18 +68,13 @@ def check(
     if why is not None:
         return findings + [Finding(name, ok=True, left_out=why) for name in ENGINE_WAYS]
     engine, clear = Engine(model), [clear_prefix(output, model, allowed) for output in plain]
-    findings += [compare(name, plain, way(feeder, engine, clear), model, allowed) for name, way in ENGINE_WAYS.items()]
+    findings += [
+        compare(name, plain, way(feeder, engine, clear), model, allowed)
+        for name, way in ENGINE_WAYS.items()
+    ]
     if model.blocks:
-        ahead = engine.behind(engine.gates, Fixed(True))
-        findings.append(
-            compare(
-                "engine, blocks run ahead",
-                plain,
-                engine_steps(feeder, ahead, clear),
-                model,
-                allowed,
-            )
-        )
+        ahead = engine_steps(feeder, engine.behind(engine.gates, Fixed(True)), clear)
+        findings.append(compare("engine, blocks run ahead", plain, ahead, model, allowed))
     return findings + [check_rounded(feeder, engine, name) for name in formats if name != "float32"]
 
 
@@ -89,22 +83,20 @@ def tolerance(model: Amor) -> float:
     compute in float32."""
     dtype = model.embed.weight.dtype
     if dtype not in TOLERANCE:
-        kind, known = (
-            str(dtype).removeprefix("torch."),
-            " or ".join(str(t).removeprefix("torch.") for t in TOLERANCE),
-        )
-        raise AmorError(f"check: the model's weights are {kind}, and states and norms are float32 at most; give {known} weights")
+        kind, *known = (str(each).removeprefix("torch.") for each in (dtype, *TOLERANCE))
+        limits = f"the model's weights are {kind}, and states and norms are float32 at most"
+        raise AmorError(f"check: {limits}; give {' or '.join(known)} weights")
     return TOLERANCE[dtype]
 
 
 def check_rounded(feeder: Feeder, engine: Engine, weights: str) -> Finding:
-    """The engine with rounded weights against the definition of their format; all gates are open on
-    both sides."""
+    """The engine with rounded weights against the definition of their format, all gates open."""
     way, form, model = f"engine, {weights} weights", format_of(weights), feeder.model
     if engine.compiled is None or not engine.compiled.whole:
-        return Finding(way, ok=True, left_out=f"rounded weights need compiled steps; this is {engine.path}")
+        why = f"rounded weights need compiled steps; this is {engine.path}"
+        return Finding(way, ok=True, left_out=why)
     other = dequantised_reference(model, weights)
-    gates = [ForcedGate(True) for _ in model.each_block()]
+    gates = force_all(model, True)
     for block, gate in zip(other.each_block(), gates, strict=True):
         block.gate = gate
     theirs = Feeder(other, feeder.tokens, feeder.lengths, 0)
@@ -116,60 +108,66 @@ def why_no_engine(model: Amor) -> str | None:
     """Why the decode engine cannot run this model, or None where it can."""
     for block in model.each_block():
         if "gain" in block.gate.needs:
-            return f"the gate {block.gate.kind!r} needs the next token, which is not known while text is generated"
+            lack = "needs the next token, which is not known while text is generated"
+            return f"the gate {block.gate.kind!r} {lack}"
     return None
 
 
 def clear_prefix(plain: FeedOutput, model: Amor, allowed: float) -> int:
-    """How many tokens of a row a prompt may have: up to the first with a decision at the threshold,
-    which is observed."""
-    near = torch.stack([n.any(0) for n in _near(plain, model, allowed)]).any(0) if model.blocks else torch.zeros(0)
-    columns = near.nonzero().flatten().tolist()
+    """The longest prompt of a row: up to its first decision at the threshold, which is observed."""
+    columns = _near(plain, model, allowed)[0].any(0).nonzero().flatten().tolist()
     return columns[0] + 1 if columns else plain.logits.shape[1]
 
 
-def _near(output: FeedOutput, model: Amor, allowed: float) -> list[Tensor]:
-    """Per block [1, T]: True where the score is so close to the threshold that rounding decides."""
-    return [(s - block.gate.threshold).abs() <= allowed for s, block in zip(output.scores, model.each_block(), strict=True)]
+def _near(output: FeedOutput, model: Amor, allowed: float) -> Tensor:
+    """[1, K, T] True where the score is so close to the threshold that rounding decides."""
+    thresholds = torch.tensor([float(block.gate.threshold) for block in model.each_block()])
+    return (output.scores - thresholds[:, None]).abs() <= allowed
 
 
-def compare(way: str, plain: list[FeedOutput], other: list[FeedOutput], model: Amor, allowed: float) -> Finding:
+def compare(
+    way: str, plain: list[FeedOutput], other: list[FeedOutput], model: Amor, allowed: float
+) -> Finding:
     """Compare two ways of feeding row by row, each row up to its first tie."""
     logits = 0.0
     scores = states = float("nan")
     tokens = flips = ties = 0
     for a, b in zip(plain, other, strict=True):
         a = a.since(b.start)
-        if any(x.shape != y.shape for x, y in zip([a.logits, *a.fires], [b.logits, *b.fires], strict=True)):
+        if a.logits.shape != b.logits.shape or a.fires.shape != b.fires.shape:
             return Finding(way, float("inf"), float("inf"), float("inf"))
         same, flipped, tied = decisions(a, b, _near(a, model, allowed))
         flips, ties, tokens = flips + flipped, ties + tied, tokens + same
         logits = max(logits, _difference(a.logits[:, :same], b.logits[:, :same]))
-        for x, y in zip(a.scores, b.scores, strict=True):
+        for x, y in zip(a.scores.unbind(1), b.scores.unbind(1), strict=True):
             scores = _larger(scores, _difference(x[:, :same], y[:, :same]))
         if a.state is not None and b.state is not None:
             depth = len(model.backbone.layers)
-            states = _larger(states, _state_difference(a.state, b.state, depth, b.start + same if tied else None))
-    ok = flips == 0 and tokens > 0 and logits <= allowed and not scores > allowed and not states > allowed
+            states = _larger(
+                states, _state_difference(a.state, b.state, depth, b.start + same if tied else None)
+            )
+    ok = (
+        flips == 0
+        and tokens > 0
+        and logits <= allowed
+        and not scores > allowed
+        and not states > allowed
+    )
     return Finding(way, logits, scores, states, tokens, flips, ties, ok)
 
 
-def decisions(a: FeedOutput, b: FeedOutput, near: list[Tensor]) -> tuple[int, int, int]:
+def decisions(a: FeedOutput, b: FeedOutput, near: Tensor) -> tuple[int, int, int]:
     """Tokens before the first tie; decisions up to it that differ although the score is clear;
     whether there is a tie.
 
     Decisions are ordered by token and within a token by block; one at the threshold may fall either
     way, and all that come after it may differ.
     """
-    columns = a.logits.shape[1]
-    if not near:
-        return columns, 0, 0
-    # [T * K], ordered
-    differ = torch.cat([x != y for x, y in zip(a.fires, b.fires, strict=True)]).T.flatten()
-    at_threshold = torch.cat(near).T.flatten()
-    tie = (differ & at_threshold).nonzero().flatten().tolist()[:1]
-    before = differ[: tie[0]] if tie else differ
-    return (tie[0] // len(near) if tie else columns), int(before.sum()), len(tie)
+    differ = (a.fires != b.fires)[0].T.flatten()  # [T * K]
+    ties = (differ & near[0].T.flatten()).nonzero().flatten().tolist()
+    if not ties:
+        return a.logits.shape[1], int(differ.sum()), 0
+    return ties[0] // near.shape[1], int(differ[: ties[0]].sum()), 1
 
 
 def _larger(so_far: float, gap: float) -> float:
@@ -178,8 +176,7 @@ def _larger(so_far: float, gap: float) -> float:
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference relative to the largest number of a; inf for other shapes and for
-    nan."""
+    """The largest difference relative to the largest number of a; inf for nan and other shapes."""
     if a.shape != b.shape:
         return float("inf")
     if not a.numel():
@@ -200,7 +197,9 @@ def _state_difference(a: State, b: State, depth: int, tie: int | None) -> float:
             if isinstance(kept, KV) and isinstance(other, KV):
                 slots = length if tie is None or index < depth else tie
                 pairs = [(kept.k, other.k), (kept.v, other.v)]
-                worst = max(worst, *(_difference(x[:, :, :slots], y[:, :, :slots]) for x, y in pairs))
+                worst = max(
+                    worst, *(_difference(x[:, :, :slots], y[:, :, :slots]) for x, y in pairs)
+                )
             elif isinstance(kept, Tensor) and isinstance(other, Tensor):
                 worst = max(worst, _difference(kept, other))
     return worst

@@ -9,6 +9,7 @@ on other text, on which the model's own gates decide.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -25,10 +26,11 @@ from amor.models.amor import Amor
 from amor.records.value import Choice, Choosing, Saving
 
 RATES = (0.05, 0.1, 0.22, 0.44)
-# one of so many columns of the text that gates are fitted on is measured; neighbours tell little
-# more
-EVERY = 2
+EVERY = 2  # one of so many columns of `fit_text` is measured; neighbouring ones add little
 PAPER = "entropy of what a block reads"
+ENTROPY, GAIN = (
+    {"gate": "router", "gate_options": {"target": target}} for target in ("entropy", "gain")
+)
 # name in tables -> keys of `blocks` in a config
 WAYS: dict[str, dict[str, Any]] = {
     PAPER: {"gate": "entropy", "probe": "block", "decide": "each"},
@@ -40,21 +42,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "decide": "once",
         "gate_options": {"explore": 1},
     },
-    "entropy by a network (router)": {
-        "gate": "router",
-        "decide": "each",
-        "gate_options": {"target": "entropy"},
-    },
-    "gain by a network (router)": {
-        "gate": "router",
-        "decide": "each",
-        "gate_options": {"target": "gain"},
-    },
-    "gain by a network (router), once for all blocks": {
-        "gate": "router",
-        "decide": "once",
-        "gate_options": {"target": "gain"},
-    },
+    "entropy by a network (router)": GAIN
+    | {"gate_options": {"target": "entropy"}, "decide": "each"},
+    "gain by a network (router)": GAIN | {"decide": "each"},
+    "gain by a network (router), once for all blocks": GAIN | {"decide": "once"},
 }
 
 
@@ -67,13 +58,12 @@ def compare_gates(
     ways: Mapping[str, Mapping[str, Any]] = WAYS,
     extra: Mapping[str, Amor] | None = None,  # more rows: the same weights behind other gates
 ) -> Choosing:
-    """What each gate saves on windows of held-out text at each firing rate; gates that are fitted
-    are fitted on `fit_text`."""
+    """What each gate saves on held-out windows at each firing rate, fitted on `fit_text`."""
     plain = PolicyEvaluator(model, windows, own_gates(model), on_tokens=on_tokens)
     own_nll, _, _, gain = plain.with_own_gates()
+    models = with_other_gates(model, fit_text, ways, on_tokens) | dict(extra or {})
     readers = {
-        name: PolicyEvaluator(other, windows, own_gates(other), on_tokens=on_tokens, residuals=plain.residuals)
-        for name, other in (with_other_gates(model, fit_text, ways, on_tokens) | dict(extra or {})).items()
+        name: replace(plain, model=other, gates=own_gates(other)) for name, other in models.items()
     }
     nll: dict[str, list[Tensor]] = {name: [] for name in ("chance", *readers, "oracle")}
     for rate in rates:
@@ -82,22 +72,18 @@ def compare_gates(
         for name, reader in readers.items():
             nll[name].append(reader.nll_with_mask(reader.top_fraction(rate)))
         nll["oracle"].append(plain.nll_with_mask(same_count(plain, gain[0], mask)))
-    choices = tuple(
-        Choice(
-            name=name,
-            levels=tuple(saving(plain.nll_closed, one) for one in each),
-            over_paper=tuple(saving(paper, one) for paper, one in zip(nll[PAPER], each, strict=True)),
-        )
-        for name, each in nll.items()
-    )
-    own, always = (saving(plain.nll_closed, one) for one in (own_nll, plain.nll_open))
+    closed, choices = plain.nll_closed, []
+    for name, each in nll.items():
+        levels = tuple(saving(closed, one) for one in each)
+        over_paper = tuple(saving(paper, one) for paper, one in zip(nll[PAPER], each, strict=True))
+        choices.append(Choice(name=name, levels=levels, over_paper=over_paper))
     return Choosing(
         model=model.config.name,
         data=about(windows),
         rates=tuple(rates),
-        own=own,
-        always=always,
-        choices=choices,
+        own=saving(closed, own_nll),
+        always=saving(closed, plain.nll_open),
+        choices=tuple(choices),
     )
 
 
@@ -107,15 +93,13 @@ def learning_passes(ways: Mapping[str, Mapping[str, Any]] = WAYS) -> int:
 
 
 def saving(baseline: Tensor, nll: Tensor) -> Saving:
-    """Nats per token below a baseline, with the standard error of the paired difference; [n, T]
-    each."""
+    """Nats per token below a baseline, both [n, T], with the error of the paired difference."""
     less, error = mean(baseline - nll)
     return Saving(saved=less, se=error)
 
 
 def passes(blocks: int, once: bool, rates: int = len(RATES), ways: int = len(WAYS)) -> int:
-    """How often the held-out windows are read; once: one gate decides for all blocks, and so does
-    the oracle."""
+    """How often the held-out windows are read; once: one gate and one oracle for all blocks."""
     return 3 + rates * (2 + ways * (blocks + 1) + (1 if once else blocks))
 
 
@@ -125,19 +109,16 @@ def with_other_gates(
     ways: Mapping[str, Mapping[str, Any]],
     on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> dict[str, Amor]:
-    """One model per way: the same weights behind other gates, fitted on the text where they
-    predict."""
+    """One model per way: the same weights behind other gates, fitted on the text."""
     models = {}
     for name, keys in ways.items():
         if keys["gate"] == "router":
             options, decide = dict(keys["gate_options"]), str(keys["decide"])
-            models[name] = fit(model, text, options, decide, RATES[-1], EVERY, on_tokens=on_tokens)[0]
-            continue
-        other = with_gates(
-            model,
-            {f"blocks.{key}": value for key, value in ({"gate_options": {}} | dict(keys)).items()},
-        )
-        if other.measures:
-            other.learn(collect(other, model, text, EVERY, on_tokens))
+            other, _ = fit(model, text, options, decide, RATES[-1], EVERY, on_tokens=on_tokens)
+        else:
+            changes = {"gate_options": {}, **keys}
+            other = with_gates(model, {f"blocks.{key}": each for key, each in changes.items()})
+            if other.measures:
+                other.learn(collect(other, model, text, EVERY, on_tokens))
         models[name] = other
     return models

@@ -1,5 +1,4 @@
-"""The reference for a weight format: a model whose every product is the format's definition, in
-plain torch."""
+"""The reference for a weight format: a model that computes every product by its definition."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from amor.parts import Linear
 
 @torch.no_grad()
 def dequantised_reference(model: Amor, weights: str) -> Amor:
-    """A copy of the model that computes what a decode engine with these weights must; only the
-    embedding stays exact."""
+    """A copy of the model with the products of an engine with these weights; exact embeddings."""
     other = copy.deepcopy(model)
     for layer in other.modules():
         if type(layer) is Linear and layer is not other.head:

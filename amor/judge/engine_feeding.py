@@ -21,8 +21,7 @@ from amor.state import State
 
 
 class EngineFeeder:
-    """Rows of a feeder fed to an engine, and its output for each token from the end of the row's
-    prompt on."""
+    """Rows of a feeder fed to an engine, with its outputs from the end of each prompt on."""
 
     def __init__(self, feeder: Feeder, engine: Engine):
         self.feeder, self.engine = feeder, engine
@@ -45,8 +44,7 @@ class EngineFeeder:
         self.drop_finished()
 
     def begin(self, row: int) -> None:
-        """Start a row from an empty state, so that even its first token is a step and not the
-        model's forward."""
+        """Start a row from an empty state: even its first token is a step of the engine."""
         self.session = self.engine.resume(self.engine.model.start(1))
         self.rows = [row]
 
@@ -69,7 +67,9 @@ class EngineFeeder:
     def drop_finished(self) -> None:
         """Rows that have been read to their end leave the session; their final states are kept."""
         assert self.session is not None
-        ended = [i for i, row in enumerate(self.rows) if self.position(row) == len(self.tokens[row])]
+        ended = [
+            i for i, row in enumerate(self.rows) if self.position(row) == len(self.tokens[row])
+        ]
         for index in ended:
             self.ends[self.rows[index]] = self.session.select([index]).state
         if ended:
@@ -88,12 +88,11 @@ class EngineFeeder:
 
     def results(self) -> list[FeedOutput]:
         """The outputs of every row as one."""
-        blocks = range(len(self.feeder.model.each_block()))
         return [
             FeedOutput(
                 torch.stack([step.logits for step in steps], 1),
-                [torch.stack([step.score[:, k] for step in steps], 1) for k in blocks],
-                [torch.stack([step.fire[:, k] for step in steps], 1) for k in blocks],
+                torch.stack([step.score for step in steps], 2),
+                torch.stack([step.fire for step in steps], 2),
                 state,
                 start,
             )
@@ -124,8 +123,7 @@ def engine_steps_only(feeder: Feeder, engine: Engine) -> list[FeedOutput]:
 
 
 def engine_chunks(feeder: Feeder, engine: Engine, clear: list[int]) -> list[FeedOutput]:
-    """Every row by itself: a prompt of random length in chunks of random size, then token by
-    token."""
+    """Every row by itself: a prompt of random length in random chunks, then token by token."""
     fed = EngineFeeder(feeder, engine)
     for row, length in enumerate(feeder.lengths):
         prompt = feeder.random.randint(1, min(length, clear[row]))
@@ -135,8 +133,7 @@ def engine_chunks(feeder: Feeder, engine: Engine, clear: list[int]) -> list[Feed
 
 
 def engine_rows(feeder: Feeder, engine: Engine, clear: list[int]) -> list[FeedOutput]:
-    """Ragged prompts together; more rows join later, the order changes at every step, rows leave
-    where they end."""
+    """Ragged prompts; rows join later, change their order at every step, leave where they end."""
     fed, count = EngineFeeder(feeder, engine), len(feeder.lengths)
     prompts = [feeder.random.randint(1, min(n, clear[row])) for row, n in enumerate(feeder.lengths)]
     halves = list(range(count // 2)), list(range(count // 2, count))

@@ -1,5 +1,4 @@
-"""Validation: nll per token over windows of text, firing rates of the gates, accuracy on questions
-of generated tasks."""
+"""Validation: nll per token, firing rates of the gates, accuracy on questions of tasks."""
 
 from collections.abc import Callable
 
@@ -7,7 +6,7 @@ import torch
 from torch import Tensor
 
 from amor.judge.loop import WindowSource, run_windows
-from amor.judge.recall import is_answer, right_answers
+from amor.judge.recall import right_answers
 from amor.models.amor import Amor, Output
 from amor.numbers import finite, perplexity
 from amor.ops.head import IGNORE
@@ -23,8 +22,7 @@ def evaluate(
     # sums over all ranks, each of which reads its own windows
     total: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> Valid:
-    """Mean nll, perplexity and firing rates over all windows, and the accuracy where the text has
-    questions."""
+    """Mean nll, perplexity and firing rates, and the accuracy where the text has questions."""
     blocks, device = len(model.blocks), model.embed.weight.device
     # nll, targets, tokens, right answers, answers; per block fired tokens, and fired tokens of
     # answers
@@ -37,22 +35,20 @@ def evaluate(
         sums[2] += targets.numel()
         sums[5 : 5 + blocks] += output.fire.sum((1, 2))
         if output.chunk.question is not None:
-            asked = is_answer(output.chunk)
+            answer = output.chunk.question > 0
             sums[3] += right_answers(model, output).sum()
-            sums[4] += asked.sum()
-            sums[5 + blocks :] += (output.fire & asked).sum((1, 2))
+            sums[4] += answer.sum()
+            sums[5 + blocks :] += (output.fire & answer).sum((1, 2))
     nll, scored, fed, hits, answers, *fired = total(sums).tolist()
     mean = finite(nll / max(scored, 1))
+    answered = None
+    if answers:
+        rates = tuple(f / answers for f in fired[blocks:])
+        answered = Answered(accuracy=hits / answers, tokens=int(answers), fire=rates)
     return Valid(
         nll=mean,
         perplexity=None if mean is None else perplexity(mean),
         tokens=int(scored),
         fire=tuple(f / fed for f in fired[:blocks]),
-        answered=Answered(
-            accuracy=hits / answers,
-            tokens=int(answers),
-            fire=tuple(f / answers for f in fired[blocks:]),
-        )
-        if answers
-        else None,
+        answered=answered,
     )

@@ -1,12 +1,11 @@
-"""Ways of feeding the same tokens to a model's forward, which `amor check` compares: cut, padded,
-packed, rolled back."""
+"""Ways of feeding the same tokens to a model's forward, which `amor check` compares."""
 
 from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from amor.state import State
 
 
 class Feeder:
-    """A model and rows of tokens [B, T], of which row b has lengths[b] tokens; `random` draws cuts
-    and orders."""
+    """A model and tokens [B, T], lengths[b] of them in row b; `random` draws cuts and orders."""
 
     def __init__(self, model: Amor, tokens: Tensor, lengths: list[int], seed: int):
         self.model, self.tokens, self.lengths = model, tokens, lengths
@@ -43,36 +41,36 @@ class Feeder:
 
     def gather(self, outputs: list[Output]) -> FeedOutput:
         """The outputs of consecutive calls of one batch, concatenated."""
-        hidden = torch.cat([o.hidden for o in outputs], 1)
-        scores = [torch.cat([o.gates[k].score for o in outputs], 1) for k in range(len(self.model.each_block()))]
-        fires = [torch.cat([o.gates[k].fire for o in outputs], 1) for k in range(len(self.model.each_block()))]
+        hidden = torch.cat([output.hidden for output in outputs], 1)
+        scores, fires = hidden.new_zeros(2, len(hidden), 0, hidden.shape[1])  # without gates
+        if outputs[0].gates:
+            scores = torch.cat([torch.stack([g.score for g in o.gates], 1) for o in outputs], 2)
+            fires = torch.cat([torch.stack([g.fire for g in o.gates], 1) for o in outputs], 2)
         return FeedOutput(self.model.logits(hidden), scores, fires, outputs[-1].state)
 
 
 @dataclass(frozen=True)
 class FeedOutput:
-    """What a way of feeding gave; `start` is the column of the first token that it has an output
-    for."""
+    """The output of a way of feeding, for the columns from `start` on."""
 
     logits: Tensor  # [B, T, V]
-    scores: list[Tensor]  # per block [B, T]
-    fires: list[Tensor]  # per block [B, T]
+    scores: Tensor  # [B, K, T]
+    fires: Tensor  # [B, K, T]
     state: State | None  # after the last token; None where a way has none per row
     start: int = 0
 
     def since(self, start: int) -> FeedOutput:
         """The same without its first columns."""
-        cut = [[t[:, start:] for t in each] for each in ([self.logits], self.scores, self.fires)]
-        return FeedOutput(cut[0][0], cut[1], cut[2], self.state, start)
+        logits, scores, fires = self.logits, self.scores, self.fires
+        return FeedOutput(
+            logits[:, start:], scores[..., start:], fires[..., start:], self.state, start
+        )
 
     def row(self, index: int, columns: slice | Tensor) -> FeedOutput:
         """Some columns of one row."""
-        return FeedOutput(
-            self.logits[index : index + 1, columns],
-            [s[index : index + 1, columns] for s in self.scores],
-            [f[index : index + 1, columns] for f in self.fires],
-            None if self.state is None else self.state.select([index]),
-        )
+        logits, scores, fires = (t[index][None] for t in (self.logits, self.scores, self.fires))
+        state = None if self.state is None else self.state.select([index])
+        return FeedOutput(logits[:, columns], scores[..., columns], fires[..., columns], state)
 
 
 def row_by_row(feeder: Feeder) -> list[FeedOutput]:
@@ -91,20 +89,20 @@ def chunked(feeder: Feeder) -> list[FeedOutput]:
 
 def token_by_token(feeder: Feeder) -> list[FeedOutput]:
     """Every row by itself, one token per call."""
-    return [feeder.gather(_in_pieces(feeder, row, list(range(row.shape[1] + 1)))) for row in feeder.rows()]
+    return [
+        feeder.gather(_in_pieces(feeder, row, range(row.shape[1] + 1))) for row in feeder.rows()
+    ]
 
 
-def _in_pieces(feeder: Feeder, row: Tensor, cuts: list[int], state: State | None = None) -> list[Output]:
-    outputs = []
+def _in_pieces(feeder: Feeder, row: Tensor, cuts: Iterable[int]) -> list[Output]:
+    outputs: list[Output] = []
     for a, b in pairwise(cuts):
-        outputs.append(feeder.feed(row[:, a:b], state))
-        state = outputs[-1].state
+        outputs.append(feeder.feed(row[:, a:b], outputs[-1].state if outputs else None))
     return outputs
 
 
 def _padded(feeder: Feeder, places: Callable[[int, int], Tensor]) -> list[FeedOutput]:
-    """All rows in one batch, each row's tokens in the columns `places(length, width)`; pads hold a
-    junk token."""
+    """All rows in one batch, their tokens in the columns places(length, width), pads elsewhere."""
     width = max(feeder.lengths) + 3
     tokens = torch.full((len(feeder.lengths), width), feeder.model.config.vocab - 1)
     valid = torch.zeros_like(tokens, dtype=torch.bool)
@@ -127,7 +125,9 @@ def right_padded(feeder: Feeder) -> list[FeedOutput]:
 
 def scattered_pads(feeder: Feeder) -> list[FeedOutput]:
     """All rows in one batch, with padding between their tokens."""
-    return _padded(feeder, lambda n, width: torch.tensor(sorted(feeder.random.sample(range(width), n))))
+    return _padded(
+        feeder, lambda n, width: torch.tensor(sorted(feeder.random.sample(range(width), n)))
+    )
 
 
 def ragged_steps(feeder: Feeder) -> list[FeedOutput]:
@@ -135,8 +135,9 @@ def ragged_steps(feeder: Feeder) -> list[FeedOutput]:
     rows, model = feeder.rows(), feeder.model
     done, state = [0] * len(rows), model.start(len(rows))
     pieces: list[list[FeedOutput]] = [[] for _ in rows]
-    while any(d < n for d, n in zip(done, feeder.lengths, strict=True)):
-        takes = [min(feeder.random.randrange(0, 6), n - d) for d, n in zip(done, feeder.lengths, strict=True)]
+    while done != feeder.lengths:
+        left = [n - d for d, n in zip(done, feeder.lengths, strict=True)]
+        takes = [min(feeder.random.randrange(0, 6), n) for n in left]
         if not any(takes):
             continue
         tokens = torch.zeros(len(rows), max(takes), dtype=torch.long)
@@ -152,11 +153,10 @@ def ragged_steps(feeder: Feeder) -> list[FeedOutput]:
 
 
 def _joined(parts: list[FeedOutput], state: State | None) -> FeedOutput:
-    blocks = range(len(parts[0].scores))
     return FeedOutput(
-        torch.cat([p.logits for p in parts], 1),
-        [torch.cat([p.scores[k] for p in parts], 1) for k in blocks],
-        [torch.cat([p.fires[k] for p in parts], 1) for k in blocks],
+        torch.cat([part.logits for part in parts], 1),
+        torch.cat([part.scores for part in parts], 2),
+        torch.cat([part.fires for part in parts], 2),
         state,
     )
 
@@ -172,7 +172,8 @@ def packed(feeder: Feeder) -> list[FeedOutput]:
     second = feeder.feed(stream[:, cut:], first.state, reset=reset[:, cut:])
     output = feeder.gather([first, second])
     outputs = [output.row(0, slice(a, a + n)) for a, n in zip(starts, feeder.lengths, strict=True)]
-    return [FeedOutput(f.logits, f.scores, f.fires, f.state if i == len(outputs) - 1 else None) for i, f in enumerate(outputs)]
+    # the state is that of the last document
+    return [replace(each, state=None) for each in outputs[:-1]] + outputs[-1:]
 
 
 def through_disk(feeder: Feeder) -> list[FeedOutput]:
@@ -189,8 +190,7 @@ def through_disk(feeder: Feeder) -> list[FeedOutput]:
 
 
 def rolled_back(feeder: Feeder) -> list[FeedOutput]:
-    """Feed a wrong continuation, roll it back together with some right tokens, and feed those
-    again."""
+    """Feed a wrong continuation, roll it back with some right tokens, and feed those again."""
     outputs = []
     for row in feeder.rows():
         cut = row.shape[1] // 2

@@ -1,6 +1,7 @@
-"""What a trained model shows: how it scores and gates held-out text, and texts it writes. RUN/findings.json holds this.
+"""RUN/findings.json: how a trained model scores and gates held-out text, and texts it generates.
 
-The report draws that file; it never opens a model. `amor report RUN` makes it again from the run's last checkpoint.
+The report draws that file and never opens a model. `amor report RUN` makes it again from the run's
+last checkpoint.
 """
 
 from __future__ import annotations
@@ -36,101 +37,112 @@ BINS = 60
 TOKENS = 16_384  # of validation text read for the histograms; enough for smooth ones
 COUNTED = 2**30  # training tokens counted for the unigram baseline at most; more would take minutes
 PASSAGE = 160  # tokens of the held-out passage shown
-WRITTEN = 120  # tokens of each text written
-PROMPT = 12  # tokens of a held-out document that begin a text to be written
-SEARCHED = 2**20  # held-out tokens in which documents are looked for
+WRITTEN = 120  # tokens of each text generated
+PROMPT = 12  # tokens of a held-out document that begin a text to be generated
+SEARCHED = 2**20  # held-out tokens that are searched for the beginnings of documents
 SAMPLES, TEMPERATURE = 3, 0.7
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOutText:
     """Held-out text, and the training text whose token frequencies it is compared with."""
 
     name: str  # of the split: "valid", or "train" where nothing is held out
     shards: Shards
     train: Shards
-    text: WindowSource  # the windows of it that are judged
-    rows: int  # of them, read at a time
+    text: WindowSource  # the windows of it that are evaluated
+    rows: int  # windows per forward call
 
     def starts(self) -> list[int]:
-        """Where documents begin, as far as is looked, with room for a prompt."""
+        """First tokens of documents with room for a prompt, among the first SEARCHED tokens."""
         tokens = self.shards.read(0, min(SEARCHED, self.shards.tokens))
         after = np.flatnonzero(tokens == self.shards.end_of_text) + 1
         return [0, *(int(start) for start in after if start + PROMPT <= len(tokens))]
 
 
-def find(model: Amor, tokenizer: Tokenizer, held: Held, step: int) -> Findings:
-    """Everything a report shows of a model: its loss, its unigram baseline and the scores of every gate, on the same windows."""
-    found = join_chunks(run_windows(model, held.text, rows=held.rows))
-    nll = float(found.nll.double().mean())
+def find(model: Amor, tokenizer: Tokenizer, source: HeldOutText, step: int) -> Findings:
+    """The loss of a model, its unigram baseline and the scores of every gate, on one text."""
+    output = join_chunks(run_windows(model, source.text, rows=source.rows))
+    nll, windows = float(output.nll.double().mean()), source.text[0 : len(source.text)]
     if not math.isfinite(nll):
-        raise AmorError(f"the loss of {model.config.name} on held-out text is {nll}: nothing can be shown of such a model")
-    asked = np.bincount(held.text[0 : len(held.text)].targets.flatten().numpy(), minlength=held.shards.vocab)
+        loss = f"the loss of {model.config.name} on held-out text is {nll}"
+        raise AmorError(f"{loss}: nothing can be shown of such a model")
     return Findings(
         step=step,
         model=model.config.to_dict(),
         parameters=sum(p.numel() for p in model.parameters()),
-        judged=HeldOutLoss(split=held.name, tokens=found.nll.numel(), nll=nll, perplexity=perplexity(nll)),
-        unigram=unigram(held.train, asked),
+        judged=HeldOutLoss(
+            split=source.name, tokens=output.nll.numel(), nll=nll, perplexity=perplexity(nll)
+        ),
+        unigram=unigram(source.train, windows.targets),
         blocks=tuple(
             histogram(score.float(), float(fire.double().mean()), float(gate.threshold))
-            for fire, score, gate in zip(found.fire, found.score, own_gates(model), strict=True)
+            for fire, score, gate in zip(output.fire, output.score, own_gates(model), strict=True)
         ),
-        texts=(passage(model, tokenizer, held), *samples(model, tokenizer, held)),
-        attention=attention(model, held.text[0 : len(held.text)], found, held.rows) if model.blocks else None,
+        texts=(passage(model, tokenizer, source), *samples(model, tokenizer, source)),
+        attention=attention(model, windows, output, source.rows) if model.blocks else None,
     )
 
 
-def attention(model: Amor, windows: Windows, found: CorpusOutput, rows: int) -> AttentionWorth:
-    """What the blocks save where they fired, beside as many firings handed out by chance and beside attention everywhere."""
+def attention(model: Amor, windows: Windows, output: CorpusOutput, rows: int) -> AttentionWorth:
+    """What the blocks save where they fired, at as many random tokens, and everywhere."""
     reader = PolicyEvaluator(model, windows, own_gates(model), rows)
-    chance = reader.nll_with_mask(shuffled(found.fire, seed=0))
+    chance = reader.nll_with_mask(shuffled(output.fire, seed=0))
 
     def worth(nll: Tensor) -> Worth:
         saved, error = mean(reader.nll_closed - nll)
         return Worth(saved=saved, se=finite(error) or 0.0)
 
-    rate = float(found.fire.double().mean())
-    return AttentionWorth(fire=rate, gate=worth(found.nll), chance=worth(chance), everywhere=worth(reader.nll_open))
+    return AttentionWorth(
+        fire=float(output.fire.double().mean()),
+        gate=worth(output.nll),
+        chance=worth(chance),
+        everywhere=worth(reader.nll_open),
+    )
 
 
-def unigram(train: Shards, asked: np.ndarray) -> Loss | None:
-    """The loss of guessing by the token frequencies of the training split; None for a split too long to count."""
+def unigram(train: Shards, targets: Tensor) -> Loss | None:
+    """The loss of guessing by training token frequencies; None for a split too long to count."""
     if train.tokens > COUNTED:
         return None
-    nll = unigram_nll(counts(train), asked)
+    nll = unigram_nll(counts(train), np.bincount(targets.flatten().numpy(), minlength=train.vocab))
     return Loss(nll=finite(nll), perplexity=finite(perplexity(nll)))
 
 
 def histogram(scores: Tensor, fire: float, threshold: float) -> Histogram:
     """Share of scores in equal bins of [0, 1], or of their own range where they leave it."""
     low, high = min(float(scores.min()), 0.0), max(float(scores.max()), 1.0)
-    held = torch.histc(scores, BINS, low, high) / scores.numel()
+    shares = torch.histc(scores, BINS, low, high) / scores.numel()
     return Histogram(
         fire=fire,
         threshold=finite(threshold),
         low=low,
         high=high,
-        shares=tuple(round(v, 6) for v in held.tolist()),
+        shares=tuple(round(share, 6) for share in shares.tolist()),
         median=float(scores.median()),
     )
 
 
-def passage(model: Amor, tokenizer: Tokenizer, held: Held) -> Trace:
+def passage(model: Amor, tokenizer: Tokenizer, source: HeldOutText) -> Trace:
     """The beginning of the held-out text as the model reads it."""
-    ids = held.shards.read(0, min(PASSAGE, held.shards.tokens)).tolist()
-    return trace(model, tokenizer, ids, "Held-out text, read by the model" if held.name == "valid" else "Training text, read")
+    ids = source.shards.read(0, min(PASSAGE, source.shards.tokens)).tolist()
+    valid = source.name == "valid"
+    title = "Held-out text, read by the model" if valid else "Training text, read"
+    return trace(model, tokenizer, ids, title)
 
 
-def samples(model: Amor, tokenizer: Tokenizer, held: Held) -> list[Trace]:
-    """Texts the model writes after the first words of held-out documents; the first `given` tokens were not written."""
-    starts = held.starts()
+def samples(model: Amor, tokenizer: Tokenizer, source: HeldOutText) -> list[Trace]:
+    """Texts the model generates after the first tokens of held-out documents."""
+    starts, shards = source.starts(), source.shards
     chosen = [starts[(k + 1) * len(starts) // (SAMPLES + 1)] for k in range(SAMPLES)]
-    prompts = [tokenizer.decode(held.shards.read(s, min(PROMPT, held.shards.tokens - s)).tolist()) for s in chosen]
+    ids = [shards.read(start, min(PROMPT, shards.tokens - start)).tolist() for start in chosen]
+    prompts = [tokenizer.decode(each) for each in ids]
     title = f"Written by the model at temperature {TEMPERATURE:g}, after the words underlined"
-    texts = generate_batch(model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE)
-    found = []
-    for text in texts:
-        given = tokenizer.encode(text.prompt, add_special_tokens=False).ids
-        found.append(replace(trace(model, tokenizer, given + text.tokens, title), given=len(given)))
-    return found
+    traces = []
+    for text in generate_batch(
+        model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE
+    ):
+        prompt = tokenizer.encode(text.prompt, add_special_tokens=False).ids
+        whole = trace(model, tokenizer, prompt + text.tokens, title)
+        traces.append(replace(whole, given=len(prompt)))
+    return traces

@@ -20,9 +20,9 @@ from torch import Tensor
 from amor.data.loader import Windows
 from amor.errors import AmorError
 from amor.gates.base import Adaptive, Gate
-from amor.gates.router import Router, RouterOptions, network_output
+from amor.gates.router import Router, network_output
 from amor.judge.gates import RecordingGate, own_gates
-from amor.judge.loop import ROWS, ignore_tokens, join_chunks, run_windows
+from amor.judge.loop import ignore_tokens, join_chunks, run_windows
 from amor.models.amor import Amor, Output
 from amor.models.build import build
 from amor.models.measure import Measured
@@ -37,20 +37,16 @@ BINS = 10
 
 
 def with_routers(model: Amor, options: dict[str, Any], decide: str) -> Amor:
-    """The weights of a model behind fresh routers, which keep the statistics of the gates they
-    replace."""
+    """A model's weights behind fresh routers, which keep the statistics of its gates."""
     own = own_gates(model)
-    given = {
-        "replaced": own[0].kind if type(own[0]).Options is not RouterOptions else "",
-        **options,
-    }
-    keys = {"blocks.gate": "router", "blocks.gate_options": given, "blocks.decide": decide}
+    replaced = "" if isinstance(own[0], Router) else own[0].kind
+    options = {"replaced": replaced, **options}
+    keys = {"blocks.gate": "router", "blocks.gate_options": options, "blocks.decide": decide}
     return with_gates(model, keys, own)
 
 
 def with_gates(model: Amor, keys: dict[str, Any], own: Sequence[Gate] = ()) -> Amor:
-    """The same weights behind the gates that these keys of the config describe; routers keep the
-    statistics of `own`."""
+    """The same weights behind gates by keys of the config; routers keep the statistics of `own`."""
     other = build(model.config.change(**keys)).to(model.embed.weight)
     weights = {name: t for name, t in model.state_dict().items() if ".gate." not in name}
     other.load_state_dict(weights, strict=False)
@@ -61,18 +57,22 @@ def with_gates(model: Amor, keys: dict[str, Any], own: Sequence[Gate] = ()) -> A
     return other.eval()
 
 
-def detach_routers(model: Amor, native: Amor | None = None) -> Amor:
+def detach_routers(model: Amor) -> Amor:
     """A copy of the model with the gates that its routers replaced."""
     routers = [gate for gate in own_gates(model) if isinstance(gate, Router)]
     kind = routers[0].options.replaced if routers else ""
     if not kind:
-        raise AmorError(f"{model.config.name} has no routers that replaced a gate, so there is nothing to detach")
-    other = with_gates(model, {"blocks.gate": kind, "blocks.gate_options": {}, "blocks.decide": "each"})
+        lack = "has no routers that replaced a gate, so there is nothing to detach"
+        raise AmorError(f"{model.config.name} {lack}")
+    keys = {"blocks.gate": kind, "blocks.gate_options": {}, "blocks.decide": "each"}
+    other = with_gates(model, keys)
     if len(routers) != len(own_gates(other)):
-        raise AmorError("one router decides for all blocks, and the gates of the others were not kept; take the original model")
+        lost = "one router decides for all blocks, and the gates of the others were not kept"
+        raise AmorError(f"{lost}; take the original model")
     for router, gate in zip(routers, own_gates(other), strict=True):
         if not isinstance(gate, Adaptive) or list(gate.parameters()) or gate.measures:
-            raise AmorError(f"gate {kind!r} has weights that routers do not keep; take the model as it was before the fit")
+            lost = f"gate {kind!r} has weights that routers do not keep"
+            raise AmorError(f"{lost}; take the model as it was before the fit")
         router.restore(gate)
     return other
 
@@ -84,25 +84,24 @@ def collect(
     every: int,
     on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> list[Measured | None]:
-    """Inputs and targets for the gates of `other`, per block, on one of `every` columns; the gates
-    of `model` decide."""
+    """Per block inputs and targets for gates of `other`, where the gates of `model` decide."""
     columns = torch.arange(0, text.columns, every)
-    parts: list[tuple[Measured | None, ...]] = []
 
-    def measuring(*given: Any, **more: Any) -> Output:
-        return other(*given, measure=columns.expand(len(given[0]), -1), **more)
+    def measuring(tokens: Tensor, *arguments: Any, **options: Any) -> Output:
+        return other(tokens, *arguments, measure=columns.expand(len(tokens), -1), **options)
 
-    for piece in run_windows(other, text, rows=ROWS, gates=own_gates(model), forward=measuring, on_tokens=on_tokens):
-        parts.append(piece.out.measured)
-    return [None if of_block[0] is None else _joined(of_block) for of_block in zip(*parts, strict=True)]
-
-
-def _joined(parts: Sequence[Measured | None]) -> Measured:
-    known = [part for part in parts if part is not None]
-    return Measured(
-        torch.cat([part.x.float() for part in known]),
-        torch.cat([part.value.float() for part in known]),
+    chunks = run_windows(
+        other, text, gates=own_gates(model), forward=measuring, on_tokens=on_tokens
     )
+    blocks = zip(*(chunk.out.measured for chunk in chunks), strict=True)
+    return [_joined([part for part in parts if part is not None]) for parts in blocks]
+
+
+def _joined(parts: Sequence[Measured]) -> Measured | None:
+    if not parts:
+        return None
+    x, value = ([getattr(part, name).float() for part in parts] for name in ("x", "value"))
+    return Measured(torch.cat(x), torch.cat(value))
 
 
 def fit(
@@ -112,35 +111,36 @@ def fit(
     decide: str = "each",
     # of firing; None: the trained threshold of the gates that are replaced
     rate: float | None = None,
-    every: int = 2,
+    every: int = 2,  # one of so many columns is measured
     seed: int = 0,
     on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> tuple[Amor, list[NetworkFit]]:
     """The model behind fitted routers, and how well each predicts."""
     if not model.blocks:
-        raise AmorError(f"{model.config.name} has no gated blocks, so there is nothing to route; give an AMOR model")
-    options = options | threshold_options(model, rate)
-    other = with_routers(model, options, decide)
+        lack = "has no gated blocks, so there is nothing to route"
+        raise AmorError(f"{model.config.name} {lack}; give an AMOR model")
+    other = with_routers(model, options | threshold_options(model, rate), decide)
+    samples = collect(other, model, text, every, on_tokens)
     fits = []
-    for index, (gate, sample) in enumerate(zip(own_gates(other), collect(other, model, text, every, on_tokens), strict=True)):
-        if sample is None or not isinstance(gate, Router):
-            continue
-        fits.append(fit_network(gate, sample.x, sample.value, seed + index))
-        set_statistics(gate, own_gates(model)[index], sample.x)
+    for index, (gate, sample) in enumerate(zip(own_gates(other), samples, strict=True)):
+        if sample is not None and isinstance(gate, Router):
+            fits.append(fit_network(gate, sample.x, sample.value, seed + index))
+            set_statistics(gate, own_gates(model)[index], sample.x)
     return other, fits
 
 
 def threshold_options(model: Amor, rate: float | None) -> dict[str, Any]:
-    """Options of a router that say where it fires."""
-    native = own_gates(model)[0]
+    """Options of a router that set where it fires: a rate, or the kappa of the gate it replaces."""
     if rate is not None:
         return {"rate": rate}
+    native = own_gates(model)[0]
     options: Any = native.options
-    if not isinstance(native, Adaptive) or not hasattr(options, "kappa" if not hasattr(options, "rate") else "rate"):
-        raise AmorError(f"gate {native.kind!r} has no trained threshold to take over; give --fire-rate, e.g. 0.22")
-    if getattr(options, "rate", None) is not None:
-        return {"rate": options.rate}
-    return {"kappa": options.kappa}
+    names = [name for name in ("rate", "kappa") if hasattr(options, name)]
+    if not isinstance(native, Adaptive) or not names:
+        lack = f"gate {native.kind!r} has no trained threshold to take over"
+        raise AmorError(f"{lack}; give --fire-rate, e.g. 0.22")
+    rate = getattr(options, "rate", None)
+    return {"kappa": options.kappa} if rate is None else {"rate": rate}
 
 
 @torch.no_grad()
@@ -158,16 +158,19 @@ def fit_network(gate: Router, x: Tensor, value: Tensor, seed: int) -> NetworkFit
     """Fit the network of one router to x [n, D] -> value [n]."""
     cut = len(x) - max(1, round(HELD_BACK * len(x)))
     if cut < 2:
-        raise AmorError(f"{len(x)} tokens are too few to fit a router; give more --tokens or a longer text")
+        lack = f"{len(x)} tokens are too few to fit a router"
+        raise AmorError(f"{lack}; give more --tokens or a longer text")
     mean, std = value.mean(), value.std().clamp(min=1e-8)
     y = (value - mean) / std  # so that one learning rate serves entropies and gains
-    train, held = (x[:cut], y[:cut]), (x[cut:], y[cut:])
-    skip, bias = ridge(train, held)
+    train, rest = (x[:cut], y[:cut]), (x[cut:], y[cut:])
+    skip, bias = ridge(train, rest)
     network = [torch.zeros_like(t) for t in gate.network()]
     network[0].copy_(gate.fc1_weight)  # as a fresh router draws it
     network[3], network[4] = bias[None].float(), skip[None].float()
-    linear_error = _error(network, held)
-    error, epoch = (descend(network, train, held, linear_error, seed)) if len(network[0]) else (linear_error, 0)
+    error = linear_error = _error(network, rest)
+    epoch = 0
+    if len(network[0]):  # there is a hidden layer
+        error, epoch = descend(network, train, rest, linear_error, seed)
     with torch.no_grad():
         network[2] *= std
         network[3] = network[3] * std + mean
@@ -175,11 +178,11 @@ def fit_network(gate: Router, x: Tensor, value: Tensor, seed: int) -> NetworkFit
         for t, fitted in zip(gate.network(), network, strict=True):
             t.copy_(fitted)
         gate.measured.fill_(max(len(x), gate.options.explore))
-    of = float(held[1].var())
+    variance = float(rest[1].var())
     return NetworkFit(
         tokens=len(x),
-        explained=1 - error / of,
-        explained_linear=1 - linear_error / of,
+        explained=1 - error / variance,
+        explained_linear=1 - linear_error / variance,
         epochs=epoch,
     )
 
@@ -187,27 +190,25 @@ def fit_network(gate: Router, x: Tensor, value: Tensor, seed: int) -> NetworkFit
 Pairs = tuple[Tensor, Tensor]  # x [n, D] and y [n]
 
 
-def ridge(train: Pairs, held: Pairs) -> Pairs:
-    """Weights [D] and bias of the linear map with the smallest squared error on held-back
-    tokens."""
+def ridge(train: Pairs, rest: Pairs) -> Pairs:
+    """Weights [D] and bias of the linear map with the smallest error on held-back tokens."""
     x, y = train[0].double(), train[1].double()
     center, level = x.mean(0), y.mean()
     C, c = (x - center).T @ (x - center) / len(x), (x - center).T @ (y - level) / len(x)
     scale, eye = C.diagonal().mean(), torch.eye(len(c), dtype=C.dtype)
-    best: tuple[float, Tensor, Tensor] | None = None
-    for strength in RIDGES:
-        w = torch.linalg.solve(C + strength * scale * eye, c)
-        b = level - w @ center
-        error = float((held[0].double() @ w + b - held[1]).square().mean())
-        if best is None or error < best[0]:
-            best = error, w, b
-    assert best is not None
-    return best[1], best[2]
+
+    def error(weights: Tensor) -> float:
+        return float(((rest[0].double() - center) @ weights + level - rest[1]).square().mean())
+
+    solutions = [torch.linalg.solve(C + strength * scale * eye, c) for strength in RIDGES]
+    best = min(solutions, key=error)
+    return best, level - best @ center
 
 
-def descend(network: list[Tensor], train: Pairs, held: Pairs, error: float, seed: int) -> tuple[float, int]:
-    """Train a network in place by AdamW; its smallest error on held-back tokens and the epoch of
-    it. 0: the linear map."""
+def descend(
+    network: list[Tensor], train: Pairs, rest: Pairs, error: float, seed: int
+) -> tuple[float, int]:
+    """Train a network in place by AdamW; its smallest held-back error, and of which epoch."""
     best, kept, epoch_of = error, [t.clone() for t in network], 0
     for t in network:
         t.requires_grad_()
@@ -223,7 +224,7 @@ def descend(network: list[Tensor], train: Pairs, held: Pairs, error: float, seed
                 loss.backward()
             optimizer.step()
             schedule.step()
-        now = _error(network, held)
+        now = _error(network, rest)
         if now < best:
             best, kept, epoch_of = now, [t.detach().clone() for t in network], epoch
     for index, t in enumerate(kept):
@@ -232,8 +233,8 @@ def descend(network: list[Tensor], train: Pairs, held: Pairs, error: float, seed
 
 
 @torch.no_grad()
-def _error(network: Sequence[Tensor], held: Pairs) -> float:
-    return float((network_output(held[0], *network) - held[1]).double().square().mean())
+def _error(network: Sequence[Tensor], rest: Pairs) -> float:
+    return float((network_output(rest[0], *network) - rest[1]).double().square().mean())
 
 
 @torch.no_grad()
@@ -267,26 +268,26 @@ def compare_decisions(model: Amor, other: Amor, windows: Windows) -> list[Decisi
 
 
 def calibration(predicted: Tensor, value: Tensor) -> tuple[CalibrationBin, ...]:
-    """Bins of equally many tokens by prediction: the mean prediction and the mean of the measured
-    values."""
+    """Bins of equally many tokens by prediction: mean prediction, and mean measured value."""
     order = predicted.flatten().argsort()
-    pairs = zip(predicted.flatten()[order].chunk(BINS), value.flatten()[order].chunk(BINS), strict=True)
-    return tuple(CalibrationBin(predicted=float(p.double().mean()), measured=float(v.double().mean())) for p, v in pairs)
+    bins = (t.flatten()[order].double().chunk(BINS) for t in (predicted, value))
+    return tuple(
+        CalibrationBin(predicted=float(p.mean()), measured=float(v.mean()))
+        for p, v in zip(*bins, strict=True)
+    )
 
 
 @torch.no_grad()
 def calibrate_gates(model: Amor, text: Windows) -> Amor:
-    """A copy of the model whose gates hold the quantiles of their scores on a text; thresholds stay
-    as they are."""
+    """A copy of the model whose gates have the quantiles of a text, and the same thresholds."""
     other = copy.deepcopy(model)
     scores = join_chunks(run_windows(model, text)).score
     for gate, score in zip(own_gates(other), scores, strict=True):
-        if not isinstance(gate, Adaptive):
-            continue
-        mu, sigma, fresh = gate.mu.clone(), gate.sigma.clone(), int(gate.updates) == 0
-        gate.quantiles.zero_()
-        gate.observe(score)
-        if not fresh:
-            gate.mu.copy_(mu)
-            gate.sigma.copy_(sigma)
+        if isinstance(gate, Adaptive):
+            mu, sigma, fresh = gate.mu.clone(), gate.sigma.clone(), int(gate.updates) == 0
+            gate.quantiles.zero_()
+            gate.observe(score)
+            if not fresh:
+                gate.mu.copy_(mu)
+                gate.sigma.copy_(sigma)
     return other

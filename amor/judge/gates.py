@@ -1,5 +1,4 @@
-"""Gates to pass to a model's forward instead of its own: one with fixed decisions, one that records
-what it is given."""
+"""Gates to pass to a model's forward instead of its own: forced ones, and recording ones."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ from amor.models.amor import Amor
 
 
 class ForcedGate(Gate[Nothing]):
-    """Fires everywhere (True), nowhere (False), or where a mask [rows, columns] of the tokens read
-    is True."""
+    """Fires everywhere (True), nowhere (False), or by a mask [rows, columns] of the tokens read."""
 
     kind = "forced"
     Options = Nothing
@@ -27,8 +25,7 @@ class ForcedGate(Gate[Nothing]):
 
 
 class RecordingGate(Gate[Nothing]):
-    """Decides as another gate does, and records the named fields of the evidence (e.g. "entropy")
-    of every call."""
+    """Decides as another gate does; records fields of its evidence (e.g. "entropy") per call."""
 
     kind = "recording"
     Options = Nothing
@@ -52,8 +49,7 @@ class RecordingGate(Gate[Nothing]):
         return self.gate(evidence)
 
     def values(self, name: str, dim: int) -> Tensor:
-        """All calls concatenated: along dim 0 where each call had other rows, 1 where each had
-        other columns."""
+        """All calls concatenated along dim: 0 where each had other rows, 1: other columns."""
         return torch.cat(self.recorded[name], dim)
 
 

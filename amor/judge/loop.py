@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from amor.data.loader import Windows
+from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.models.amor import Amor, Output
 from amor.state import State
@@ -37,9 +38,15 @@ def ignore_tokens(count: int) -> None:
     """The default of `on_tokens` callbacks: no progress is shown."""
 
 
+def check_finite(model: Amor, *losses: Tensor) -> None:
+    """An error where a model gives numbers that are not finite."""
+    if not all(bool(torch.isfinite(each).all()) for each in losses):
+        numbers = f"{model.config.name} gives losses that are not finite on this text"
+        raise AmorError(f"{numbers}; its weights are broken")
+
+
 class WindowSource(Protocol):
-    """Windows of text: amor.data.loader.Windows, or windows that are read from disk when they are
-    needed."""
+    """Windows of text: amor.data.loader.Windows, or windows read from disk when indexed."""
 
     def __len__(self) -> int: ...
 
@@ -68,8 +75,7 @@ class ChunkOutput:
 
     @property
     def nll(self) -> Tensor:
-        """[rows, columns] negative log-likelihood of each target in nats; 0 where there is no
-        target."""
+        """[rows, columns] negative log-likelihood in nats; 0 where there is no target."""
         assert self.out.nll is not None, "a chunk without targets has no loss"
         return self.out.nll
 
@@ -85,7 +91,9 @@ class ChunkOutput:
 
     def _stack(self, per_block: list[Tensor], dtype: torch.dtype) -> Tensor:
         tokens = self.chunk.tokens
-        return torch.stack(per_block) if per_block else tokens.new_zeros(0, *tokens.shape, dtype=dtype)
+        return (
+            torch.stack(per_block) if per_block else tokens.new_zeros(0, *tokens.shape, dtype=dtype)
+        )
 
 
 @dataclass(frozen=True)
@@ -109,8 +117,7 @@ def run_chunks(
     # called after each chunk with its number of tokens
     on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> Iterator[ChunkOutput]:
-    """Feed consecutive chunks of the same rows, each from the state that the chunk before it
-    left."""
+    """Feed consecutive chunks of the same rows, each from the state after the one before."""
     for chunk in chunks:
         key = chunk.place[0].start, chunk.place[1].start
         out = forward(
@@ -144,8 +151,7 @@ def run_windows(
     forward: Callable[..., Output] | None = None,
     on_tokens: Callable[[int], None] = ignore_tokens,
 ) -> Iterator[ChunkOutput]:
-    """Feed every window of a text from its beginning, `rows` windows at a time in chunks of
-    `columns` columns."""
+    """Feed windows from their beginning, `rows` at a time in chunks of `columns` columns."""
     for first in range(0, len(text), rows):
         windows = text[first : first + rows].to(model.embed.weight.device)
         yield from run_chunks(
@@ -159,8 +165,7 @@ def run_windows(
 
 
 def cut_columns(windows: Windows, first_row: int, columns: int) -> Iterator[Chunk]:
-    """Windows as chunks of at most `columns` columns; first_row is the place of the first window in
-    its text."""
+    """Windows, of which the first is row `first_row` of its text, as chunks of columns."""
     rows = slice(first_row, first_row + len(windows))
     for start in range(0, windows.columns, columns):
         part = windows.between(start, min(start + columns, windows.columns))
@@ -174,5 +179,7 @@ def join_chunks(outputs: Iterable[ChunkOutput]) -> CorpusOutput:
     for each in outputs:
         kept = each.nll.cpu(), each.fire.cpu(), each.score.cpu()
         parts.setdefault(each.chunk.place[0].start, []).append(kept)
-    rows = [[torch.cat(columns, -1) for columns in zip(*part, strict=True)] for part in parts.values()]
+    rows = [
+        [torch.cat(columns, -1) for columns in zip(*part, strict=True)] for part in parts.values()
+    ]
     return CorpusOutput(*(torch.cat(whole, -2) for whole in zip(*rows, strict=True)))

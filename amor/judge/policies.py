@@ -35,8 +35,7 @@ from amor.models.amor import Amor
 
 @dataclass
 class PolicyEvaluator:
-    """A model and n windows of T tokens. Results are [n, T] on the CPU, or [K, n, T] with one plane
-    per block."""
+    """A model and n windows of T tokens. Results are [n, T] or [K, n, T] (K blocks), on the CPU."""
 
     model: Amor
     windows: Windows
@@ -48,7 +47,8 @@ class PolicyEvaluator:
 
     def __post_init__(self) -> None:
         if not self.gates:
-            raise AmorError(f"{self.model.config.name} has no gated blocks, so there is no gate to judge; give an AMOR model")
+            lack = "has no gated blocks, so there is no gate to judge"
+            raise AmorError(f"{self.model.config.name} {lack}; give an AMOR model")
 
     @property
     def blocks(self) -> int:
@@ -79,8 +79,7 @@ class PolicyEvaluator:
 
     @cached_property
     def nll_closed(self) -> Tensor:
-        """[n, T] negative log-likelihood per token with every block closed; computed at first
-        use."""
+        """[n, T] nll per token with every block closed; computed at first use."""
         return self.run(force_all(self.model, False)).nll
 
     @cached_property
@@ -103,7 +102,10 @@ class PolicyEvaluator:
         """
         recording = [RecordingGate(gate, "entropy", "gain") for gate in self.gates]
         output = self.run(recording)
-        entropy, gain = (torch.stack([gate.values(name, 0).cpu() for gate in recording]) for name in ("entropy", "gain"))
+        entropy, gain = (
+            torch.stack([gate.values(name, 0).cpu() for gate in recording])
+            for name in ("entropy", "gain")
+        )
         return output.nll, output.fire, entropy, gain
 
     def gain(self, block: int, fire: Tensor) -> Tensor:
@@ -158,7 +160,6 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def shuffled(fire: Tensor, seed: int) -> Tensor:
-    """The mask [K, n, T] with tokens permuted at random, all blocks alike: every block fires as
-    often as before."""
+    """The mask [K, n, T] with tokens permuted at random, all blocks alike."""
     order = torch.randperm(fire[0].numel(), generator=torch.Generator().manual_seed(seed))
     return fire.flatten(1)[:, order].view_as(fire)

@@ -1,7 +1,8 @@
-"""The five examples of the paper: its teaser sentence, and a text for each of the four domains it names.
+"""The five examples of the paper: its teaser sentence, and a text for each of the four domains it
+names.
 
-The paper gives the words of the first only. The DNA is the beginning of the human insulin mRNA's coding sequence, the
-poem is Blake's, the other two are our own.
+The paper gives the words of the first only. The DNA is the beginning of the human insulin mRNA's
+coding sequence, the poem is Blake's, the other two are our own.
 """
 
 PAPER: dict[str, str] = {
@@ -12,8 +13,8 @@ PAPER: dict[str, str] = {
         "so after 4 hours it has travelled 80 x 4 = 320 km."
     ),
     "news lead": (
-        "OSLO, Tuesday - The city council voted 31 to 28 on Monday night to close the old harbour to cars from next spring, "
-        "ending a dispute that had lasted for six years."
+        "OSLO, Tuesday - The city council voted 31 to 28 on Monday night to close the old harbour "
+        "to cars from next spring, ending a dispute that had lasted for six years."
     ),
     "poetry": (
         "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal hand or eye,\n"

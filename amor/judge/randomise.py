@@ -1,5 +1,4 @@
-"""Random weights and gate statistics under which a wrong computation shows: what `amor check` and
-the tests compare."""
+"""Random weights and gate statistics under which a wrong computation shows in `amor check`."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ MOST_UPDATES = 16  # forward passes at most that a gate which learns from measur
 
 @torch.no_grad()
 def randomise_for_test(model: Amor, seed: int = 0) -> Amor:
-    """Draw weights of an untrained model such that every weight matters, no two are alike and gates
-    fire at times."""
+    """Draw weights such that every one matters, no two are alike and gates fire at times."""
     generator = torch.Generator().manual_seed(seed)
     # logits get a std of about 2, and layers add more than the embedding holds: else every token
     # would predict itself
@@ -44,7 +42,9 @@ def randomise_for_test(model: Amor, seed: int = 0) -> Amor:
             parameter.log_normal_(0, 0.3, generator=generator)
         elif name.endswith("q_proj.weight"):
             parameter.mul_(2)  # queries that prefer some keys to others
-        elif name.startswith("backbone.") and name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):
+        elif name.startswith("backbone.") and name.endswith(
+            ("out_proj.weight", "o_proj.weight", "down_proj.weight")
+        ):
             parameter.mul_(0.7)  # layers that do not enlarge each other's rounding
     for module in model.modules():
         if hasattr(module, "dt_bias"):
@@ -54,8 +54,7 @@ def randomise_for_test(model: Amor, seed: int = 0) -> Amor:
 
 
 def _randomise_steps(mixer: Any, generator: torch.Generator) -> None:
-    """Step sizes of a recurrence from near 0 to beyond 20, where softplus is linear; short and long
-    memories."""
+    """Step sizes from near 0 to beyond 20, where softplus is linear; short and long memories."""
     mixer.dt_bias.uniform_(-5, 3, generator=generator)
     mixer.dt_bias[::8] = 21
     step = F.softplus(mixer.dt_bias).view(len(mixer.A_log), -1).mean(1)  # per head
@@ -68,8 +67,7 @@ def _randomise_steps(mixer: Any, generator: torch.Generator) -> None:
 
 @torch.no_grad()
 def calibrate(model: Amor, tokens: Tensor) -> None:
-    """Initialise the statistics of every gate that has none yet from these tokens [B, T], block
-    after block."""
+    """Initialise gates that have no statistics from tokens [B, T], block after block."""
     targets = tokens.roll(-1, 1)  # only gates that use gains read them
     for _ in range(MOST_UPDATES):
         if all(block.gate.settled() for block in model.each_block()):

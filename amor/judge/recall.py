@@ -22,7 +22,7 @@ from amor.data.tasks.base import Task
 from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
-from amor.judge.loop import Chunk, ChunkOutput, GateChoice, ignore_tokens, run_windows
+from amor.judge.loop import ChunkOutput, GateChoice, ignore_tokens, run_windows
 from amor.judge.resample import ratio
 from amor.models.amor import Amor
 from amor.models.size import state_size
@@ -68,10 +68,10 @@ def recall(
     at_a_time = max(1, TOKENS // task.length)
     chunks = run_windows(model, text, rows=at_a_time, gates=gates, on_tokens=on_tokens)
     parts = [_row_sums(model, output) for output in chunks]
-    sums = _RowSums(*(torch.cat(each, -1).double().cpu() for each in zip(*(part.all for part in parts), strict=True)))
+    sums = {name: torch.cat([part[name] for part in parts], -1).double().cpu() for name in parts[0]}
+    answers, elsewhere = sums["answers"], task.length - sums["answers"]
     first = text[0:1].question
     assert first is not None
-    elsewhere = task.length - sums.answers
     return Recall(
         model=model.config.name,
         task=task.tree,
@@ -81,51 +81,46 @@ def recall(
         questions=int(first.max()),
         answers=int((first > 0).sum()),
         chance=task.chance,
-        token=_mean(sums.right, sums.answers),
-        whole=_mean(sums.whole, sums.questions),
-        nll_questions=_mean(sums.nll_questions, sums.answers),
-        nll_elsewhere=_mean(sums.nll_elsewhere, elsewhere),
+        token=_mean(sums["right"], answers),
+        whole=_mean(sums["whole"], sums["questions"]),
+        nll_questions=_mean(sums["nll_questions"], answers),
+        nll_elsewhere=_mean(sums["nll_elsewhere"], elsewhere),
         blocks=tuple(
-            Rate(questions=_share(asked, sums.answers), elsewhere=_share(other, elsewhere))
-            for asked, other in zip(sums.fired_questions, sums.fired_elsewhere, strict=True)
+            Rate(questions=_share(in_answers, answers), elsewhere=_share(other, elsewhere))
+            for in_answers, other in zip(
+                sums["fired_questions"], sums["fired_elsewhere"], strict=True
+            )
         ),
         state=state_size(model.config),
     )
 
 
 def right_answers(model: Amor, output: ChunkOutput) -> Tensor:
-    """[rows, columns] True where the best token is that of the answer; False where there is no
-    question."""
-    targets, asked = output.chunk.targets, is_answer(output.chunk)
-    assert targets is not None
-    best = head.read(output.out.hidden[asked], model.head_weight, topk=1).topk
+    """[rows, columns] True where the best token is that of the answer to a question."""
+    targets, question = output.chunk.targets, output.chunk.question
+    assert targets is not None and question is not None
+    answer = question > 0
+    best = head.read(output.out.hidden[answer], model.head_weight, topk=1).topk
     assert best is not None
-    hits = torch.zeros_like(asked)
-    hits[asked] = best[1][:, 0] == targets[asked]
+    hits = torch.zeros_like(answer)
+    hits[answer] = best[1][:, 0] == targets[answer]
     return hits
 
 
-def is_answer(chunk: Chunk) -> Tensor:
-    """[rows, columns] True at every token of an answer."""
-    assert chunk.question is not None, "a text without questions"
-    return chunk.question > 0
-
-
-def count_answered(hits: Tensor, asked: Tensor) -> Tensor:
-    """[rows] the number of questions of which every token is right; asked [rows, columns]: their
-    numbers, 0 for none."""
-    count = int(asked.max())
-    wrong = torch.zeros(len(asked), count + 1, dtype=torch.long, device=asked.device).scatter_add_(1, asked, (~hits).long())
-    there = torch.zeros_like(wrong).scatter_add_(1, asked, torch.ones_like(asked))
+def count_answered(hits: Tensor, question: Tensor) -> Tensor:
+    """[rows] the number of questions of which every token is right; question [rows, columns]:
+    their numbers, 0 for none."""
+    wrong = question.new_zeros(len(question), int(question.max()) + 1)
+    there = torch.zeros_like(wrong).scatter_add_(1, question, torch.ones_like(question))
+    wrong = wrong.scatter_add_(1, question, (~hits).long())
     return ((wrong == 0) & (there > 0))[:, 1:].sum(1)
 
 
 def check_vocab(model: Amor, task: Task) -> None:
     """An error where the task uses tokens that the model does not have."""
     if task.vocab > model.config.vocab:
-        raise AmorError(
-            f"task {task.kind} has {task.vocab:,} tokens, but the model has {model.config.vocab:,}; set vocab below that"
-        )
+        sizes = f"has {task.vocab:,} tokens, but the model has {model.config.vocab:,}"
+        raise AmorError(f"task {task.kind} {sizes}; set vocab below that")
 
 
 def gate_kinds(model: Amor, gates: GateChoice) -> str | None:
@@ -136,38 +131,21 @@ def gate_kinds(model: Amor, gates: GateChoice) -> str | None:
     return ", ".join(dict.fromkeys(gate.kind for gate in chosen)) or None
 
 
-@dataclass(frozen=True)
-class _RowSums:
+def _row_sums(model: Amor, output: ChunkOutput) -> dict[str, Tensor]:
     """Sums per row [n], and per block and row [K, n]."""
-
-    right: Tensor
-    answers: Tensor
-    whole: Tensor
-    questions: Tensor
-    nll_questions: Tensor
-    nll_elsewhere: Tensor
-    fired_questions: Tensor
-    fired_elsewhere: Tensor
-
-    @property
-    def all(self) -> tuple[Tensor, ...]:
-        return tuple(vars(self).values())
-
-
-def _row_sums(model: Amor, output: ChunkOutput) -> _RowSums:
-    assert output.chunk.question is not None
-    asked, hits = is_answer(output.chunk), right_answers(model, output)
-    nll, fire = output.nll.double(), output.fire
-    return _RowSums(
-        right=hits.sum(1),
-        answers=asked.sum(1),
-        whole=count_answered(hits, output.chunk.question),
-        questions=output.chunk.question.max(1).values,
-        nll_questions=(nll * asked).sum(1),
-        nll_elsewhere=(nll * ~asked).sum(1),
-        fired_questions=(fire & asked).sum(2),
-        fired_elsewhere=(fire & ~asked).sum(2),
-    )
+    question, hits = output.chunk.question, right_answers(model, output)
+    assert question is not None
+    answer, nll, fire = question > 0, output.nll.double(), output.fire
+    return {
+        "right": hits.sum(1),
+        "answers": answer.sum(1),
+        "whole": count_answered(hits, question),
+        "questions": question.max(1).values,
+        "nll_questions": (nll * answer).sum(1),
+        "nll_elsewhere": (nll * ~answer).sum(1),
+        "fired_questions": (fire & answer).sum(2),
+        "fired_elsewhere": (fire & ~answer).sum(2),
+    }
 
 
 def _mean(top: Tensor, bottom: Tensor) -> Mean:

@@ -1,4 +1,4 @@
-"""Standard errors by the bootstrap over windows: windows are drawn with replacement, and the std over draws is the error.
+"""Standard errors by the bootstrap over windows: the std over draws of windows with replacement.
 
 Tokens of one window are not independent, windows nearly are; so windows are resampled, not tokens.
 """
@@ -14,7 +14,8 @@ AT_ONCE = 1 << 22  # numbers gathered at a time: 32 MB
 
 
 def ratio(top: Tensor, bottom: Tensor, seed: int = 0) -> tuple[float, float]:
-    """sum(top) / sum(bottom) over windows, [n] each, and its standard error; nan where the divisor is 0.
+    """sum(top) / sum(bottom) over windows, [n] each, and its standard error; nan where the divisor
+    is 0.
 
     The same seed draws the same windows, so that errors of differences are paired.
     """
@@ -26,11 +27,12 @@ def ratio(top: Tensor, bottom: Tensor, seed: int = 0) -> tuple[float, float]:
     value = float(each[0].sum() / each[1].sum())
     if len(each[0]) == 1:
         return value, 0.0  # every draw is the one window
-    batch = max(AT_ONCE // len(each[0]), 1)
-    options: dict[str, Any] = {"n_resamples": DRAWS, "batch": batch, "method": "percentile", "rng": seed}
+    options: Any = {"n_resamples": DRAWS, "method": "percentile", "rng": seed}
+    options |= {"batch": max(AT_ONCE // len(each[0]), 1), "paired": True, "vectorized": True}
     with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDataWarning)  # of the interval, which is not used; all draws may be equal
-        drawn = bootstrap(each, _ratio, paired=True, vectorized=True, **options).bootstrap_distribution
+        # of the interval, which is not used; all draws may be equal
+        warnings.simplefilter("ignore", DegenerateDataWarning)
+        drawn = bootstrap(each, _ratio, **options).bootstrap_distribution
     return value, float(drawn[np.isfinite(drawn)].std(ddof=1))  # without draws whose divisor is 0
 
 

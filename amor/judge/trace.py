@@ -20,8 +20,8 @@ from amor.data.spelling import KINDS, Speller, kinds, rare
 from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.judge.gates import RecordingGate, force_all, own_gates
-from amor.judge.loop import CHUNK, CorpusOutput, Residuals, join_chunks, run_windows
-from amor.judge.windows import of_text
+from amor.judge.loop import CHUNK, CorpusOutput, Residuals, check_finite, join_chunks, run_windows
+from amor.judge.windows import check_tokens, of_text
 from amor.models.amor import Amor
 from amor.numbers import finite
 from amor.ops import head
@@ -40,36 +40,34 @@ def trace(
     title: str = "",
     gates: Sequence[Gate] | None = None,  # one per block; None: the model's own
 ) -> Trace:
-    """The trace of one text of token ids; errors where it is empty or not of the model's
-    vocabulary."""
+    """The trace of one text of token ids."""
     if not len(ids):
         raise AmorError("the text is empty; a trace needs at least one token")
-    worst = max(ids)
-    if worst >= model.config.vocab:
-        raise AmorError(f"token {worst} of the text is not in the model's vocabulary of {model.config.vocab:,}")
-    recording = [RecordingGate(gate, "entropy") for gate in (own_gates(model) if gates is None else gates)]
+    check_tokens(max(ids), model.config.vocab)
+    gates = own_gates(model) if gates is None else gates
+    recording = [RecordingGate(gate, "entropy") for gate in gates]
     output, hidden, nll = three_ways(model, ids, recording)
     entropy = [gate.values("entropy", 1)[0].tolist() for gate in recording]
-    final, expected = guesses(model, hidden, Speller(tokenizer))
-    if not all(map(math.isfinite, chain(*nll.values(), *entropy, final))):
-        raise AmorError(f"{model.config.name} gives numbers that are not finite on this text; its weights are broken")
     speller = Speller(tokenizer)
-    texts = [speller(token) for token in ids]
-    rows = tuple(
-        Token(
+    final, expected = guesses(model, hidden, speller)
+    check_finite(model, torch.tensor([*chain(*nll.values(), *entropy, final)]))
+    rows = []
+    classes = zip(ids, kinds(ids, speller), rare(ids, model.config.vocab), strict=True)
+    for t, (token, kind, is_rare) in enumerate(classes):
+        before = {name: values[t - 1] for name, values in nll.items()} if t else {}
+        row = Token(
             id=token,
-            text=texts[t],
+            text=speller(token),
             kind=kind,
             rare=is_rare,
             entropy=tuple(block[t] for block in entropy),
             fire=tuple(output.fire[:, 0, t].tolist()),
             final_entropy=final[t],
             guesses=expected[t],
-            surprise=nll["as_is"][t - 1] if t else None,
-            p=Chances(**{name: chance(-values[t - 1]) for name, values in nll.items()}) if t else None,
+            surprise=before.get("as_is"),
+            p=Chances(**{name: chance(-value) for name, value in before.items()}) if t else None,
         )
-        for t, (token, kind, is_rare) in enumerate(zip(ids, kinds(ids, speller), rare(ids, model.config.vocab), strict=True))
-    )
+        rows.append(row)
     return Trace(
         title=title,
         model=model.config.name,
@@ -78,7 +76,7 @@ def trace(
         thresholds=tuple(finite(float(gate.threshold)) for gate in recording),
         fire_rate=tuple(output.fire.float().mean((1, 2)).tolist()),
         loss=Losses(**{name: mean(values[:-1]) for name, values in nll.items()}),
-        tokens=rows,
+        tokens=tuple(rows),
         summary=summary(rows),
     )
 
@@ -88,7 +86,9 @@ def chance(log: float) -> float:
     return math.exp(min(log, 0.0))
 
 
-def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[CorpusOutput, Tensor, dict[str, list[float]]]:
+def three_ways(
+    model: Amor, ids: Sequence[int], gates: Sequence[Gate]
+) -> tuple[CorpusOutput, Tensor, dict[str, list[float]]]:
     """The output with these gates, its hidden vectors [T, D], and the nll [T] with these gates, all
     closed, all open."""
     text, residuals = of_text(ids), Residuals()
@@ -96,21 +96,29 @@ def three_ways(model: Amor, ids: Sequence[int], gates: Sequence[Gate]) -> tuple[
     output = join_chunks(chunks)
     nll = {"as_is": output.nll[0].tolist()}
     for name, fire in (("closed", False), ("open", True)):
-        other = run_windows(model, text, columns=CHUNK, gates=force_all(model, fire), residuals=residuals)
+        other = run_windows(
+            model, text, columns=CHUNK, gates=force_all(model, fire), residuals=residuals
+        )
         nll[name] = join_chunks(other).nll[0].tolist()
     return output, torch.cat([chunk.out.hidden[0] for chunk in chunks]), nll
 
 
-def guesses(model: Amor, hidden: Tensor, speller: Speller) -> tuple[list[float], list[tuple[Guess, ...]]]:
-    """After each token: the entropy of the final distribution, and its best tokens with their
-    probabilities."""
+def guesses(
+    model: Amor, hidden: Tensor, speller: Speller
+) -> tuple[list[float], list[tuple[Guess, ...]]]:
+    """After each token: the final entropy, and the best next tokens with their probabilities."""
     count = min(GUESSES, model.config.vocab)
     reading = head.read(hidden, model.head_weight, entropy=True, topk=count)
-    assert reading.topk is not None and reading.logsumexp is not None and reading.entropy is not None
+    assert (
+        reading.topk is not None and reading.logsumexp is not None and reading.entropy is not None
+    )
     values, best = reading.topk
     logs = (values - reading.logsumexp[:, None]).tolist()
     final = (reading.entropy / math.log(model.config.vocab)).tolist()
-    expected = [tuple(Guess(text=speller(i), p=chance(log)) for i, log in zip(ids, row)) for ids, row in zip(best.tolist(), logs)]
+    expected = [
+        tuple(Guess(text=speller(i), p=chance(log)) for i, log in zip(ids, row))
+        for ids, row in zip(best.tolist(), logs)
+    ]
     return final, expected
 
 

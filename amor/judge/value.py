@@ -1,8 +1,10 @@
-"""What a gate is worth: the gain of firing a token, and how near the gate comes to the best choice of tokens.
+"""What a gate is worth: the gain of firing at a token, and how near the gate comes to the best
+choice of tokens.
 
-Every policy is judged on the same windows. `never` closes all blocks and `always` opens them; `gate` is the model as it is;
-`random` hands the gate's decisions to other tokens; `oracle` fires as often as the gate in every block, but on the tokens
-with the largest gain; `oracle_free` fires wherever the gain is positive. Errors are bootstrapped over windows.
+Every policy is evaluated on the same windows. `never` closes all blocks and `always` opens them;
+`gate` is the model as it is; `random` gives the gate's decisions to other tokens; `oracle` fires as
+often as the gate in every block, but on the tokens with the largest gain; `oracle_free` fires
+wherever the gain is positive. Errors are bootstrapped over windows.
 """
 
 from __future__ import annotations
@@ -18,77 +20,93 @@ from amor.errors import AmorError
 from amor.gates import override
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
-from amor.judge.loop import ROWS
+from amor.judge.loop import ROWS, check_finite, ignore_tokens
 from amor.judge.policies import PolicyEvaluator, largest, shuffled
 from amor.judge.resample import mean, ratio
 from amor.judge.windows import about
 from amor.models.amor import Amor
 from amor.numbers import finite
-from amor.records.value import Agreement, Bin, Gains, GatePolicy, Level, Point, Policies, PolicyLoss, Quantiles, Value
+from amor.records.value import (
+    Agreement,
+    Bin,
+    Gains,
+    GatePolicy,
+    Level,
+    Point,
+    Policies,
+    PolicyLoss,
+    Quantiles,
+    Value,
+)
 
 RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 DRAWS = 2  # random choices averaged where a choice must be run again
 BINS = 10
-ONE_BLOCK = "One block: the loss of every choice of tokens follows exactly from two passes, all closed and all open."
+# what is exact of the results
+ONE_BLOCK = (
+    "One block: the loss of every choice of tokens follows exactly from two passes, all closed and "
+    "all open."
+)
+RUN_AGAIN = "a firing changes what later blocks read and remember, so every choice was run again."
 MORE_BLOCKS = (
-    "{} blocks: a firing changes what later blocks read and remember, so every choice was run again. "
-    "The oracle chooses block after block, judging each with the later ones closed: a better choice may exist."
+    f"{{}} blocks: {RUN_AGAIN} The oracle chooses block after block, judging each with the later "
+    "ones closed: a better choice may exist."
 )
 ONE_GATE = (
-    "{} blocks behind one gate: a firing changes what later blocks read and remember, so every choice was run again. "
-    "The oracle chooses by the gain of all blocks where every token fires: a better choice may exist."
+    f"{{}} blocks behind one gate: {RUN_AGAIN} The oracle chooses by the gain of all blocks where "
+    "every token fires: a better choice may exist."
 )
 
 
 def passes(blocks: int, rates: int = len(RATES), draws: int = DRAWS, once: bool = False) -> int:
-    """How often the windows are read: open, closed and as they are; then the choices that must be run again.
+    """How often the windows are read: open, closed and as they are; then the choices that must be
+    run again.
 
-    once: one gate decides for all blocks, and then an oracle needs one reading instead of one a block.
+    once: one gate decides for all blocks, and an oracle needs one pass instead of one per block.
     """
     oracle = 1 if once else blocks
     return 3 + rates if blocks == 1 else 3 + (draws + 2 * oracle) + rates * (1 + draws + oracle)
 
 
-def note(reader: PolicyEvaluator) -> str:
-    """What is exact of what is found."""
-    words = ONE_BLOCK if reader.blocks == 1 else ONE_GATE if reader.once else MORE_BLOCKS
-    return words.format(reader.blocks)
-
-
 def value(
     model: Amor,
     windows: Windows,
-    gates: Sequence[Gate] | None = None,  # those to be judged, one a block; None: the model's own
+    gates: Sequence[Gate] | None = None,  # to be evaluated, one per block; None: the model's own
     rates: Sequence[float] = RATES,
     draws: int = DRAWS,
     seed: int = 0,
-    rows: int = ROWS,  # windows read at a time
-    seen: Callable[[int], None] = lambda tokens: None,  # told how many tokens were read
+    rows: int = ROWS,  # windows per forward call
+    on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
 ) -> Value:
     """Gate value accounting on windows of held-out text."""
-    reader = PolicyEvaluator(model, windows, own_gates(model) if gates is None else gates, rows, seen)
+    gates = own_gates(model) if gates is None else gates
+    reader = PolicyEvaluator(model, windows, gates, rows, on_tokens)
     nll, fire, entropy, gain = reader.with_own_gates()
-    chosen = {"never": (reader.nll_closed, torch.zeros_like(fire)), "gate": (nll, fire)}
-    chosen |= {"always": (reader.nll_open, torch.ones_like(fire)), "random": (random(reader, fire, draws, seed), fire)}
+    closed, opened = reader.nll_closed, reader.nll_open
+    check_finite(model, closed, opened, nll)
+    by_chance = random(reader, fire, draws, seed)
     oracle = same_count(reader, gain[0], fire)
     free = reader.oracle(gain[0], lambda k, g: g > 0)
-    chosen |= {"oracle": (reader.nll_with_mask(oracle), oracle), "oracle_free": (reader.nll_with_mask(free), free)}
-    if not bool(torch.isfinite(torch.stack([reader.nll_closed, reader.nll_open, nll])).all()):
-        raise AmorError(f"{model.config.name} gives losses that are not finite on this text; its weights are broken")
-    losses = {name: loss(*pair, reader.nll_closed) for name, pair in chosen.items()}
-    error = mean(chosen["random"][0] - nll)[1]
-    gate = GatePolicy(over_random_se=error, **msgspec.structs.asdict(losses.pop("gate")))
-    each = [gains(f"block {k}", g, h) for k, (g, h) in enumerate(zip(gain, entropy))]
+    gate = msgspec.structs.asdict(loss(nll, fire, closed))
     points, notes = curve(reader, gain[0], rates, draws, seed)
+    note = ONE_BLOCK if reader.blocks == 1 else ONE_GATE if reader.once else MORE_BLOCKS
+    each = [gains(f"block {k}", g, h) for k, (g, h) in enumerate(zip(gain, entropy))]
     return Value(
         model=model.config.name,
         gate=reader.gates[0].kind,
         blocks=reader.blocks,
         data=about(windows),
         exact=reader.blocks == 1,
-        notes=(note(reader), *notes),
-        losses=Policies(gate=gate, **losses),
-        gains=(*each, gains("all blocks", reader.nll_closed - reader.nll_open, entropy[0])),
+        notes=(note.format(reader.blocks), *notes),
+        losses=Policies(
+            never=loss(closed, torch.zeros_like(fire), closed),
+            gate=GatePolicy(over_random_se=mean(by_chance - nll)[1], **gate),
+            always=loss(opened, torch.ones_like(fire), closed),
+            random=loss(by_chance, fire, closed),
+            oracle=loss(reader.nll_with_mask(oracle), oracle, closed),
+            oracle_free=loss(reader.nll_with_mask(free), free, closed),
+        ),
+        gains=(*each, gains("all blocks", closed - opened, entropy[0])),
         agreement=tuple(agreement(k, f, g) for k, (f, g) in enumerate(zip(fire, gain))),
         calibration=tuple(calibration(h, g) for h, g in zip(entropy, gain)),
         curve=points,
@@ -96,19 +114,21 @@ def value(
 
 
 def random(reader: PolicyEvaluator, fire: Tensor, draws: int, seed: int) -> Tensor:
-    """[n, T] nll when the gate's decisions are handed out by chance: its expectation, or for many blocks an average."""
+    """[n, T] nll with the decisions `fire` permuted over tokens: its expectation for one block, an
+    average of draws for more."""
     if reader.blocks == 1:
         return torch.lerp(reader.nll_closed, reader.nll_open, float(fire.float().mean()))
-    return torch.stack([reader.nll_with_mask(shuffled(fire, seed + draw)) for draw in range(draws)]).mean(0)
+    masks = (shuffled(fire, seed + draw) for draw in range(draws))
+    return torch.stack([reader.nll_with_mask(mask) for mask in masks]).mean(0)
 
 
 def same_count(reader: PolicyEvaluator, first: Tensor, fire: Tensor) -> Tensor:
-    """[K, n, T] the oracle's marks: in every block as many as in `fire`."""
+    """[K, n, T] the oracle's mask: in every block as many tokens as in `fire`."""
     return reader.oracle(first, lambda k, gain: largest(gain, int(fire[k].sum())))
 
 
 def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> PolicyLoss:
-    """Mean nll of a policy and what it saves over never firing; the error of a saving is that of the paired difference."""
+    """Mean nll of a policy, and what it saves over never firing, with paired errors."""
     middle, error = mean(nll)
     saved, saved_error = mean(closed - nll)
     rates = tuple(fire.float().mean((1, 2)).tolist())
@@ -116,28 +136,28 @@ def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> PolicyLoss:
 
 
 def gains(name: str, gain: Tensor, entropy: Tensor) -> Gains:
-    """How a gain is spread over tokens, and whether entropy puts tokens into the order of their gain."""
-    level, error = mean(gain)
+    """The distribution of a gain over tokens, and how well entropy ranks tokens by it."""
+    average, error = mean(gain)
     positive, positive_error = mean((gain > 0).float())
-    places = torch.tensor([0.01, 0.1, 0.5, 0.9, 0.99], dtype=torch.float64)
     ordered = gain.flatten().double().sort().values
-    quantiles = ordered[(places * (len(ordered) - 1)).round().long()]
-    p1, p10, p50, p90, p99 = quantiles.tolist()
+    shares = torch.tensor([0.01, 0.1, 0.5, 0.9, 0.99], dtype=torch.float64)
+    quantiles = ordered[(shares * (len(ordered) - 1)).round().long()].tolist()
     return Gains(
         name=name,
-        mean=level,
+        mean=average,
         se=error,
         positive=positive,
         positive_se=positive_error,
-        quantiles=Quantiles(p1=p1, p10=p10, p50=p50, p90=p90, p99=p99),
+        quantiles=Quantiles(**dict(zip(("p1", "p10", "p50", "p90", "p99"), quantiles))),
         rank_correlation=rank_correlation(entropy, gain),
     )
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float | None:
-    """Spearman's, with average ranks for ties: 1 if the larger entropy always has the larger gain, 0 if they are unrelated.
+    """Spearman's, with average ranks for ties.
 
-    None where one of them is the same for all tokens, as the gain of blocks that have not learned anything is.
+    None where one of them is the same for all tokens, as the gain of blocks that have not learned
+    anything is.
     """
     from scipy.stats import spearmanr
 
@@ -148,63 +168,61 @@ def rank_correlation(a: Tensor, b: Tensor) -> float | None:
 
 
 def agreement(block: int, fire: Tensor, gain: Tensor) -> Agreement:
-    """The tokens a gate fires on against the tokens it should: the largest gains at the same count, and all gains over 0.
+    """The tokens a gate fires on against the tokens it should: those of the largest gains at the
+    same count, and those of all gains over 0.
 
-    At the same count precision and recall are one number; a random gate would reach the firing rate.
+    At the same count precision and recall are one number; a random gate would reach the firing
+    rate.
     """
     best, useful = largest(gain, int(fire.sum())), gain > 0
-    pairs = {
+    ratios = {
         "best": (fire & best, best),
         "precision": (fire & useful, fire),
         "recall": (fire & useful, useful),
         "precision_by_chance": (useful, torch.ones_like(useful)),
         "captured": (gain * fire, gain * best),
     }
-    rate = float(fire.float().mean())
-    found: dict[str, float | None] = {}
-    for name, (top, bottom) in pairs.items():
-        level, error = ratio(top.double().sum(1), bottom.double().sum(1))
-        found |= {name: finite(level), f"{name}_se": finite(error)}
+    rate, results = float(fire.float().mean()), dict[str, float | None]()
+    for name, (top, bottom) in ratios.items():
+        middle, error = ratio(top.double().sum(1), bottom.double().sum(1))
+        results |= {name: finite(middle), f"{name}_se": finite(error)}
     by_chance = rate * float(gain.double().sum()) / max(float((gain * best).double().sum()), 1e-30)
-    return Agreement(block=block, fire_rate=rate, captured_by_chance=by_chance if best.any() else None, **found)
+    results["captured_by_chance"] = by_chance if best.any() else None
+    return Agreement(block=block, fire_rate=rate, **results)
 
 
 def calibration(entropy: Tensor, gain: Tensor) -> tuple[Bin, ...]:
     """Bins of equally many tokens by entropy: the mean gain in each."""
-    inner = entropy.flatten().double().quantile(torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1])
-    place = torch.bucketize(entropy.double(), inner)
-    found = []
-    for number in range(BINS):
+    entropy = entropy.double()
+    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
+    place = torch.bucketize(entropy, entropy.flatten().quantile(edges))
+    bins = []
+    for number in place.unique().tolist():  # fewer than BINS where entropies are equal
         inside = place == number
-        tokens = inside.sum(1)
-        if not int(tokens.sum()):
-            continue  # several quantiles are one number: entropies that are equal stay together
-        level, error = ratio((gain * inside).sum(1), tokens)
-        middle = float(entropy[inside].double().mean())
-        found.append(Bin(entropy=middle, gain=level, se=finite(error), tokens=int(tokens.sum())))
-    return tuple(found)
+        middle, error = ratio((gain * inside).sum(1), inside.sum(1))
+        tokens, center = int(inside.sum()), float(entropy[inside].mean())
+        bins.append(Bin(entropy=center, gain=middle, se=finite(error), tokens=tokens))
+    return tuple(bins)
 
 
 def curve(
     reader: PolicyEvaluator, first: Tensor, rates: Sequence[float], draws: int, seed: int
 ) -> tuple[tuple[Point, ...], dict[str, None]]:
-    """Loss against firing rate: the gate with the threshold for a rate, then random and oracle at the rates it reached.
-
-    Also why a gate has no line, where it has none.
-    """
+    """Loss against firing rate: the gate with the threshold for a rate, then random and oracle at
+    the rates it reached; and why a gate has no line, where it has none."""
     points: list[Point] = []
     notes: dict[str, None] = {}
     for rate in rates:
-        gates, trouble = all_aimed(reader.gates, rate)
-        if trouble:
-            notes[f"{trouble}; the curve has no line for the gate."] = None
-        found = reader.run(gates) if gates else None
-        fire = found.fire if found else by_count(reader, rate, seed)
+        gates, problem = all_aimed(reader.gates, rate)
+        if problem:
+            notes[f"{problem}; the curve has no line for the gate."] = None
+        output = reader.run(gates) if gates else None
+        fire = output.fire if output else by_count(reader, rate, seed)
         point = Point(
             aim=rate,
             fire_rate=float(fire.float().mean()),
             blocks=tuple(fire.float().mean((1, 2)).tolist()),
-            gate=level(found.nll) if found else None,
+            gate=level(output.nll) if output else None,
             random=level(random(reader, fire, draws, seed)),
             oracle=level(reader.nll_with_mask(same_count(reader, first, fire))),
         )
@@ -213,8 +231,9 @@ def curve(
 
 
 def level(nll: Tensor) -> Level:
-    value, error = mean(nll)
-    return Level(nll=value, se=error)
+    """The mean of nll per token, with its standard error."""
+    middle, error = mean(nll)
+    return Level(nll=middle, se=error)
 
 
 def all_aimed(gates: Sequence[Gate], rate: float) -> tuple[list[Gate], str]:
@@ -226,6 +245,6 @@ def all_aimed(gates: Sequence[Gate], rate: float) -> tuple[list[Gate], str]:
 
 
 def by_count(reader: PolicyEvaluator, rate: float, seed: int) -> Tensor:
-    """Marks on a random share of tokens, the same ones in every block."""
+    """[K, n, T] a mask of a random share of tokens, the same ones in every block."""
     chance = torch.rand(reader.shape[1:], generator=torch.Generator().manual_seed(seed))
     return largest(chance, round(rate * chance.numel())).expand(reader.shape)

@@ -1,5 +1,4 @@
-"""Text cut into windows: spread evenly over a text, the same ones every time, or the rows of an
-evaluation batch."""
+"""Text cut into windows: evenly spaced ones, the same every time, or rows of a batch."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def of_shards(
     vocab: int,
     apart: bool,  # whether the state is reset where a document begins
 ) -> Windows:
-    """Evenly spaced windows of prepared tokens, [n, context]; an error where vocabulary or
-    tokenizer do not fit."""
+    """Evenly spaced windows [n, context] of prepared tokens that fit vocabulary and tokenizer."""
     shards = Shards.open(folder)
     shards.check(vocab, None if tokenizer is None else tokenizer_hash(tokenizer))
     starts = spaced(shards.tokens, context, count, str(folder))
@@ -55,8 +53,7 @@ def of_text(ids: Sequence[int]) -> Windows:
 
 @dataclass(frozen=True)
 class BatchWindows:
-    """Rows first .. last - 1 of the first batch of an evaluation source, read from disk when they
-    are indexed."""
+    """Rows first .. last - 1 of the first batch of a source, read from disk when indexed."""
 
     source: BatchSource
     first: int
@@ -83,8 +80,7 @@ def about(windows: Windows) -> TextSource:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Token ids of a text as in training: names of special tokens are plain text, and no token is
-    added."""
+    """Token ids as in training: names of special tokens are plain text, none is added."""
     return encoder(tokenizer)(text)
 
 
@@ -97,14 +93,21 @@ def encoder(tokenizer: Tokenizer) -> Encoder:
 
 
 def spaced(tokens: int, context: int, count: int, source: str) -> np.ndarray:
-    """First tokens of at most `count` windows that do not overlap, evenly spaced over a text of
-    `tokens` tokens."""
+    """First tokens of at most `count` windows, evenly spaced and without overlap."""
     if context < 1 or count < 2:
-        raise AmorError(f"context {context} and windows {count}: at least 1 and 2 are needed (errors come from the windows)")
+        least = "at least 1 and 2 are needed (errors come from the windows)"
+        raise AmorError(f"context {context} and windows {count}: {least}")
     fit = (tokens - 1) // context
     if fit < 2:
-        raise AmorError(
-            f"{source} holds {tokens:,} tokens, less than two windows of {context:,}; give more text or a shorter --context"
-        )
+        lack = f"{source} holds {tokens:,} tokens, less than two windows of {context:,}"
+        raise AmorError(f"{lack}; give more text or a shorter --context")
     places = np.linspace(0, fit - 1, min(count, fit)).astype(np.int64)
     return places * context
+
+
+def check_tokens(largest: int, vocab: int, source: str = "the text") -> None:
+    """An error where a text has a token that the model does not have."""
+    if largest >= vocab:
+        raise AmorError(
+            f"token {largest} of {source} is not in the model's vocabulary of {vocab:,}"
+        )

@@ -65,8 +65,8 @@ def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0
             continue
         # each task has draws of its own, whatever else is compared
         random = np.random.default_rng((seed, zlib.crc32(f"{column.task}/{column.metric}".encode())))
-        drawn = resampled(*both, samples, random) * column.shown
-        one, other = (float(scores.score(scores.values.mean())) * column.shown for scores in both)
+        drawn = resampled(*both, samples, random) * column.factor
+        one, other = (float(scores.score(scores.values.mean())) * column.factor for scores in both)
         tasks.append(_difference(column, len(both[0].ids), one, other, drawn))
         draws.append((column, drawn))
     if not tasks:

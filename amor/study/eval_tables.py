@@ -119,7 +119,7 @@ def _cell(row: SuiteResult, columns: list[ScoreColumn], others: list[SuiteResult
 def level(row: SuiteResult, columns: list[ScoreColumn]) -> tuple[float, float | None]:
     """The mean of tasks that a row has, as it is shown, and its standard error where every task has one."""
     known = [score for column in columns if (score := row.score(column)) is not None]
-    factor, errors = columns[0].shown, [error for _, error in known if error is not None]
+    factor, errors = columns[0].factor, [error for _, error in known if error is not None]
     error = factor * sum(e**2 for e in errors) ** 0.5 / len(known) if len(errors) == len(known) else None
     return factor * sum(value for value, _ in known) / len(known), error
 

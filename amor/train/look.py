@@ -9,7 +9,7 @@ from amor.data.loader import Batches
 from amor.data.shards import splits
 from amor.data.tasks.base import read_task
 from amor.errors import AmorError
-from amor.judge.findings import TOKENS, Held, find
+from amor.judge.findings import TOKENS, HeldOutText, find
 from amor.judge.recall import recall
 from amor.judge.windows import BatchWindows
 from amor.models.folder import load, load_model, resolve
@@ -52,7 +52,7 @@ def evaluate_recall(run: Run) -> Recall:
     return recalled
 
 
-def held_out(recipe: Recipe) -> Held:
+def held_out(recipe: Recipe) -> HeldOutText:
     """The validation split of a run (its training split if it has none), in the windows of its
     evaluations.
     """
@@ -70,6 +70,6 @@ def held_out(recipe: Recipe) -> Held:
         raise AmorError(f"{shards.folder} holds fewer tokens than one window of {recipe.context}")
     source = Batches(shards, recipe.context, windows, recipe.seed)
     text = BatchWindows(source, 0, windows, boundary(recipe.documents, shards.end_of_text))
-    return Held(
+    return HeldOutText(
         name, shards, train, text, rows=max(1, min(recipe.micro_batch, 4096 // recipe.context))
     )

@@ -1,7 +1,7 @@
 """The evaluation tasks: one file each (or one per family), found by being in this folder.
 
-A file states TASKS, a tuple of specs (amor/eval/task_specs.py): what is asked, the type of a row,
-the columns of tables. SUITES is the one place where suites are named. Tables read both without
+A file states TASKS, a tuple of specs (amor/eval/task_specs.py): the prompts, the type of a row, the
+columns of tables. SUITES is the one place where suites are named. Tables read both without
 importing torch or the harness.
 """
 
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from amor.errors import AmorError, nearest
 from amor.eval import harness
-from amor.eval.task_specs import HarnessSpec, LoadContext, ScoreColumn, Suite, TaskSpec
+from amor.eval.rows import MissingDataError
+from amor.eval.task_specs import LoadContext, ScoreColumn, Suite, TaskSpec
 from amor.records.evals import Data
 
 if TYPE_CHECKING:
@@ -126,40 +127,26 @@ def load(
     A task is loaded whole or skipped with a reason; a row that cannot be read is an error that
     names file and line.
     """
-    wanted = _wanted(suite, names)
+    tasks = in_suite(suite)
+    wanted = list(tasks if names is None else dict.fromkeys(names))
+    for name in wanted:
+        if name not in tasks:
+            raise AmorError(f"no task {name!r} in the suite {suite}; {nearest(name, tasks)}")
     harness.need("lm_eval", "datasets")
     if data is not None and not data.is_dir():
         lack = "not a folder" if data.exists() else "no such folder"
         raise AmorError(f"--data {data}: {lack}; give one that holds .jsonl files")
-    context = LoadContext(data, tokenizer, _check_lengths(lengths), seed, samples)
-    if not 1 <= samples <= MOST_SAMPLES:
-        raise AmorError(f"samples {samples}: 1 to {MOST_SAMPLES:,} per length")
-    loaded = LoadedSuite()
-    for name, spec in wanted.items():
-        assert isinstance(spec, HarnessSpec), f"{name} is not run by the harness"
-        task = spec.load(context)
-        if isinstance(task, str):
-            loaded.skipped[name] = task
-        else:
-            loaded.tasks[name], loaded.data[name] = task.task, task.data
-            loaded.lengths |= task.lengths
-    return loaded
-
-
-def _wanted(suite: str, names: Iterable[str] | None) -> dict[str, TaskSpec]:
-    tasks = in_suite(suite)
-    if names is None:
-        return tasks
-    names = list(dict.fromkeys(names))
-    for name in names:
-        if name not in tasks:
-            raise AmorError(f"no task {name!r} in the suite {suite}; {nearest(name, tasks)}")
-    return {name: tasks[name] for name in names}
-
-
-def _check_lengths(given: Iterable[int]) -> tuple[int, ...]:
-    lengths = tuple(dict.fromkeys(given))
+    lengths = tuple(dict.fromkeys(lengths))
     if not lengths or not all(1 <= length <= LONGEST for length in lengths):
         named = ", ".join(map(str, lengths)) or "none"
         raise AmorError(f"lengths {named}: at least one, each 1 to {LONGEST:,} tokens")
-    return lengths
+    if not 1 <= samples <= MOST_SAMPLES:
+        raise AmorError(f"samples {samples}: 1 to {MOST_SAMPLES:,} per length")
+    context, loaded = LoadContext(data, tokenizer, lengths, seed, samples), LoadedSuite()
+    for name in wanted:
+        try:
+            loaded.tasks[name], loaded.data[name], prompts = tasks[name].load(context)
+            loaded.lengths |= prompts
+        except MissingDataError as error:
+            loaded.skipped[name] = str(error)
+    return loaded

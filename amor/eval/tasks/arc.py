@@ -21,7 +21,6 @@ TASKS = tuple(
     HarnessTask(
         name=f"arc_{level}",
         suite="common-sense",
-        metric="acc",
         columns=(ScoreColumn(title, f"arc_{level}", "acc", f"arc_{level}/acc"),),
         place=place,
         row=ArcRow,

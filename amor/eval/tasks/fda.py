@@ -1,9 +1,8 @@
-"""FDA: an attribute of a device report, generated after the report; as the harness asks, and as a
-cloze window."""
+"""FDA: an attribute generated after a device report; the harness's prompt, and a cloze window."""
 
-from amor.eval.cloze import ClozeForm, CompletionRow, KeyedRow, ask, without
+from amor.eval.cloze import ClozeTask, CompletionRow, KeyedRow, key_prompt, without
 from amor.eval.rows import HubSource, Substitute
-from amor.eval.task_specs import ClozeTask, CompletionTask, ScoreColumn
+from amor.eval.task_specs import CompletionTask, ScoreColumn
 
 SUMMARIES = Substitute(
     "fda_completion", KeyedRow, "FDA summaries, not the rows of hazyresearch/based-fda"
@@ -12,15 +11,13 @@ SUMMARIES = Substitute(
 
 def prompt(text: str, row: CompletionRow) -> str:
     """The window, then the key as the beginning of a sentence."""
-    bare = without(text, row.key + ":").strip("\n").strip(".")
-    return f"{bare}. {ask(row.key)}"
+    return key_prompt(without(text, row.key + ":").strip("\n"), row.key)
 
 
 TASKS = (
     CompletionTask(
         name="fda",
         suite="retrieval",
-        metric="contains",
         columns=(ScoreColumn("FDA", "fda", "contains", "fda"),),
         place=3,
         row=CompletionRow,
@@ -31,18 +28,13 @@ TASKS = (
     ClozeTask(
         name="cloze_fda",
         suite="retrieval",
-        metric="contains",
         columns=(ScoreColumn("FDA cloze", "cloze_fda", "contains", "fda"),),
         place=6,
         row=KeyedRow,
         file="based_fda",
         substitute=SUMMARIES,
         hub=HubSource("hazyresearch/based-fda", "default", "validation"),
-        form=ClozeForm(
-            context=lambda row: row.text,
-            sought=lambda row: [row.key, row.value],
-            prompt=prompt,
-            answers=lambda row: [row.value],
-        ),
+        prompt=prompt,
+        sought=lambda row: [row.key, row.value],
     ),
 )

@@ -27,7 +27,6 @@ TASKS = (
     HarnessTask(
         name="hellaswag",
         suite="common-sense",
-        metric="acc",
         columns=(ScoreColumn("HSwag", "hellaswag", "acc", "hellaswag/acc"),),
         place=2,
         row=HellaSwagRow,

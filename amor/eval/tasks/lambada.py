@@ -21,7 +21,6 @@ TASKS = (
     HarnessTask(
         name=NAME,
         suite="common-sense",
-        metric="acc",
         columns=(
             ScoreColumn(
                 "LAMB ppl",

@@ -19,21 +19,13 @@ class TextRow(msgspec.Struct, frozen=True):
 class CodeRow(msgspec.Struct, frozen=True):
     """A source file."""
 
-    content: str
-
-    @property
-    def text(self) -> str:
-        return self.content
+    text: str = msgspec.field(name="content")
 
 
 class ReportRow(msgspec.Struct, frozen=True):
     """A government report."""
 
-    input: str
-
-    @property
-    def text(self) -> str:
-        return self.input
+    text: str = msgspec.field(name="input")
 
 
 class MeetingTurn(msgspec.Struct, frozen=True):
@@ -50,6 +42,7 @@ class MeetingRow(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
+        """A line per turn."""
         return "\n".join(f"{turn.speaker}: {turn.content}" for turn in self.meeting_transcripts)
 
 
@@ -60,7 +53,7 @@ class PaperSection(msgspec.Struct, frozen=True):
     paragraphs: tuple[str, ...]
 
 
-class PaperRow(msgspec.Struct, frozen=True):
+class PaperTextRow(msgspec.Struct, frozen=True):
     """A scientific paper."""
 
     title: str
@@ -69,12 +62,11 @@ class PaperRow(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        parts = (
-            part
-            for section in self.full_text
-            for part in (section.section_name, *section.paragraphs)
-        )
-        return "\n\n".join(part for part in (self.title, self.abstract, *parts) if part)
+        """Title, abstract, headings and paragraphs."""
+        parts = [self.title, self.abstract]
+        for section in self.full_text:
+            parts += [section.section_name or "", *section.paragraphs]
+        return "\n\n".join(filter(None, parts))
 
 
 def _longbench(name: str) -> HubSource:
@@ -94,7 +86,9 @@ SETS: dict[str, tuple[HubSource, Substitute | None]] = {
     "narrativeqa": (_longbench("narrativeqa"), None),
     "qasper": (
         _longbench("qasper"),
-        Substitute("long/qasper_yesno_papers.jsonl.gz", PaperRow, "papers with yes/no questions"),
+        Substitute(
+            "long/qasper_yesno_papers.jsonl.gz", PaperTextRow, "papers with yes/no questions"
+        ),
     ),
     "codeparrot": (
         HubSource("codeparrot/codeparrot-clean-valid", None, "train", "content"),

@@ -1,7 +1,6 @@
 """LongBench: 14 English tasks on long contexts, with one more score of the first generated line."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -27,20 +26,25 @@ class LongBenchRow(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class LongBenchTask(HarnessTask):
-    """A task of the harness with one more metric, score_first_line."""
+    """A task of the harness with one more metric: the score of the first line that was generated,
+    since a base model never stops."""
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> Row:
         harness.need("lm_eval", "jieba", "fuzzywuzzy", "rouge")
-        return harness.with_first_line(super().definition())
+        config = super().definition()
+        score = config["process_results"]
+
+        def process_results(doc: Row, results: list[str]) -> dict[str, float]:
+            first = results[0].strip("\n").split("\n")[0]
+            return score(doc, results) | {"score_first_line": score(doc, [first])["score"]}
+
+        metrics = [*config["metric_list"], harness.mean_metric("score_first_line")]
+        return config | {"process_results": process_results, "metric_list": metrics}
 
     def harness_row(self, row: LongBenchRow) -> Row:
         question = row.input if row.question is None else row.question
-        return {
-            "context": row.context,
-            "question": question,
-            "answers": row.answers,
-            "all_classes": row.all_classes,
-        }
+        doc = {"context": row.context, "question": question, "answers": row.answers}
+        return doc | {"all_classes": row.all_classes}
 
 
 # name of the set -> column; in the order of the paper's table
@@ -64,7 +68,6 @@ TASKS = tuple(
     LongBenchTask(
         name=f"longbench_{name}",
         suite="longbench",
-        metric="score",
         columns=(ScoreColumn(title, f"longbench_{name}", "score", name),),
         place=place,
         row=LongBenchRow,

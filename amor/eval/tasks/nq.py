@@ -1,8 +1,8 @@
 """Natural Questions in cloze form: a sentence to complete after a window around the answer."""
 
-from amor.eval.cloze import ClozeForm, ClozeRow
+from amor.eval.cloze import ClozeRow, ClozeTask
 from amor.eval.rows import HubSource
-from amor.eval.task_specs import ClozeTask, ScoreColumn
+from amor.eval.task_specs import ScoreColumn
 
 
 def prompt(text: str, row: ClozeRow) -> str:
@@ -15,18 +15,13 @@ TASKS = (
     ClozeTask(
         name="cloze_nq",
         suite="retrieval",
-        metric="contains",
         columns=(ScoreColumn("NQ cloze", "cloze_nq", "contains", "nq"),),
         place=8,
         row=ClozeRow,
         file="based_nq_2048",
         hub=HubSource("hazyresearch/based_nq_2048", None, "validation"),
-        form=ClozeForm(
-            context=lambda row: row.context,
-            sought=lambda row: row.answers[:1],
-            prompt=prompt,
-            answers=lambda row: row.answers,
-            length=2000,
-        ),
+        prompt=prompt,
+        sought=lambda row: row.answers[:1],
+        length=2000,
     ),
 )

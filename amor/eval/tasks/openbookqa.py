@@ -21,7 +21,6 @@ TASKS = (
     HarnessTask(
         name="openbookqa",
         suite="common-sense",
-        metric="acc",
         columns=(ScoreColumn("OBQA", "openbookqa", "acc", "openbookqa/acc"),),
         place=7,
         row=OpenBookRow,

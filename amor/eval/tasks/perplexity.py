@@ -1,5 +1,4 @@
-"""Perplexity of held-out text (`amor eval --suite perplexity --text TEXT`): per token, and bits per
-byte."""
+"""Perplexity of held-out text (`amor eval --suite perplexity --text TEXT`), and bits per byte."""
 
 from amor.eval.task_specs import ScoreColumn, TaskSpec
 
@@ -8,7 +7,6 @@ TASKS = (
     TaskSpec(
         name=NAME,
         suite="perplexity",
-        metric=NAME,
         columns=(
             ScoreColumn(
                 "perplexity",

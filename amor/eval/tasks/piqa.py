@@ -21,7 +21,6 @@ TASKS = (
     HarnessTask(
         name="piqa",
         suite="common-sense",
-        metric="acc",
         columns=(ScoreColumn("PIQA", "piqa", "acc", "piqa/acc"),),
         place=3,
         row=PiqaRow,

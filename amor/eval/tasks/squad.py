@@ -1,11 +1,10 @@
-"""SQuAD as completion: the answer, generated after a paragraph; as the harness asks, and as a cloze
-window."""
+"""SQuAD: the answer generated after a paragraph; the harness's prompt, and a cloze window."""
 
 import msgspec
 
-from amor.eval.cloze import ClozeForm, CompletionRow
+from amor.eval.cloze import ClozeTask, CompletionRow
 from amor.eval.rows import HubSource, Substitute, Text, Texts
-from amor.eval.task_specs import ClozeTask, CompletionTask, ScoreColumn
+from amor.eval.task_specs import CompletionTask, ScoreColumn
 
 
 class SquadAnswers(msgspec.Struct):
@@ -38,7 +37,6 @@ TASKS = (
     CompletionTask(
         name="squad_completion",
         suite="retrieval",
-        metric="contains",
         columns=(ScoreColumn("SQuAD", "squad_completion", "contains", "squad"),),
         place=2,
         row=CompletionRow,
@@ -49,18 +47,13 @@ TASKS = (
     ClozeTask(
         name="cloze_squad",
         suite="retrieval",
-        metric="contains",
         columns=(ScoreColumn("SQuAD cloze", "cloze_squad", "contains", "squad"),),
         place=5,
         row=CompletionRow,
         file="based_squad",
         substitute=QUESTIONS,
         hub=HubSource("hazyresearch/based-squad", "default", "validation"),
-        form=ClozeForm(
-            context=lambda row: row.text,
-            sought=lambda row: [row.value],
-            prompt=lambda text, row: text.strip(),
-            answers=lambda row: [row.value],
-        ),
+        prompt=lambda text, row: text.strip(),
+        sought=lambda row: [row.value],
     ),
 )

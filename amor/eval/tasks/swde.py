@@ -1,28 +1,34 @@
-"""SWDE: an attribute of a web page, generated after the page; as the harness asks, and as a cloze
-window."""
+"""SWDE: an attribute generated after a web page; the harness's prompt, and a cloze window."""
 
-from amor.eval.cloze import ClozeForm, CompletionRow, KeyedRow, ask, without
+from amor.eval.cloze import ClozeTask, CompletionRow, KeyedRow, key_prompt, without
 from amor.eval.rows import HubSource, Substitute
-from amor.eval.task_specs import ClozeTask, CompletionTask, ScoreColumn
+from amor.eval.task_specs import CompletionTask, ScoreColumn
 
-SUMMARY = (
-    "Summary of information above..."  # where SWDE's own prompt begins, which the cloze form drops
-)
+SUMMARY = "Summary of information above..."  # where SWDE's own prompt begins
+
+
+class PageRow(KeyedRow):
+    """A page, whose window is cut from what stands before SWDE's own prompt."""
+
+    @property
+    def context(self) -> str:
+        return self.text.partition(SUMMARY)[0]
+
+
 PAGES = Substitute(
-    "swde_completion", KeyedRow, "pages of SWDE, not the rows of hazyresearch/based-swde-v2"
+    "swde_completion", PageRow, "pages of SWDE, not the rows of hazyresearch/based-swde-v2"
 )
 
 
 def prompt(text: str, row: CompletionRow) -> str:
     """The window, then the key as the beginning of a sentence."""
-    return f"{without(text, row.key + ':').strip().strip('.')}. {ask(row.key)}"
+    return key_prompt(without(text, row.key + ":").strip(), row.key)
 
 
 TASKS = (
     CompletionTask(
         name="swde",
         suite="retrieval",
-        metric="contains",
         columns=(ScoreColumn("SWDE", "swde", "contains", "swde"),),
         place=1,
         row=CompletionRow,
@@ -33,18 +39,13 @@ TASKS = (
     ClozeTask(
         name="cloze_swde",
         suite="retrieval",
-        metric="contains",
         columns=(ScoreColumn("SWDE cloze", "cloze_swde", "contains", "swde"),),
         place=4,
-        row=KeyedRow,
+        row=PageRow,
         file="based_swde",
         substitute=PAGES,
         hub=HubSource("hazyresearch/based-swde-v2", "default", "validation"),
-        form=ClozeForm(
-            context=lambda row: row.text.partition(SUMMARY)[0],
-            sought=lambda row: [row.key, row.value],
-            prompt=prompt,
-            answers=lambda row: [row.value],
-        ),
+        prompt=prompt,
+        sought=lambda row: [row.key, row.value],
     ),
 )

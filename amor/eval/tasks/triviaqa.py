@@ -2,9 +2,9 @@
 
 import re
 
-from amor.eval.cloze import ClozeForm, ClozeRow, with_question
+from amor.eval.cloze import ClozeRow, ClozeTask, question_prompt
 from amor.eval.rows import HubSource
-from amor.eval.task_specs import ClozeTask, ScoreColumn
+from amor.eval.task_specs import ScoreColumn
 
 MARKS = re.compile(r"\[(?:PAR|DOC|TLE)\]")  # between the paragraphs of the set
 
@@ -12,17 +12,11 @@ TASKS = (
     ClozeTask(
         name="cloze_triviaqa",
         suite="retrieval",
-        metric="contains",
         columns=(ScoreColumn("TQA cloze", "cloze_triviaqa", "contains", "triviaqa"),),
         place=7,
         row=ClozeRow,
         file="based_triviaqa",
         hub=HubSource("hazyresearch/based_triviaqa", None, "validation"),
-        form=ClozeForm(
-            context=lambda row: row.context,
-            sought=lambda row: [],
-            prompt=lambda text, row: with_question(MARKS.sub("", text.strip()), row),
-            answers=lambda row: row.answers,
-        ),
+        prompt=lambda text, row: question_prompt(MARKS.sub("", text.strip()), row),
     ),
 )

@@ -30,7 +30,6 @@ TASKS = (
     HarnessTask(
         name="truthfulqa_mc2",
         suite="common-sense",
-        metric="acc",
         columns=(ScoreColumn("TQA", "truthfulqa_mc2", "acc", "truthfulqa_mc2/acc"),),
         place=8,
         row=TruthfulRow,

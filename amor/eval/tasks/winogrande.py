@@ -1,5 +1,4 @@
-"""WinoGrande: which of two options a blank stands for, by log-likelihood of what follows the
-blank."""
+"""WinoGrande: which of two options fills a blank, by log-likelihood of what follows it."""
 
 from typing import Literal
 
@@ -26,7 +25,6 @@ TASKS = (
     HarnessTask(
         name="winogrande",
         suite="common-sense",
-        metric="acc",
         columns=(ScoreColumn("WinoG", "winogrande", "acc", "winogrande/acc"),),
         place=6,
         row=WinoGrandeRow,
