@@ -20,7 +20,7 @@ from amor.data.encoder import Encoder
 from amor.data.shards import dtype_for
 from amor.data.tokenizer import end_of_text
 from amor.decode.engine import Engine, Session
-from amor.decode.generate import ROOM
+from amor.decode.generate import ROOM, Generator
 from amor.decode.generate import ROWS as TEXTS
 from amor.decode.sample import Sampling
 from amor.errors import AmorError
