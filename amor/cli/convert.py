@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from amor.convert.compare import Compared
     from amor.convert.opened import Opened
 
-TARGETS = ("amor", "hf", "authors", "mamba2-hf", "gated-deltanet-fla", "llama")  # state-spaces' own is read, not written
-
-SHARDED = ("authors", "hf")
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -36,29 +33,31 @@ class DiffersError(Exception):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    from amor.convert.opened import targets
+
     parser.add_argument(
         "source", metavar="SOURCE", help="a folder: a published model, a model folder, or a run (its latest model)"
     )
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where the result goes; it must not exist")
-    parser.add_argument("--to", default="amor", metavar="LAYOUT", help=f"{', '.join(TARGETS)} (default amor)")
+    parser.add_argument("--to", default="amor", metavar="LAYOUT", help=f"{', '.join(targets())} (default amor)")
     parser.add_argument("--vocab", type=int, metavar="N", help="keep the first N tokens of the vocabulary: the rest is padding")
     parser.add_argument(
         "--tokenizer", metavar="NAME", help="put this tokenizer beside the model: a tokenizer.json, llama-3.1 or bytes"
     )
     parser.add_argument(
-        "--shard-size", metavar="SIZE", help="largest weight file, e.g. 5GB (--to authors or hf; default: one file)"
+        "--shard-size", metavar="SIZE", help="largest weight file, e.g. 5GB (where the layout has several; default: one file)"
     )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     from amor.convert.compare import compare
-    from amor.convert.opened import open_model
+    from amor.convert.opened import open_model, targets
     from amor.convert.write import write
     from amor.data.tokenizer import load as load_tokenizer
     from amor.files import atomic_folder, require_empty
 
-    if args.to not in TARGETS:
-        raise AmorError(f"--to {args.to[:80]}: no such layout; {nearest(args.to[:80], TARGETS)}")
+    if args.to not in targets():
+        raise AmorError(f"--to {args.to[:80]}: no such layout; {nearest(args.to[:80], targets())}")
     shard = shard_bytes(args.shard_size, args.to)
     require_empty(args.out)
     tokenizer = None if args.tokenizer is None else load_tokenizer(args.tokenizer)
@@ -85,8 +84,11 @@ def shard_bytes(words: str | None, to: str) -> int | None:
     """ "5GB" -> 5,000,000,000."""
     if words is None:
         return None
-    if to not in SHARDED:
-        raise AmorError(f"--shard-size is for --to {' or '.join(SHARDED)}; {to} is one file")
+    from amor.convert.opened import OURS, layout_of, targets
+
+    sharded = [name for name in targets() if name == "hf" or (name != OURS and layout_of(name).sharded)]
+    if to not in sharded:
+        raise AmorError(f"--shard-size is for --to {' or '.join(sharded)}; {to} is one file")
     match = re.fullmatch(r"(\d{1,6})(KB|MB|GB)", words, re.IGNORECASE)
     if not match or not int(match[1]):
         raise AmorError(f"--shard-size {words[:80]}: write it like 500MB or 5GB")
