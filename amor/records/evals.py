@@ -126,7 +126,9 @@ class Evaluation(msgspec.Struct, frozen=True):
 
     amor: About
     results: dict[str, dict[str, Any]]
-    n_samples: dict[str, dict[str, Annotated[int, Meta(ge=0)]]] = msgspec.field(name="n-samples", default_factory=dict)
+    n_samples: dict[str, dict[str, Annotated[int, Meta(ge=0)]]] = msgspec.field(
+        name="n-samples", default_factory=dict
+    )
     versions: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def score(self, task: str, metric: str) -> tuple[float, float] | None:

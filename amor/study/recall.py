@@ -7,14 +7,21 @@ def lines(found: Recall) -> list[str]:
     options = ", ".join(f"{key} {value}" for key, value in found.task.items() if key != "kind")
     told = [
         f"{found.model} on {found.task['kind']} ({options})",
-        f"  asked        {found.questions} questions of {found.answers // found.questions} tokens in each of {found.rows:,} rows",
-        f"  right        {share(found.token)} of their tokens (by chance {found.chance:.1%}), {share(found.whole)} of them whole",
-        f"  nats         {number(found.nll_questions)} per token of an answer, {number(found.nll_elsewhere)} elsewhere",
-        f"  state        {found.state.fixed:,} numbers, and {found.state.a_token:,} for each token read",
+        f"  asked        {found.questions} questions of {found.answers // found.questions} tokens "
+        f"in each of {found.rows:,} rows",
+        f"  right        {share(found.token)} of their tokens (by chance {found.chance:.1%}), "
+        f"{share(found.whole)} of them whole",
+        f"  nats         {number(found.nll_questions)} per token of an answer, "
+        f"{number(found.nll_elsewhere)} elsewhere",
+        f"  state        {found.state.fixed:,} numbers, and {found.state.a_token:,} for each "
+        "token read",
         *([f"  gate         {found.gate}"] if found.gate else []),
     ]
     for index, block in enumerate(found.blocks):
-        told.append(f"  block {index}      fires on {block.questions:.1%} of the questions, {block.elsewhere:.1%} elsewhere")
+        told.append(
+            f"  block {index}      fires on {block.questions:.1%} of the questions, "
+            f"{block.elsewhere:.1%} elsewhere"
+        )
     return told
 
 

@@ -1,4 +1,5 @@
-"""Gate value accounting as tables and as a page: what amor/judge/value.py and amor/judge/choosing.py found."""
+"""Gate value accounting as tables and as a page: what amor/judge/value.py and
+amor/judge/choosing.py found."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from amor.study import page
 from amor.study.table import Cell, Table, TableRow
 from amor.study.verdict import sentences
 
-SHARES = ("fire_rate", "best", "fire_rate", "precision", "precision_by_chance", "recall", "captured", "captured_by_chance")
+SHARES = (
+    "fire_rate",
+    "best",
+    "fire_rate",
+    "precision",
+    "precision_by_chance",
+    "recall",
+    "captured",
+    "captured_by_chance",
+)
 
 
 def value_page(found: Value) -> str:
@@ -17,9 +27,13 @@ def value_page(found: Value) -> str:
     from amor.study import figures
 
     figure = page.Drawing(svg=figures.inline(figures.draw("value", found)))
-    verdict = page.PageSection("Verdict", points=tuple(sentences(found)), figures=(figure,), size="one")
+    verdict = page.PageSection(
+        "Verdict", points=tuple(sentences(found)), figures=(figure,), size="one"
+    )
     numbers = page.PageSection("In numbers", notes=found.notes, tables=tuple(tables(found)))
-    return page.render_page(f"What the gate of {found.model} is worth", about(found), (verdict, numbers))
+    return page.render_page(
+        f"What the gate of {found.model} is worth", about(found), (verdict, numbers)
+    )
 
 
 def about(found: Value) -> str:
@@ -44,7 +58,10 @@ def losses(found: Value) -> Table:
 
 def agreement(found: Value) -> Table:
     columns = ("fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance")
-    rows = tuple(TableRow(str(row.block), tuple(percent(row, name) for name in SHARES)) for row in found.agreement)
+    rows = tuple(
+        TableRow(str(row.block), tuple(percent(row, name) for name in SHARES))
+        for row in found.agreement
+    )
     return Table("The gate against the best tokens", "block", columns, rows)
 
 
@@ -72,20 +89,32 @@ def curve(found: Value) -> Table:
     for point in found.curve:
         levels = (point.gate, point.random, point.oracle)
         losses = (None if level is None else Cell(level.nll, digits=4) for level in levels)
-        rows.append(TableRow(f"{point.aim:g}", (f"{point.fire_rate:.3f}", *losses, Cell(point.oracle.se, digits=4))))
+        rows.append(
+            TableRow(
+                f"{point.aim:g}",
+                (f"{point.fire_rate:.3f}", *losses, Cell(point.oracle.se, digits=4)),
+            )
+        )
     columns = ("fired on", "gate", "random", "oracle", "± se")
     return Table("Loss against firing rate", "asked for", columns, tuple(rows))
 
 
 def choices(found: Choosing) -> list[Table]:
-    """What other gates save in front of the same attention, and how much more than the paper's gate does."""
+    """What other gates save in front of the same attention, and how much more than the paper's gate
+    does."""
 
     def rows(key: str) -> tuple[TableRow, ...]:
-        named = {choice.name: [Cell(level.saved, level.se, 4) for level in getattr(choice, key)] for choice in found.choices}
+        named = {
+            choice.name: [Cell(level.saved, level.se, 4) for level in getattr(choice, key)]
+            for choice in found.choices
+        }
         return tuple(TableRow(name, tuple(cells)) for name, cells in named.items())
 
     own, always = (f"{level.saved:.4f}±{level.se:.4f}" for level in (found.own, found.always))
-    first, columns = "fires on the tokens of the highest", tuple(f"{rate:.0%}" for rate in found.rates)
+    first, columns = (
+        "fires on the tokens of the highest",
+        tuple(f"{rate:.0%}" for rate in found.rates),
+    )
     saved = f"nats per token saved over never firing; as it is {own}, always {always}"
     return [
         Table(saved, first, columns, rows("levels")),
