@@ -12,8 +12,8 @@ from msgspec import Meta
 
 # Past these a picture cannot be drawn to scale; nothing that is measured comes near.
 Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
-Amount = Annotated[float, Meta(ge=0, le=1e100)]  # of seconds, bytes, tokens a second
-# of a model that knows nothing it is larger than any bound: exp of the loss
+Amount = Annotated[float, Meta(ge=0, le=1e100)]  # of seconds, bytes, tokens per second
+# of an untrained model it is larger than any bound: exp of the loss
 Perplexity = Annotated[float, Meta(ge=0)]
 Steps = Annotated[int, Meta(ge=0, le=10**12)]
 # a name in one line

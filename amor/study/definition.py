@@ -120,9 +120,9 @@ class Study(typed.File, frozen=True):
 
 
 def _twice(values: Iterable[Any]) -> Any:
-    seen: set[Any] = set()
-    # type: ignore[func-returns-value]
-    return next((value for value in values if value in seen or seen.add(value)), None)
+    """The first value that occurs a second time, or None."""
+    values = list(values)
+    return next((value for n, value in enumerate(values) if value in values[:n]), None)
 
 
 class PlannedRun(Record, frozen=True):

@@ -2,21 +2,21 @@
 
 from amor.records.value import Gains, Value
 
-FEW = 2.0  # standard errors below which a difference is not told from none
+FEW = 2.0  # standard errors below which a difference is within the noise
 
 
-def sentences(found: Value) -> list[str]:
+def sentences(value: Value) -> list[str]:
     return [
-        attention(found),
-        gate(found),
-        against_random(found),
-        *(order(g) for g in found.gains[:-1]),
+        attention(value),
+        gate(value),
+        against_random(value),
+        *(order(g) for g in value.gains[:-1]),
     ]
 
 
-def attention(found: Value) -> str:
+def attention(value: Value) -> str:
     """Whether there is anything to gate."""
-    always, never = found.losses.always, found.losses.never
+    always, never = value.losses.always, value.losses.never
     saved = (
         f"{always.saved:+.4f} ± {always.saved_se:.4f} nats per token over never firing "
         f"({never.nll:.4f})"
@@ -31,9 +31,9 @@ def attention(found: Value) -> str:
     )
 
 
-def gate(found: Value) -> str:
+def gate(value: Value) -> str:
     """What share of the oracle's saving the gate has, at the same count."""
-    mine, best = found.losses.gate, found.losses.oracle
+    mine, best = value.losses.gate, value.losses.oracle
     rates = " / ".join(f"{100 * rate:.0f} %" for rate in mine.fire_rate)
     text = (
         f"the gate fires on {rates} of tokens and gains {mine.saved:+.4f} ± "
@@ -51,12 +51,12 @@ def gate(found: Value) -> str:
     )
 
 
-def against_random(found: Value) -> str:
+def against_random(value: Value) -> str:
     """Whether choosing by entropy is better than choosing blindly."""
-    mine, blind = found.losses.gate, found.losses.random
+    mine, blind = value.losses.gate, value.losses.random
     better = mine.saved - blind.saved
     text = f"the same number of random tokens gains {blind.saved:+.4f}"
-    error = found.losses.gate.over_random_se
+    error = value.losses.gate.over_random_se
     if not clear(better, error):
         return (
             f"Poor: {text}, which cannot be told from the gate's (difference {better:+.4f} ± "

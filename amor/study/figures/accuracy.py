@@ -1,6 +1,8 @@
 """Accuracy against firing rate: each model with its gates closed, as they are and open. A model
 without gates is a level."""
 
+from typing import Any
+
 from amor.errors import AmorError
 from amor.study import evals
 from amor.study.eval_tables import SuiteRows, level
@@ -33,7 +35,7 @@ class AccuracyFigure(FigureKind):
             mine = [
                 (r, name) for r, name in zip(rows, suite_rows.labels) if r.file.parent == folder
             ]
-            line = {"color": colour(number)}
+            line: dict[str, Any] = {"color": colour(number)}
             name = next(name for row, name in mine if row.gates == "model")
             gated = sorted(
                 (row for row, _ in mine if row.rate is not None), key=lambda row: row.rate or 0
@@ -42,11 +44,19 @@ class AccuracyFigure(FigureKind):
                 height = level(mine[0][0], columns)[0]
                 axes.axhline(height, linewidth=1.0, linestyle=DASHED, label=name, **line)
                 continue
-            rates, levels = [row.rate for row in gated], [level(row, columns) for row in gated]
+            rates, levels = (
+                [row.rate or 0.0 for row in gated],
+                [level(row, columns) for row in gated],
+            )
             axes.plot(rates, [value for value, _ in levels], label=name, **line)
-            for row, (value, error) in zip(gated, levels):
-                bar = {"marker": MARKS[row.gates], "markersize": 5, "elinewidth": 0.8, "zorder": 3}
-                axes.errorbar(row.rate, value, yerr=error, **line, **bar)
+            for row, rate, (value, error) in zip(gated, rates, levels):
+                bar: dict[str, Any] = {
+                    "marker": MARKS[row.gates],
+                    "markersize": 5,
+                    "elinewidth": 0.8,
+                    "zorder": 3,
+                }
+                axes.errorbar(rate, value, yerr=error, **line, **bar)
         for gates, mark in MARKS.items():
             axes.plot([], [], mark, color=INK, markersize=4.5, label=WORDS[gates])
         axes.set_xlim(-0.04, 1.04)

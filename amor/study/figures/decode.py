@@ -1,6 +1,8 @@
 """Decode tokens/s against context, one line per architecture: from the JSON of
 `amor bench decode`."""
 
+from typing import Any
+
 from amor.records.bench import DecodeFile
 from amor.study.figures.base import FigureKind
 from amor.study.figures.canvas import BLOCKS, INK, Figure, beside, figure, marker
@@ -26,7 +28,7 @@ class DecodeFigure(FigureKind):
                 (point for point in data.curves if point.label == label), key=lambda p: p.context
             )
             first = points[0]
-            style = {"linewidth": 0.9, "linestyle": _first_in(first.name, DASHES)}
+            style: dict[str, Any] = {"linewidth": 0.9, "linestyle": _first_in(first.name, DASHES)}
             if first.gated:
                 style = {"linewidth": 1.6, "marker": marker(rates.index(first.rate))}
             contexts = [point.context / 1024 for point in points]

@@ -1,6 +1,8 @@
 """Firing rate against position: a row of panels per model, a column per set of texts, a line per
 block."""
 
+from typing import Any
+
 from amor.errors import AmorError
 from amor.study.eval_tables import SuiteRows
 from amor.study.figures.base import FigureKind
@@ -35,7 +37,11 @@ class FiringFigure(FigureKind):
                 if curve := curves.get(name):
                     x = [length / 1024 for length in curve.lengths]
                     for block, rates in enumerate(zip(*curve.rates)):
-                        style = {"color": colour(block), "marker": "o", "markersize": 2}
+                        style: dict[str, Any] = {
+                            "color": colour(block),
+                            "marker": "o",
+                            "markersize": 2,
+                        }
                         panel.plot(x, rates, label=f"block {block}", **style)
         for name, top, bottom in zip(sets, grid[0], grid[-1]):
             top.set_title(name)

@@ -1,6 +1,8 @@
 """The held-out loss of every row of a study, with its error; the paper has such a row for each of
 its models."""
 
+from typing import Any
+
 from amor.measures.loss import losses
 from amor.study.figures.base import FigureKind
 from amor.study.figures.canvas import BLOCKS, FAINT, INK, Figure, figure
@@ -21,7 +23,11 @@ class LossesFigure(FigureKind):
         axes = drawing.subplots()
         for place, (row, grid) in enumerate(grids.items()):
             gated = any(each.fire for each in results.of(row, "loss").values())
-            bar = {"color": BLOCKS[0] if gated else INK, "marker": "o", "markersize": 4}
+            bar: dict[str, Any] = {
+                "color": BLOCKS[0] if gated else INK,
+                "marker": "o",
+                "markersize": 4,
+            }
             seeds = grid.values.mean(1)
             axes.plot(seeds, [place] * len(seeds), "o", color=FAINT, markersize=2)
             axes.errorbar([grid.mean], [place], xerr=[grid.error], capsize=2, **bar)

@@ -1,6 +1,8 @@
 """Needles found, a heat map per model: tasks down, lengths across, percent in the cells; what was
 not measured is empty."""
 
+from typing import Any
+
 from amor.errors import AmorError
 from amor.study import evals
 from amor.study.eval_tables import SuiteRows
@@ -54,7 +56,7 @@ def _draw_grid(panel: Axes, shares: Percentages, tasks: list[str], lengths: list
         for x, length in enumerate(lengths):
             share = shares.get((task, length))
             fill = FAINT if share is None else heat(share)
-            cell = {"facecolor": fill, "edgecolor": FAINT, "linewidth": 0.4}
+            cell: dict[str, Any] = {"facecolor": fill, "edgecolor": FAINT, "linewidth": 0.4}
             panel.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, **cell))
             if share is not None:
                 panel.text(x, y, f"{100 * share:.0f}", ha="center", va="center", fontsize=7)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from amor.measures.loss import losses
-from amor.measures.rates import policy_losses
+from amor.measures.loss import LossOptions, losses
+from amor.measures.rates import RatesOptions, policy_losses
 from amor.measures.speed import decode_speeds
 from amor.study.cells import grid_cell, mean_cell, notes
 from amor.study.paired import Grid
@@ -27,8 +27,10 @@ class FrontierTable(StudyTable):
     def check(study: Study) -> None:
         measured = study.measurements()
         sides = {
-            (o.windows, o.context) for kind, o in measured.items() if kind in ("loss", "rates")
-        }  # type: ignore[attr-defined]
+            (options.windows, options.context)
+            for options in measured.values()
+            if isinstance(options, (LossOptions, RatesOptions))
+        }
         if len(sides) > 1:
             raise ValueError(
                 "frontier sets judge.loss and judge.rates side by side: give both the same "
