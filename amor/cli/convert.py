@@ -22,14 +22,12 @@ from typing import Any
 
 from amor.cli import Parser
 from amor.convert.compare import compare
-from amor.convert.opened import Opened, open_model
+from amor.convert.opened import Opened, open_model, targets
 from amor.convert.write import write
 from amor.data.tokenizer import load as load_tokenizer
 from amor.errors import AmorError, nearest
 from amor.files import atomic_folder, require_empty
 
-# state-spaces' own layout is read, not written
-TARGETS = ("amor", "hf", "authors", "mamba2-hf", "gated-deltanet-fla", "llama")
 SHARDED = ("authors", "hf")
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -42,7 +40,7 @@ def arguments(parser: Parser) -> None:
     """The options of the verb."""
     parser.argument("source", "SOURCE", "a published model, a model folder or a run of ours")
     parser.required("--out", "FOLDER", "the new folder")
-    parser.text("--to", "LAYOUT", f"one of {', '.join(TARGETS)}", "amor")
+    parser.text("--to", "LAYOUT", f"one of {', '.join(targets())}", "amor")
     parser.number("--vocab", None, "keep the first N tokens of the vocabulary: the rest is padding")
     parser.text("--tokenizer", "NAME", "to put beside it: a tokenizer.json, llama-3.1 or bytes")
     parser.text("--shard-size", "SIZE", "largest weight file, e.g. 5GB, of --to authors or hf")
@@ -50,8 +48,8 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Convert, read back, compare, and write where both agree."""
-    if args.to not in TARGETS:
-        raise AmorError(f"--to {args.to[:80]}: no such layout; {nearest(args.to[:80], TARGETS)}")
+    if args.to not in targets():
+        raise AmorError(f"--to {args.to[:80]}: no such layout; {nearest(args.to[:80], targets())}")
     shard = shard_bytes(args.shard_size, args.to)
     require_empty(args.out)
     tokenizer = None if args.tokenizer is None else load_tokenizer(args.tokenizer)
@@ -76,8 +74,13 @@ def shard_bytes(words: str | None, to: str) -> int | None:
     """ "5GB" -> 5,000,000,000."""
     if words is None:
         return None
-    if to not in SHARDED:
-        raise AmorError(f"--shard-size is for --to {' or '.join(SHARDED)}; {to} is one file")
+    from amor.convert.opened import OURS, layout_of, targets
+
+    sharded = [
+        name for name in targets() if name == "hf" or (name != OURS and layout_of(name).sharded)
+    ]
+    if to not in sharded:
+        raise AmorError(f"--shard-size is for --to {' or '.join(sharded)}; {to} is one file")
     match = re.fullmatch(r"(\d{1,6})(KB|MB|GB)", words, re.IGNORECASE)
     if not match or not int(match[1]):
         raise AmorError(f"--shard-size {words[:80]}: write it like 500MB or 5GB")

@@ -56,7 +56,7 @@ BY = "their model written out in float64"
 class Authors(Layout):
     kind = "authors"
     title = "the authors' AMOR"
-    gated = True
+    gated = sharded = True
 
     @staticmethod
     def recognises(tree: Mapping[str, Any]) -> bool:

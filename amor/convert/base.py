@@ -40,6 +40,8 @@ class Outputs:
 class Layout:
     kind: str
     title: ClassVar[str]  # for people
+    model_type: ClassVar[str] = ""  # of its config.json; "": it has none
+    sharded: ClassVar[bool] = False  # `write` can split the weights into several files
     gated: ClassVar[bool] = False  # models have gates, whose entropies belong to one vocabulary size
 
     @staticmethod

@@ -22,6 +22,7 @@ MLP = ("gate_proj.weight", "up_proj.weight", "down_proj.weight")
 class GatedDeltaNetFLA(Layout):
     kind = "gated_deltanet_fla"
     title = "fla's Gated DeltaNet"
+    model_type = "gated_deltanet"
 
     @staticmethod
     def recognises(tree: Mapping[str, Any]) -> bool:

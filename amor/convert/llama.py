@@ -20,6 +20,7 @@ PARTS = {".mixer_norm.": ".input_layernorm.", ".mlp_norm.": ".post_attention_lay
 class Llama(Layout):
     kind = "llama"
     title = "a Llama-style Transformer"
+    model_type = "llama"
     unused = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)  # of old folders; computed from rope_theta
 
     @staticmethod

@@ -19,6 +19,7 @@ from amor.errors import AmorError
 class Mamba2HF(Layout):
     kind = "mamba2_hf"
     title = "transformers' Mamba2"
+    model_type = "mamba2"
 
     @staticmethod
     def recognises(tree: Mapping[str, Any]) -> bool:

@@ -85,6 +85,12 @@ def kinds() -> tuple[str, ...]:
     return tuple(kind.replace("_", "-") for kind in registry.kinds("convert"))
 
 
+def targets() -> tuple[str, ...]:
+    """Layouts that can be written: ours, that of transformers, and those that have a way back."""
+    written = (kind for kind in kinds() if layout_of(kind).back is not Layout.back)
+    return (OURS, "hf", *written)
+
+
 def layout_of(kind: str) -> type[Layout]:
     found = registry.find("convert", kind.replace("-", "_"))
     assert issubclass(found, Layout)
@@ -126,7 +132,8 @@ def recognised(source: Source) -> type[Layout] | None:
     where, given = source.folder / CONFIG, source.tree.get("model_type")
     if given is None:
         raise AmorError(f"{where} names no model_type and is of no layout we know; read are amor, {', '.join(kinds())}")
-    hint = nearest(str(given)[:80], ("mamba2", "gated_deltanet", "llama", OURS))
+    types = [layout_of(kind).model_type for kind in kinds()]
+    hint = nearest(str(given)[:80], (*filter(None, types), OURS))
     raise AmorError(f"{where}: no model_type {str(given)[:80]!r} is known; {hint}")
 
 

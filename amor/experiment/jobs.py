@@ -1,8 +1,8 @@
 """Runs programs, several at a time, each with a log of its own.
 
-A program that fails does not stop the others; the last line of its log is kept. On Ctrl-C or SIGTERM the programs get SIGTERM and
-are waited for: training writes a checkpoint. A program that a killed study left behind still holds the lock of its run, and
-its job waits.
+A program that fails does not stop the others; the last line of its log is kept. On Ctrl-C or
+SIGTERM the programs get SIGTERM and are waited for: training writes a checkpoint. A program that a
+killed study left behind still holds the lock of its run, and its job waits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ POLL = 0.1  # seconds
 
 @dataclass(frozen=True)
 class Job:
-    """A program to be run. lock: the file that the program locks while it lives (amor.experiment.locked); None: none."""
+    """A program to be run. lock: the file that the program locks while it lives
+    (amor.experiment.locked); None: none."""
 
     name: str
     command: tuple[str, ...]
@@ -49,7 +50,9 @@ class FinishedJob:
     @property
     def last_line(self) -> str:
         """The last line of the log."""
-        lines = self.job.log.read_text(errors="replace").split("\n") if self.job.log.is_file() else []
+        lines = (
+            self.job.log.read_text(errors="replace").split("\n") if self.job.log.is_file() else []
+        )
         return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
 
 
@@ -67,9 +70,14 @@ class JobObserver:
 
 
 def run(
-    jobs: Iterable[Job], at_once: int, threads: int, observer: JobObserver, needed: Callable[[Job], bool]
+    jobs: Iterable[Job],
+    at_once: int,
+    threads: int,
+    observer: JobObserver,
+    needed: Callable[[Job], bool],
 ) -> list[FinishedJob]:
-    """Run all of them, at most `at_once` at a time; `needed` is checked before one starts: another study may have done it."""
+    """Run all of them, at most `at_once` at a time; `needed` is checked before one starts: another
+    study may have done it."""
     waiting, running, done = list(jobs), list[RunningJob](), list[FinishedJob]()
     with sigterm_interrupts():
         try:
@@ -84,7 +92,11 @@ def run(
                 time.sleep(POLL)
                 for each in [each for each in running if each.process.poll() is not None]:
                     running.remove(each)
-                    done.append(FinishedJob(each.job, each.process.returncode, time.monotonic() - each.began))
+                    done.append(
+                        FinishedJob(
+                            each.job, each.process.returncode, time.monotonic() - each.began
+                        )
+                    )
                     observer.on_end(done[-1])
         finally:
             for each in running:
@@ -98,7 +110,9 @@ def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     with job.log.open("ab") as log:
-        return subprocess.Popen(job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        return subprocess.Popen(
+            job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+        )
 
 
 def is_locked(path: Path) -> bool:
@@ -113,7 +127,8 @@ def is_locked(path: Path) -> bool:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does; signal handlers live in the main thread only."""
+    """SIGTERM raises KeyboardInterrupt, as Ctrl-C does; signal handlers live in the main thread
+    only."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

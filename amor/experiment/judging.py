@@ -1,8 +1,9 @@
-"""Measures runs: each measurement is a file, written whole, with a fingerprint of everything it depends on.
+"""Measures runs: each measurement is a file, written whole, with a fingerprint of everything it
+depends on.
 
-    python -m amor.experiment.judging STUDY KINDS RUN [RUN ...]     what of these is missing, one after the other
+    python -m amor.experiment.judging STUDY KINDS RUN [RUN ...]
 
-A kind is a file of amor/measures.
+measures what of these is missing, one after the other. A kind is a file of amor/measures.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from amor.experiment.subject import FinishedRun, step_of
 from amor.files import replace_file
 from amor.records import Record
 from amor.run import Run
-from amor.study.definition import JUDGED, LEDGER, Measurement, PlannedRun, Study, StudyLedger, find_measure
+from amor.study.definition import (
+    JUDGED,
+    LEDGER,
+    Measurement,
+    PlannedRun,
+    Study,
+    StudyLedger,
+    find_measure,
+)
 from amor.train.recipe import Recipe
 
 LOCK = "lock"
@@ -35,11 +44,21 @@ def file_of(run: Run, kind: str) -> Path:
 
 
 def fingerprint(subject: FinishedRun, kind: str, options: Record) -> str:
-    """A hash of the weights, the text, the options, the version of the measurement, and the threads that compute it."""
+    """A hash of the weights, the text, the options, the version of the measurement, and the threads
+    that compute it."""
     measure = find_measure(kind)
     text = subject.held_out.hash if measure.needs_text and subject.prepared else ""
-    code = kind if measure.version == 1 else f"{kind} {measure.version}"  # files from before there were versions have no number
-    parts = [code, subject.weights, text, typed.tree(options), subject.recipe.to_dict() | {"data": ""}, subject.threads]
+    code = (
+        kind if measure.version == 1 else f"{kind} {measure.version}"
+    )  # files from before there were versions have no number
+    parts = [
+        code,
+        subject.weights,
+        text,
+        typed.tree(options),
+        subject.recipe.to_dict() | {"data": ""},
+        subject.threads,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -51,12 +70,16 @@ def measurements_for(recipe: Recipe, study: Study) -> dict[str, Record]:
 def missing(subject: FinishedRun, study: Study) -> dict[str, Record]:
     """Those that have no file, or a stale one."""
     asked = measurements_for(subject.recipe, study)
-    return {kind: options for kind, options in asked.items() if not up_to_date(subject, kind, options)}
+    return {
+        kind: options for kind, options in asked.items() if not up_to_date(subject, kind, options)
+    }
 
 
 def up_to_date(subject: FinishedRun, kind: str, options: Record) -> bool:
     path = file_of(subject.run, kind)
-    return path.is_file() and typed.read(Measurement, path).fingerprint == fingerprint(subject, kind, options)
+    return path.is_file() and typed.read(Measurement, path).fingerprint == fingerprint(
+        subject, kind, options
+    )
 
 
 def measure(subject: FinishedRun, kind: str, options: Record) -> Measurement:
@@ -93,8 +116,11 @@ def work(folder: Path, kinds: set[str], runs: set[str]) -> list[str]:
     return failed
 
 
-def _measure_run(run: Run, planned: PlannedRun, ledger: StudyLedger, kinds: set[str], failed: list[str]) -> None:
-    with FileLock(run.folder / LOCK):  # a study that was killed may have left a program that works on it
+def _measure_run(
+    run: Run, planned: PlannedRun, ledger: StudyLedger, kinds: set[str], failed: list[str]
+) -> None:
+    # a study that was killed may have left a program that works on it
+    with FileLock(run.folder / LOCK):
         subject = FinishedRun(run, ledger.study.threads, ledger.data)
         if step_of(run) != planned.steps:
             raise AmorError("not trained to its end")

@@ -2,8 +2,8 @@
 
     python -m amor.experiment.locked LOCK train RECIPE --out RUN ...
 
-The lock belongs to this program, not to the study that started it: it is held until the command ends, also where the study
-is killed.
+The lock belongs to this program, not to the study that started it: it is held until the command
+ends, also where the study is killed.
 """
 
 import runpy

@@ -1,6 +1,8 @@
-"""A study becomes a list of runs: every row with each value of the axes, each learning rate and each seed.
+"""A study becomes a list of runs: every row with each value of the axes, each learning rate and
+each seed.
 
-A run is what `amor train` would be called with. Everything that can be wrong is found here, before anything is trained.
+A run is what `amor train` would be called with. Everything that can be wrong is found here, before
+anything is trained.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from amor.data.shards import splits
 from amor.errors import AmorError, nearest
 from amor.files import folder_to_write, replace_file
 from amor.run import Run
-from amor.study.definition import LEDGER, MOST_RUNS, PlannedRun, Study, StudyLedger, StudyRow, find_measure
+from amor.study.definition import (
+    LEDGER,
+    MOST_RUNS,
+    PlannedRun,
+    Study,
+    StudyLedger,
+    StudyRow,
+    find_measure,
+)
 from amor.train import recipe as recipes
 from amor.train.checkpoint import read_training
 from amor.train.data import fingerprint
@@ -69,7 +79,12 @@ def names() -> list[str]:
     return sorted(path.stem for path in HOME.glob("*.toml"))
 
 
-def read(path: Path, changes: Iterable[str] = (), steps: int | None = None, seeds: tuple[int, ...] | None = None) -> Study:
+def read(
+    path: Path,
+    changes: Iterable[str] = (),
+    steps: int | None = None,
+    seeds: tuple[int, ...] | None = None,
+) -> Study:
     """A study from its file, with what a command line changes in all of its recipes."""
     study = typed.convert(Study, typed.extended(path), str(path))
     over = typed.assignments(changes, "lr.warmup=10")
@@ -90,17 +105,27 @@ def plan(study: Study, name: str, data: str | None, folder: str | Path) -> Study
     measured, checked = study.measurements(), []
     for run in runs:
         if (other := seen.setdefault(run.folder, run)) is not run:
-            raise AmorError(f"{name}: two runs would lie in {run.folder}: {other.row!r} and {run.row!r}; name them apart")
+            raise AmorError(
+                f"{name}: two runs would lie in {run.folder}: {other.row!r} and {run.row!r}; name "
+                "them apart"
+            )
         recipe = recipe_for(run, where)
         recipe.config()
         if not recipe.data and not recipe.task:
-            raise AmorError(f"{name}: {run.row} reads text; give --data FOLDER, written by `amor prepare`")
+            raise AmorError(
+                f"{name}: {run.row} reads text; give --data FOLDER, written by `amor prepare`"
+            )
         if study.lr and not recipe.eval.every:
-            raise AmorError(f"{name}: {run.row}: lr is chosen by the validation loss, and eval.every is 0; make it 1 or more")
+            raise AmorError(
+                f"{name}: {run.row}: lr is chosen by the validation loss, and eval.every is 0; "
+                "make it 1 or more"
+            )
         for kind, options in measured.items():
             find_measure(kind).check(options, recipe)
         checked.append(replace(run, steps=recipe.total_steps))
-    return StudyPlan(StudyLedger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder))
+    return StudyPlan(
+        StudyLedger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder)
+    )
 
 
 def check_folder(plan: StudyPlan) -> None:
@@ -111,10 +136,15 @@ def check_folder(plan: StudyPlan) -> None:
             continue
         recipe, instead = plan.recipe(planned), "give another --out, or delete that run"
         for key, (was, now) in differences(recipe_of(run), recipe, set(FREE) - MATTERS).items():
-            raise AmorError(f"{run.folder} was trained with {key} = {was!r}, not {now!r}; {instead}")
+            raise AmorError(
+                f"{run.folder} was trained with {key} = {was!r}, not {now!r}; {instead}"
+            )
         newest = run.folder / "latest"
         if newest.exists() and read_training(newest).data != fingerprint(recipe):
-            raise AmorError(f"{run.folder} was trained on other data than {recipe.data or 'its task makes now'}; {instead}")
+            raise AmorError(
+                f"{run.folder} was trained on other data than "
+                f"{recipe.data or 'its task makes now'}; {instead}"
+            )
 
 
 def begin(plan: StudyPlan) -> None:
@@ -135,11 +165,23 @@ def _runs(study: Study) -> Iterator[PlannedRun]:
     for compared, axis in itertools.product(study.runs, _points(study.axes)):
         row = ", ".join([compared.name, *(f"{key} = {value}" for key, value in axis.items())])
         for lr, seed in itertools.product(study.lr or (None,), study.seeds):
-            keys = _keys(study, compared, axis) | ({} if lr is None else {"lr.peak": lr}) | {"seed": seed}
+            keys = (
+                _keys(study, compared, axis)
+                | ({} if lr is None else {"lr.peak": lr})
+                | {"seed": seed}
+            )
             recipe = keys.pop("recipe", None) or compared.recipe or study.recipe
             parts = ["runs", _slug(row), *([] if lr is None else [f"lr-{lr:g}"]), f"seed-{seed}"]
             changes = tuple(f"{key}={_toml(key, value)}" for key, value in keys.items())
-            yield PlannedRun(row=row, folder="/".join(parts), seed=seed, lr=lr, recipe=recipe, changes=changes, steps=0)
+            yield PlannedRun(
+                row=row,
+                folder="/".join(parts),
+                seed=seed,
+                lr=lr,
+                recipe=recipe,
+                changes=changes,
+                steps=0,
+            )
 
 
 def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
@@ -154,13 +196,16 @@ def _keys(study: Study, compared: StudyRow, axis: Mapping[str, Any]) -> dict[str
 
 
 def _toml(key: str, value: Any) -> str:
-    """A value as `--set` takes it: of numbers, texts and lists of them JSON and TOML are the same."""
+    """A value as `--set` takes it: of numbers, texts and lists of them JSON and TOML are the
+    same."""
     if isinstance(value, Mapping) or value is None:
         raise AmorError(f"{key}: {value!r} is no number, text, true, false or list of them")
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
-        raise AmorError(f"{key}: {value!r} is no number, text, true, false or list of them") from None
+        raise AmorError(
+            f"{key}: {value!r} is no number, text, true, false or list of them"
+        ) from None
 
 
 def _slug(row: str) -> str:
@@ -170,5 +215,8 @@ def _slug(row: str) -> str:
 def _opened(data: str) -> str:
     """The folder of prepared data, whose held-out split is there."""
     if splits(data)[1] is None:
-        raise AmorError(f"{data} holds no valid/, and a study judges on held-out text; prepare it again with --valid 0.05")
+        raise AmorError(
+            f"{data} holds no valid/, and a study judges on held-out text; prepare it again with "
+            "--valid 0.05"
+        )
     return str(Path(data).resolve())

@@ -27,17 +27,31 @@ class StudyProgress(JobObserver):
     def on_end(self, finished: FinishedJob) -> None:
         self.done += 1
         if finished.code:
-            self.runner.say(f"FAILED: {finished.job.name}: {finished.last_line} (all of it: {finished.job.log})")
-        took = f"{self.verb}: {finished.job.name} in {clock(finished.seconds)}" if not finished.code else "going on"
+            self.runner.say(
+                f"FAILED: {finished.job.name}: {finished.last_line} (all of it: {finished.job.log})"
+            )
+        took = (
+            f"{self.verb}: {finished.job.name} in {clock(finished.seconds)}"
+            if not finished.code
+            else "going on"
+        )
         self.runner.say(f"{took}; {self.done} of {self.jobs}{self._to_go()}")
         self.line.restart()
 
     def on_tick(self, running: list[RunningJob], waiting: list[Job]) -> None:
         if not self.line.due():
             return
-        steps = {one.planned.folder: f"step {one.step:,}/{one.planned.steps:,}" for one in self.runner.status()}
-        names = ", ".join(f"{one.job.name} {steps.get(one.job.name, '')}".strip() for one in running)
-        self.runner.say(f"{self.verb} {self.done} of {self.jobs}; at it: {names or 'another program'}{self._to_go()}")
+        steps = {
+            one.planned.folder: f"step {one.step:,}/{one.planned.steps:,}"
+            for one in self.runner.status()
+        }
+        names = ", ".join(
+            f"{one.job.name} {steps.get(one.job.name, '')}".strip() for one in running
+        )
+        self.runner.say(
+            f"{self.verb} {self.done} of {self.jobs}; at it: "
+            f"{names or 'another program'}{self._to_go()}"
+        )
 
     def _to_go(self) -> str:
         left = self.runner.clock.left(self.runner.status(), self.runner.options.at_once)

@@ -1,4 +1,5 @@
-"""The status of a study: how far each run is trained, what of it is measured, and how long the rest will take."""
+"""The status of a study: how far each run is trained, what of it is measured, and how long the rest
+will take."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ def run_status(plan: StudyPlan, planned: PlannedRun) -> RunStatus:
     step = step_of(run)
     if step != planned.steps:
         return RunStatus(planned, step, ())
-    return RunStatus(planned, step, tuple(missing(FinishedRun(run, plan.study.threads, plan.ledger.data), plan.study)))
+    return RunStatus(
+        planned,
+        step,
+        tuple(missing(FinishedRun(run, plan.study.threads, plan.ledger.data), plan.study)),
+    )
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class TimeLeft:
 
 
 class Estimator:
-    """Estimates how long runs take: from those that ran, else from their FLOPs and the rate of matrix products."""
+    """Estimates how long runs take: from those that ran, else from their FLOPs and the rate of
+    matrix products."""
 
     def __init__(self, plan: StudyPlan, flops: Callable[[], float]):
         """flops: FLOP/s of this machine's matrix products, measured where no run tells."""
@@ -65,20 +71,32 @@ class Estimator:
     def left(self, runs: Iterable[RunStatus], at_once: int) -> TimeLeft:
         runs = list(runs)
         self.update(runs)
-        each = [(one.planned.steps - one.step) * self.step_seconds(one.planned) for one in runs if not one.trained]
-        return TimeLeft(max(sum(each) / at_once, max(each, default=0.0)), self._judging(runs, at_once))
+        each = [
+            (one.planned.steps - one.step) * self.step_seconds(one.planned)
+            for one in runs
+            if not one.trained
+        ]
+        return TimeLeft(
+            max(sum(each) / at_once, max(each, default=0.0)), self._judging(runs, at_once)
+        )
 
     def update(self, runs: Iterable[RunStatus]) -> None:
         """Read the step times of runs that have begun; of a finished one once."""
         for one in runs:
             if one.trained and one.planned.folder in self.ran:
                 continue
-            taken = [line.timing.seconds for line in self.plan.run(one.planned).lines() if isinstance(line, Step)]
+            taken = [
+                line.timing.seconds
+                for line in self.plan.run(one.planned).lines()
+                if isinstance(line, Step)
+            ]
             if taken:
-                self.ran[one.planned.folder] = statistics.mean(taken[1:] or taken)  # the first one builds kernels
+                # the first one builds kernels
+                self.ran[one.planned.folder] = statistics.mean(taken[1:] or taken)
 
     def step_seconds(self, planned: PlannedRun) -> float:
-        """Seconds of a step: its own, of its row's other runs, or by its work at the rate that all have reached."""
+        """Seconds of a step: its own, of its row's other runs, or by its work at the rate that all
+        have reached."""
         if planned.folder in self.ran:
             return self.ran[planned.folder]
         folders = {one.folder: one for one in self.plan.runs}
@@ -100,24 +118,33 @@ class Estimator:
 
     @property
     def source(self) -> str:
-        return "from steps that ran" if self.ran else f"at {REACHED:.0%} of the rate of matrix products here"
+        return (
+            "from steps that ran"
+            if self.ran
+            else f"at {REACHED:.0%} of the rate of matrix products here"
+        )
 
     def work(self, planned: PlannedRun) -> float:
         """FLOPs of a step; recipes that differ in the seed alone take as many."""
         recipe = self.plan.recipe(planned)
         if planned.row not in self.works:
-            self.works[planned.row] = train_flops(build(recipe.config(), device="meta"), recipe.context) * recipe.step_tokens
+            self.works[planned.row] = (
+                train_flops(build(recipe.config(), device="meta"), recipe.context)
+                * recipe.step_tokens
+            )
         return self.works[planned.row]
 
     def _shown(self) -> dict[str, float | None]:
-        """Row -> the learning rate that is judged: the best one so far, or before there is one any."""
+        """Row -> the learning rate that is judged: the best one so far, or before there is one
+        any."""
         if not self.plan.study.lr:
             return {}
         best = best_learning_rates(Results(self.plan.ledger, self.plan.folder).runs)
         return {row: best.get(row, self.plan.study.lr[0]) for row in self.plan.ledger.rows}
 
     def _judging(self, runs: list[RunStatus], at_once: int) -> float | None:
-        """From judgements that were made: the mean of each kind, of runs that are to come too; of each row one learning rate."""
+        """From judgements that were made: the mean of each kind, of runs that are to come too; of
+        each row one learning rate."""
         shown = self._shown()
         known: dict[str, list[float]] = {}
         lacking: list[str] = []
@@ -125,7 +152,9 @@ class Estimator:
             for kind in self.plan.study.measurements():
                 path = file_of(self.plan.run(one.planned), kind)
                 if one.trained and kind not in one.unjudged:
-                    known.setdefault(kind, []).extend([typed.read(Measurement, path).seconds] if path.is_file() else [])
+                    known.setdefault(kind, []).extend(
+                        [typed.read(Measurement, path).seconds] if path.is_file() else []
+                    )
                 elif one.planned.lr == shown.get(one.planned.row):
                     lacking.append(kind)
         if not lacking:

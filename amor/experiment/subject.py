@@ -1,4 +1,5 @@
-"""A finished run that is to be judged: its model, its metrics, and the held-out text it is judged on."""
+"""A finished run that is to be judged: its model, its metrics, and the held-out text it is judged
+on."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ class FinishedRun:
 
     run: Run
     threads: int = 1
-    data: str = ""  # prepared data of the same content as it learned from; "": where it was when it learned
+    data: str = (
+        ""  # prepared data of the same content as it learned from; "": where it was when it learned
+    )
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -60,14 +63,19 @@ class FinishedRun:
     def held_out(self) -> Shards:
         valid = splits(self.prepared)[1] if self.prepared else None
         if valid is None:
-            raise AmorError(f"{self.run.folder}: there is no held-out text; give --data FOLDER, prepared with --valid")
+            raise AmorError(
+                f"{self.run.folder}: there is no held-out text; give --data FOLDER, prepared with "
+                "--valid"
+            )
         return valid
 
     def windows(self, options: TextOptions) -> Windows:
         """The same windows for every run of a context."""
         folder, context = self.held_out.folder, options.context or self.recipe.context
         apart = self.recipe.documents == "apart"
-        return of_shards(folder, context, options.windows, self.tokenizer, self.model.config.vocab, apart)
+        return of_shards(
+            folder, context, options.windows, self.tokenizer, self.model.config.vocab, apart
+        )
 
     @property
     def weights(self) -> str:

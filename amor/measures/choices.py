@@ -1,4 +1,5 @@
-"""Other gates in front of the same attention, at equal firing rates: what each would have saved (amor/judge/choosing.py)."""
+"""Other gates in front of the same attention, at equal firing rates: what each would have saved
+(amor/judge/choosing.py)."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
 
 class ChoicesOptions(TextOptions, frozen=True):
-    """Which windows are read, the firing rates that are compared, and how much gates are fitted on."""
+    """Which windows are read, the firing rates that are compared, and how much gates are fitted
+    on."""
 
     rates: Rates = RATES
-    learned: WindowCount = 512  # windows of the training text; with fewer, predicted gains are mostly noise
+    # windows of the training text; with fewer, predicted gains are mostly noise
+    learned: WindowCount = 512
 
 
 class ChoicesMeasure(MeasureKind):
@@ -51,6 +54,12 @@ class ChoicesMeasure(MeasureKind):
                     cells.append(Cell(statistics.mean(level.saved for level in levels), error, 4))
                 lines.append(TableRow(f"{row}: {each[0].name}", tuple(cells)))
         columns = tuple(f"at {100 * rate:g} %" for rate in results.options("choices").rates)
-        meaning = "nats per token saved over never firing; weights as trained, gates exchanged, each firing on its highest scores"
-        title, remarks = f"{results.study.title}: other gates", (meaning, *notes(results, "choices"))
+        meaning = (
+            "nats per token saved over never firing; weights as trained, gates exchanged, "
+            "each firing on its highest scores"
+        )
+        title, remarks = (
+            f"{results.study.title}: other gates",
+            (meaning, *notes(results, "choices")),
+        )
         return Table(title, "chosen by", columns, tuple(lines), notes=remarks)

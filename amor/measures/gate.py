@@ -1,4 +1,5 @@
-"""The gates at the end of training: how often they fired, their thresholds, how wide their blocks were open."""
+"""The gates at the end of training: how often they fired, their thresholds, how wide their blocks
+were open."""
 
 from __future__ import annotations
 
@@ -68,6 +69,15 @@ class GateMeasure(MeasureKind):
                 fires = mean_cell((100 * block.fire for block in blocks), 1)
                 cells = (mean_cell((getattr(block, key) for block in blocks), 3) for key in KEYS)
                 lines.append(TableRow(f"{row}, block {number}", (fires, *cells)))
-        last = f"means of the last {' or '.join(f'{n:,}' for n in sorted(steps))} steps of training, over seeds"
+        last = (
+            f"means of the last {' or '.join(f'{n:,}' for n in sorted(steps))} steps of "
+            "training, over seeds"
+        )
         columns = ("fires, %", "μ", "σ", "threshold", "α")
-        return Table(f"{results.study.title}: gates", "gate", columns, tuple(lines), notes=(last, *missing_notes(results)))
+        return Table(
+            f"{results.study.title}: gates",
+            "gate",
+            columns,
+            tuple(lines),
+            notes=(last, *missing_notes(results)),
+        )

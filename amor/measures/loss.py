@@ -56,4 +56,6 @@ class LossMeasure(MeasureKind):
 
 def losses(results: Results, row: str) -> Grid | None:
     """Loss by seed and window of one row of a study; None where no run of it is measured."""
-    return results.grid(row, "loss", {seed: each.windows for seed, each in results.of(row, "loss").items()})
+    return results.grid(
+        row, "loss", {seed: each.windows for seed, each in results.of(row, "loss").items()}
+    )

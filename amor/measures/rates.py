@@ -1,7 +1,9 @@
-"""Losses at equal firing rates: the model's own gate, chance and the oracle, all on the same windows.
+"""Losses at equal firing rates: the model's own gate, chance and the oracle, all on the same
+windows.
 
-A gate fires on the tokens of its highest scores, in every block on exactly the share that is given: its threshold is set on
-the text itself, without a look at what comes next. Block by block, because a firing changes what later blocks read.
+A gate fires on the tokens of its highest scores, in every block on exactly the share that is given:
+its threshold is set on the text itself, without a look at what comes next. Block by block, because
+a firing changes what later blocks read.
 """
 
 from __future__ import annotations
@@ -70,19 +72,32 @@ class RatesMeasure(MeasureKind):
         windows = subject.windows(options)
         reader = PolicyEvaluator(subject.model, windows, own_gates(subject.model))
         nll, fire, _, gain = reader.with_own_gates()
-        ends = {"never": (reader.nll_closed, torch.zeros_like(fire)), "always": (reader.nll_open, torch.ones_like(fire))}
+        ends = {
+            "never": (reader.nll_closed, torch.zeros_like(fire)),
+            "always": (reader.nll_open, torch.ones_like(fire)),
+        }
         ends["as it is"] = (nll, fire)
         trouble = {words for rate in options.rates if (words := all_aimed(reader.gates, rate)[1])}
         policies = [_policy(name, None, *both) for name, both in ends.items()]
         for rate in options.rates:
             policies += _at_rate(reader, gain[0], rate, options.draws, aims=not trouble)
-        return RatesResult(gate=reader.gates[0].kind, data=about(windows), policies=tuple(policies), notes=tuple(sorted(trouble)))
+        return RatesResult(
+            gate=reader.gates[0].kind,
+            data=about(windows),
+            policies=tuple(policies),
+            notes=tuple(sorted(trouble)),
+        )
 
     @staticmethod
     def table(results: Results) -> Table:
         """Nats saved at equal firing rates; gates are compared with gates."""
         rates = results.options("rates").rates
-        columns = (*(f"at {100 * rate:g} %" for rate in rates), "as trained", "fires, %", "everywhere")
+        columns = (
+            *(f"at {100 * rate:g} %" for rate in rates),
+            "as trained",
+            "fires, %",
+            "everywhere",
+        )
         gated = [row for row in results.ledger.rows if results.of(row, "rates")]
         lines = []
         for row in gated:
@@ -90,19 +105,39 @@ class RatesMeasure(MeasureKind):
                 cells: list[Cell | None] = []
                 for rate in rates:
                     rivals = {other: saved(results, other, name, rate) for other in gated}
-                    cells.append(best_cell(row, rivals, sign=-1) if name == "gate" else grid_cell(rivals[row]))
-                own, always = (grid_cell(saved(results, row, end)) for end in ("as it is", "always"))
+                    cells.append(
+                        best_cell(row, rivals, sign=-1)
+                        if name == "gate"
+                        else grid_cell(rivals[row])
+                    )
+                own, always = (
+                    grid_cell(saved(results, row, end)) for end in ("as it is", "always")
+                )
                 cells += [own, _own_rate(results, row), always] if name == "gate" else [None] * 3
                 if any(cells):
                     lines.append(TableRow(f"{row}: {name}", tuple(cells)))
-        why = {f"{row}: {note}" for row in gated for each in results.of(row, "rates").values() for note in each.notes}
-        meaning = "nats per token saved over never firing, on held-out text; a gate fires on its highest scores"
-        title, remarks = f"{results.study.title}: equal firing rates", (meaning, *sorted(why), *notes(results, "rates"))
+        why = {
+            f"{row}: {note}"
+            for row in gated
+            for each in results.of(row, "rates").values()
+            for note in each.notes
+        }
+        meaning = (
+            "nats per token saved over never firing, on held-out text; a gate fires on its "
+            "highest scores"
+        )
+        title, remarks = (
+            f"{results.study.title}: equal firing rates",
+            (meaning, *sorted(why), *notes(results, "rates")),
+        )
         return Table(title, "policy", columns, tuple(lines), notes=remarks)
 
 
-def _at_rate(reader: PolicyEvaluator, first: Tensor, rate: float, draws: int, aims: bool) -> Iterator[RatePolicy]:
-    """first: the gain of the first block, per token [n, T]; aims: whether the gate can be set to a rate."""
+def _at_rate(
+    reader: PolicyEvaluator, first: Tensor, rate: float, draws: int, aims: bool
+) -> Iterator[RatePolicy]:
+    """first: the gain of the first block, per token [n, T]; aims: whether the gate can be set to a
+    rate."""
     from amor.judge.value import by_count, random, same_count
 
     marks = reader.top_fraction(rate) if aims else by_count(reader, rate, seed=0)
@@ -127,7 +162,12 @@ def _policy(name: str, rate: float | None, nll: Tensor, fire: Tensor) -> RatePol
 def policy_losses(results: Results, row: str, name: str, rate: float | None = None) -> Grid | None:
     """Loss by seed and window of one row's runs under a policy."""
     seeds = {seed: each.policies for seed, each in results.of(row, "rates").items()}
-    windows = {seed: p.windows for seed, all_of in seeds.items() for p in all_of if (p.name, p.rate) == (name, rate)}
+    windows = {
+        seed: p.windows
+        for seed, all_of in seeds.items()
+        for p in all_of
+        if (p.name, p.rate) == (name, rate)
+    }
     return results.grid(row, "rates", windows)
 
 
@@ -138,5 +178,10 @@ def saved(results: Results, row: str, name: str, rate: float | None = None) -> G
 
 
 def _own_rate(results: Results, row: str) -> Cell | None:
-    own = [p for each in results.of(row, "rates").values() for p in each.policies if p.name == "as it is"]
+    own = [
+        p
+        for each in results.of(row, "rates").values()
+        for p in each.policies
+        if p.name == "as it is"
+    ]
     return mean_cell((100 * rate for policy in own for rate in policy.fire), 1)

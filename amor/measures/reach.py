@@ -1,4 +1,5 @@
-"""What a run remembers of its task at other sizes: with fewer pairs than it has learned, or with more."""
+"""What a run remembers of its task at other sizes: with fewer pairs than it has learned, or with
+more."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ class ReachMeasure(MeasureKind):
         from amor.judge.recall import recall
 
         tasks = [learned_task(subject).change(**changes) for changes in options.at]
-        return ReachResult(sizes=tuple(recall(subject.model, task, rows=options.rows, seed=options.seed) for task in tasks))
+        return ReachResult(
+            sizes=tuple(
+                recall(subject.model, task, rows=options.rows, seed=options.seed) for task in tasks
+            )
+        )
 
     @staticmethod
     def table(results: Results) -> Table:
@@ -59,7 +64,12 @@ class ReachMeasure(MeasureKind):
                 sizes = zip(*(one.sizes for one in each), strict=True)
                 lines.append(TableRow(row, tuple(right_answers(size) for size in sizes)))
         at = results.options("reach").at
-        columns = tuple(", ".join(f"{key} {value}" for key, value in changes.items()) for changes in at)
+        columns = tuple(
+            ", ".join(f"{key} {value}" for key, value in changes.items()) for changes in at
+        )
         meaning = "right answers in percent, of runs that have learned the task at its own size"
-        title, remarks = f"{results.study.title}: at other sizes", (meaning, *missing_notes(results))
+        title, remarks = (
+            f"{results.study.title}: at other sizes",
+            (meaning, *missing_notes(results)),
+        )
         return Table(title, "model", columns, tuple(lines), notes=remarks)

@@ -1,4 +1,5 @@
-"""What a run that learned a generated task remembers of rows it never met (amor/judge/recall.py)."""
+"""What a run that learned a generated task remembers of rows it never met
+(amor/judge/recall.py)."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class RecallMeasure(MeasureKind):
 
     @staticmethod
     def table(results: Results) -> Table:
-        """How much of a task is remembered, and where gates fired: at the questions, and elsewhere."""
+        """How much of a task is remembered, and where gates fired: at the questions, and
+        elsewhere."""
         lines = []
         for row in results.ledger.rows:
             each: list[Recall] = list(results.of(row, "recall").values())
@@ -56,10 +58,22 @@ class RecallMeasure(MeasureKind):
                 Cell(each[0].state.a_token, digits=0),
             )
             lines.append(TableRow(row, cells))
-        columns = ("right, %", "by chance", "fires on questions, %", "elsewhere, %", "state", "state per token")
-        meaning = "right: the best token at every token of an answer; state: numbers per row of a batch"
+        columns = (
+            "right, %",
+            "by chance",
+            "fires on questions, %",
+            "elsewhere, %",
+            "state",
+            "state per token",
+        )
+        meaning = (
+            "right: the best token at every token of an answer; state: numbers per row of a batch"
+        )
         chosen = chosen_on(results, "the task's valid stream, reported on its test stream")
-        title, remarks = f"{results.study.title}: what is remembered", (meaning, *chosen, *missing_notes(results))
+        title, remarks = (
+            f"{results.study.title}: what is remembered",
+            (meaning, *chosen, *missing_notes(results)),
+        )
         return Table(title, "model", columns, tuple(lines), notes=remarks)
 
 
@@ -68,11 +82,20 @@ def learned_task(subject: FinishedRun) -> Task:
     from amor.data.tasks.base import read_task
 
     if not subject.recipe.task:
-        raise AmorError(f"{subject.run.folder} learned a text, not a task; judge.recall and judge.reach are for runs of a task")
+        raise AmorError(
+            f"{subject.run.folder} learned a text, not a task; judge.recall and judge.reach are "
+            "for runs of a task"
+        )
     return read_task(subject.recipe.task)
 
 
 def right_answers(seeds: Sequence[Recall]) -> Cell | None:
     """Right answers in percent, over seeds."""
-    right = [(100 * one.token.mean, 100 * (one.token.se or 0.0)) for one in seeds if one.token.mean is not None]
-    return Cell(statistics.mean(mean for mean, _ in right), pooled_error(right), 1) if right else None
+    right = [
+        (100 * one.token.mean, 100 * (one.token.se or 0.0))
+        for one in seeds
+        if one.token.mean is not None
+    ]
+    return (
+        Cell(statistics.mean(mean for mean, _ in right), pooled_error(right), 1) if right else None
+    )

@@ -17,7 +17,8 @@ class SizeOptions(Record, frozen=True):
 
 
 class ModelSize(Record, frozen=True):
-    """Of one more token at the context of training, all blocks firing, the head read once for each gate that needs it."""
+    """Of one more token at the context of training, all blocks firing, the head read once for each
+    gate that needs it."""
 
     parameters: typed.Count
     flops: Amount

@@ -1,7 +1,9 @@
-"""How fast a model trains and decodes: the median step of its training, and decode steps after a prompt of held-out text.
+"""How fast a model trains and decodes: the median step of its training, and decode steps after a
+prompt of held-out text.
 
-Decode is fed the text as it goes on, one row, with the engine's own savings. For a given firing rate every gate gets the
-threshold that its scores on these very tokens exceed so often. Each round starts from the same state; the best round counts.
+Decode is fed the text as it goes on, one row, with the engine's own savings. For a given firing
+rate every gate gets the threshold that its scores on these very tokens exceed so often. Each round
+starts from the same state; the best round counts.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
 class SpeedOptions(Record, frozen=True):
     """What is timed."""
 
-    rates: Annotated[tuple[typed.Share, ...], Meta(max_length=64)] = ()  # firing rates, besides the gates as they are
-    context: Context | None = None  # tokens before the first timed step; None: as the run was trained
-    tokens: Annotated[int, Meta(ge=1, le=2**20)] = 64  # decode steps per round: a round of a tiny model takes milliseconds
+    # firing rates, besides the gates as they are
+    rates: Annotated[tuple[typed.Share, ...], Meta(max_length=64)] = ()
+    # tokens before the first timed step; None: as the run was trained
+    context: Context | None = None
+    # decode steps per round: a round of a tiny model takes milliseconds
+    tokens: Annotated[int, Meta(ge=1, le=2**20)] = 64
     rounds: Annotated[int, Meta(ge=1, le=10_000)] = 5  # of which the best counts
 
 
@@ -47,7 +52,8 @@ class DecodeSpeed(Record, frozen=True):
 
 
 class SpeedResult(Record, frozen=True):
-    """Tokens per second of training (the median step), and decode; a clock gives another number each time."""
+    """Tokens per second of training (the median step), and decode; a clock gives another number
+    each time."""
 
     train: Amount
     context: typed.Positive
@@ -75,28 +81,40 @@ class SpeedMeasure(MeasureKind):
             notes |= {trouble} if trouble else set()
             settings += [(rate, meet_rate(model, gates, rate, ids, context))] if gates else []
         rounds = [DecodeRounds(model, gates, ids[:context], ids[context:]) for _, gates in settings]
-        for _ in range(1 + options.rounds):  # in turn, so that what else the machine does harms all alike
+        # in turn, so that what else the machine does harms all alike
+        for _ in range(1 + options.rounds):
             for each in rounds:
                 each.run()
-        decode = tuple(_speed(model, rate, each) for (rate, _), each in zip(settings, rounds, strict=True))
+        decode = tuple(
+            _speed(model, rate, each) for (rate, _), each in zip(settings, rounds, strict=True)
+        )
         train = statistics.median(line.timing.tokens_per_second for line in subject.steps)
         return SpeedResult(train=train, context=context, decode=decode, notes=tuple(sorted(notes)))
 
 
 def decode_speeds(results: Results, row: str, rate: float | None) -> list[DecodeSpeed]:
-    """How fast the runs of a row decode at a firing rate, one per seed; None: with the gates as they are."""
-    return [one for each in results.of(row, "speed").values() for one in each.decode if one.rate == rate]
+    """How fast the runs of a row decode at a firing rate, one per seed; None: with the gates as
+    they are."""
+    return [
+        one for each in results.of(row, "speed").values() for one in each.decode if one.rate == rate
+    ]
 
 
 def _prompt(subject: FinishedRun, tokens: int) -> list[int]:
     text = subject.held_out
     if text.tokens < tokens:
-        raise AmorError(f"{text.folder} holds {text.tokens:,} tokens, fewer than the {tokens:,} that decode is timed on")
+        raise AmorError(
+            f"{text.folder} holds {text.tokens:,} tokens, fewer than the {tokens:,} that decode "
+            "is timed on"
+        )
     return [int(token) for token in text.read(0, tokens)]
 
 
-def meet_rate(model: Amor, gates: list[Gate], rate: float, ids: list[int], context: int) -> list[Gate]:
-    """Set adaptive gates to the thresholds that give this rate on the tokens after the context, block after block."""
+def meet_rate(
+    model: Amor, gates: list[Gate], rate: float, ids: list[int], context: int
+) -> list[Gate]:
+    """Set adaptive gates to the thresholds that give this rate on the tokens after the context,
+    block after block."""
     from amor.gates.base import Adaptive
     from amor.judge.loop import join_chunks, run_windows
     from amor.judge.windows import of_text
@@ -105,7 +123,12 @@ def meet_rate(model: Amor, gates: list[Gate], rate: float, ids: list[int], conte
     for block, gate in enumerate(gates):
         if not isinstance(gate, Adaptive):
             continue  # it fires by chance, or as the one it follows
-        scores = join_chunks(run_windows(model, text, gates=gates)).score[block, 0, context:].sort(descending=True).values
+        scores = (
+            join_chunks(run_windows(model, text, gates=gates))
+            .score[block, 0, context:]
+            .sort(descending=True)
+            .values
+        )
         fired = round(rate * len(scores))
         if 0 < fired < len(scores):
             gate.quantiles.fill_(float(scores[fired - 1 : fired + 1].mean()))
@@ -147,4 +170,11 @@ def _speed(model: Amor, rate: float | None, rounds: DecodeRounds) -> DecodeSpeed
     passes = tally.head_passes / tally.tokens
     cost = model.cost(int(rounds.session.state.position[0]), fire, passes)
     read = 4 * cost.weights + cost.state_read
-    return DecodeSpeed(rate=rate, fire=fire, seconds=times.best, median=times.median, bytes=read, head_passes=passes)
+    return DecodeSpeed(
+        rate=rate,
+        fire=fire,
+        seconds=times.best,
+        median=times.median,
+        bytes=read,
+        head_passes=passes,
+    )

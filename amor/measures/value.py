@@ -46,5 +46,8 @@ class ValueMeasure(MeasureKind):
                 fires = mean_cell((100 * rate for policy in each for rate in policy.fire_rate), 1)
                 nll = mean_cell((policy.nll for policy in each), 4)
                 lines.append(TableRow(f"{row}: {name}", (nll, saved, fires)))
-        title, columns = f"{results.study.title}: what gates are worth", ("loss", "saved over never", "fires, %")
+        title, columns = (
+            f"{results.study.title}: what gates are worth",
+            ("loss", "saved over never", "fires, %"),
+        )
         return Table(title, "policy", columns, tuple(lines), notes=tuple(notes(results, "value")))

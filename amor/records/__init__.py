@@ -1,6 +1,8 @@
-"""What files hold, as frozen types: training, judging and benchmarks write them, studies and commands read them.
+"""What files hold, as frozen types: training, judging and benchmarks write them, studies and
+commands read them.
 
-A number that is not finite is None here and null in a file. A file that breaks its type is one line that names the place.
+A number that is not finite is None here and null in a file. A file that breaks its type is one line
+that names the place.
 """
 
 from typing import Annotated
@@ -10,10 +12,12 @@ from msgspec import Meta
 
 # Past these a picture cannot be drawn to scale; nothing that is measured comes near.
 Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
-Amount = Annotated[float, Meta(ge=0, le=1e100)]  # of seconds, bytes, tokens a second
-Perplexity = Annotated[float, Meta(ge=0)]  # of a model that knows nothing it is larger than any bound: exp of the loss
+Amount = Annotated[float, Meta(ge=0, le=1e100)]  # of seconds, bytes, tokens per second
+# of an untrained model it is larger than any bound: exp of the loss
+Perplexity = Annotated[float, Meta(ge=0)]
 Steps = Annotated[int, Meta(ge=0, le=10**12)]
-Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]  # a name in one line
+# a name in one line
+Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 Words = Annotated[str, Meta(max_length=1 << 20)]
 MOST_BLOCKS = 1024
 

@@ -126,16 +126,18 @@ class Evaluation(msgspec.Struct, frozen=True):
 
     amor: About
     results: dict[str, dict[str, Any]]
-    n_samples: dict[str, dict[str, Annotated[int, Meta(ge=0)]]] = msgspec.field(name="n-samples", default_factory=dict)
+    n_samples: dict[str, dict[str, Annotated[int, Meta(ge=0)]]] = msgspec.field(
+        name="n-samples", default_factory=dict
+    )
     versions: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def score(self, task: str, metric: str) -> tuple[float, float] | None:
-        """A number and its standard error (0 where the harness tells none), or None where it was
+        """A number and its standard error (0 where the harness has none), or None where it was
         not measured.
 
         The harness writes -1 for lengths that were not asked for."""
-        found = self.results.get(task, {}).get(f"{metric},none")
-        if not isinstance(found, int | float) or found == -1:
+        value = self.results.get(task, {}).get(f"{metric},none")
+        if not isinstance(value, int | float) or value == -1:
             return None
         error = self.results[task].get(f"{metric}_stderr,none")
-        return float(found), float(error) if isinstance(error, int | float) else 0.0
+        return float(value), float(error) if isinstance(error, int | float) else 0.0

@@ -44,7 +44,8 @@ class Worth(Record, frozen=True):
 
 
 class AttentionWorth(Record, frozen=True):
-    """What attention is worth where the gates run it; on as many tokens chosen by chance; on all of them."""
+    """What attention is worth where the gates run it; on as many tokens chosen by chance; on all of
+    them."""
 
     fire: typed.Share
     gate: Worth

@@ -49,4 +49,5 @@ class FitReport(typed.File, frozen=True):
     held_out: TextSource
     decisions: tuple[Decisions, ...]
     cost: FitCost
-    choices: Choosing | None  # nats saved at equal firing rates, beside other gates; None: not asked for
+    # nats saved at equal firing rates, beside other gates; None: not asked for
+    choices: Choosing | None

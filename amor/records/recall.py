@@ -1,4 +1,5 @@
-"""RUN/recall.json: how well a model answers the questions of a generated task, and where its gates fired."""
+"""RUN/recall.json: how well a model answers the questions of a generated task, and where its gates
+fired."""
 
 from typing import Annotated, Any
 
@@ -9,7 +10,8 @@ from amor.records import MOST_BLOCKS, Amount, Number, Record, Steps, Words
 
 
 class Mean(Record, frozen=True):
-    """A mean and its standard error over rows; None where it is not finite, or where there is one row."""
+    """A mean and its standard error over rows; None where it is not finite, or where there is one
+    row."""
 
     mean: Number | None
     se: Amount | None

@@ -1,4 +1,5 @@
-"""What a run directory holds beside its model: what was measured, what happened, and the machine it ran on."""
+"""What a run directory holds beside its model: what was measured, what happened, and the machine it
+ran on."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ Blocks = Annotated[tuple["GateLine", ...], Meta(max_length=MOST_BLOCKS)]
 
 
 class GateLine(Record, frozen=True, omit_defaults=True):
-    """One block in one step: the share of tokens that fired, what decided, and where 10 % and 90 % of the scores lie."""
+    """One block in one step: the share of tokens that fired, what decided, and where 10 % and 90 %
+    of the scores lie."""
 
     fire: typed.Share
     mu: Number | None = None
@@ -45,7 +47,8 @@ class Step(typed.File, frozen=True, omit_defaults=True):
 
 
 class Answered(Record, frozen=True, omit_defaults=True):
-    """The questions of a generated task: the share of right tokens, and of tokens that fired, a block."""
+    """The questions of a generated task: the share of right tokens, and of tokens that fired, a
+    block."""
 
     accuracy: typed.Share
     tokens: Steps  # of answers
@@ -119,7 +122,8 @@ class Machine(typed.File, frozen=True, omit_defaults=True):
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """The model of a recipe: a preset, and what of it was changed; or one that was there already."""
+    """The model of a recipe: a preset, and what of it was changed; or one that was there
+    already."""
 
     name: typed.Name
     scale: str = "tiny"
@@ -135,7 +139,8 @@ class Recipe(msgspec.Struct, frozen=True):
     steps: Steps = 0
 
 
-# The paper's table of gates averages 20 logs over about 10,000 steps of a trained model. Here every step is logged: the last
+# The paper's table of gates averages 20 logs over about 10,000 steps of a trained model. Here every
+# step is logged: the last
 # tenth of the run is averaged, but no fewer steps than those logs and no more than they span.
 TENTH, FEWEST, MOST = 10, 20, 10_000
 

@@ -1,4 +1,5 @@
-"""What a model did to a text, token by token: what amor/judge/trace.py finds and pages, strips and figures show."""
+"""What a model did to a text, token by token: what amor/judge/trace.py finds and pages, strips and
+figures show."""
 
 from typing import Annotated
 
@@ -17,7 +18,8 @@ class Guess(Record, frozen=True):
 
 
 class Chances(Record, frozen=True):
-    """The probability of a token with the gates as they are, closed everywhere and open everywhere."""
+    """The probability of a token with the gates as they are, closed everywhere and open
+    everywhere."""
 
     as_is: typed.Share
     closed: typed.Share
@@ -25,7 +27,8 @@ class Chances(Record, frozen=True):
 
 
 class Token(Record, frozen=True):
-    """As read: entropies and decisions, one a block. As predicted: surprise and probabilities, which the first token lacks."""
+    """As read: entropies and decisions, one a block. As predicted: surprise and probabilities,
+    which the first token lacks."""
 
     text: Words
     entropy: tuple[Number, ...]
@@ -72,9 +75,15 @@ class Trace(Record, frozen=True):
     def __post_init__(self) -> None:
         if not self.tokens:
             raise ValueError("a trace has at least one token")
-        lengths = {len(self.thresholds), *(len(each) for token in self.tokens for each in (token.entropy, token.fire))}
+        lengths = {
+            len(self.thresholds),
+            *(len(each) for token in self.tokens for each in (token.entropy, token.fire)),
+        }
         if lengths != {self.blocks}:
-            raise ValueError(f"of {self.blocks} blocks, but thresholds, entropies and decisions are of {sorted(lengths)}")
+            raise ValueError(
+                f"of {self.blocks} blocks, but thresholds, entropies and decisions are of "
+                f"{sorted(lengths)}"
+            )
 
 
 class Traces(typed.File, frozen=True):

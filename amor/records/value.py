@@ -1,4 +1,5 @@
-"""What a gate is worth: the results of amor/judge/value.py and amor/judge/choosing.py, for pages and figures."""
+"""What a gate is worth: the results of amor/judge/value.py and amor/judge/choosing.py, for pages
+and figures."""
 
 import msgspec
 
@@ -117,14 +118,16 @@ class Value(typed.File, frozen=True):
 
 
 class Saving(Record, frozen=True):
-    """Nats per token that one choice saves over another (by itself: over never firing), and the paired error."""
+    """Nats per token that one choice saves over another (by itself: over never firing), and the
+    paired error."""
 
     saved: Number
     se: Amount
 
 
 class Choice(Record, frozen=True):
-    """A way of choosing tokens: at every rate what it saves, and how much more than the paper's gate does."""
+    """A way of choosing tokens: at every rate what it saves, and how much more than the paper's
+    gate does."""
 
     name: Words
     levels: tuple[Saving, ...]

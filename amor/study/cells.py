@@ -1,4 +1,5 @@
-"""Cells and notes that tables of studies share: means over seeds, paired comparisons, and what is missing."""
+"""Cells and notes that tables of studies share: means over seeds, paired comparisons, and what is
+missing."""
 
 from __future__ import annotations
 
@@ -24,8 +25,11 @@ def grid_cell(grid: Grid | None, digits: int = 4) -> Cell | None:
     return None if grid is None else Cell(grid.mean, grid.error, digits)
 
 
-def best_cell(row: str, rows: dict[str, Grid | None], sign: int = 1, digits: int = 4) -> Cell | None:
-    """The mean of one row; it is best where it lies clearly below (sign -1: above) that of every other row."""
+def best_cell(
+    row: str, rows: dict[str, Grid | None], sign: int = 1, digits: int = 4
+) -> Cell | None:
+    """The mean of one row; it is best where it lies clearly below (sign -1: above) that of every
+    other row."""
     mine = rows[row]
     if mine is None:
         return None
@@ -35,10 +39,12 @@ def best_cell(row: str, rows: dict[str, Grid | None], sign: int = 1, digits: int
 
 
 def pooled_error(seeds: Sequence[tuple[float, float]]) -> float:
-    """The error of a mean over seeds that were measured on the same windows, from (mean, error over windows) of each:
-    the root of two squares, that of the windows and that of the seeds."""
+    """The error of a mean over seeds that were measured on the same windows, from (mean, error over
+    windows) of each: the root of two squares, that of the windows and that of the seeds."""
     of_windows = statistics.mean(se for _, se in seeds)
-    of_seeds = statistics.stdev(mean for mean, _ in seeds) / len(seeds) ** 0.5 if len(seeds) > 1 else 0.0
+    of_seeds = (
+        statistics.stdev(mean for mean, _ in seeds) / len(seeds) ** 0.5 if len(seeds) > 1 else 0.0
+    )
     return float((of_windows**2 + of_seeds**2) ** 0.5)
 
 
@@ -48,14 +54,24 @@ def notes(results: Results, kind: str) -> Iterator[str]:
     by_row = [results.of(row, kind) for row in results.ledger.rows]
     seeds = [seed for seed in results.study.seeds if any(seed in each for each in by_row)]
     threads = "1 thread" if results.study.threads == 1 else f"{results.study.threads} threads"
-    yield f"{'/'.join(f'{n:,}' for n in steps)} steps; seeds {', '.join(map(str, seeds)) or 'none yet'}; {threads} per run"
+    yield (
+        f"{'/'.join(f'{n:,}' for n in steps)} steps; seeds "
+        f"{', '.join(map(str, seeds)) or 'none yet'}; {threads} per run"
+    )
     texts = [one.data for each in by_row for one in each.values()]
     if texts:
         text = texts[0]
-        yield f"losses: {text.windows} windows of {text.context:,} tokens of {text.source}, nats per token"
+        yield (
+            f"losses: {text.windows} windows of {text.context:,} tokens of {text.source}, "
+            "nats per token"
+        )
     yield from chosen_on(results, "windows of the same held-out split")
     several = max(map(len, by_row)) > 1
-    yield "errors: of windows and of seeds together" if several else "errors: of windows alone, for there is one seed"
+    yield (
+        "errors: of windows and of seeds together"
+        if several
+        else "errors: of windows alone, for there is one seed"
+    )
     yield from missing_notes(results)
 
 

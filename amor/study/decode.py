@@ -23,11 +23,15 @@ class Throughput(msgspec.Struct, frozen=True):
 
 
 class PaperDecode(msgspec.Struct, frozen=True):
-    """What the paper says of decoding, as far as it is shown."""
+    """What the paper reports of decoding, as far as it is printed."""
 
     throughput: dict[str, Throughput] = msgspec.field(name="throughput_1.5b")
-    fire_rate: dict[str, dict[str, float]] = msgspec.field(name="fire_rate_1.5b")  # of an architecture at "T0/3K"
-    crossings: dict[str, float] = msgspec.field(name="crossings_440m")  # tokens from which it beats another
+    fire_rate: dict[str, dict[str, float]] = msgspec.field(
+        name="fire_rate_1.5b"
+    )  # of an architecture at "T0/3K"
+    crossings: dict[str, float] = msgspec.field(
+        name="crossings_440m"
+    )  # tokens from which it beats another
 
 
 class PaperFile(msgspec.Struct, frozen=True):
@@ -38,50 +42,74 @@ def paper_decode() -> PaperDecode:
     return typed.read(PaperFile, PAPER).decode
 
 
-def tables(found: DecodeFile) -> list[Table]:
-    """Of what `amor bench decode --out FILE` wrote. The paper's were measured at 1.5B on an H100: other hardware."""
+def tables(file: DecodeFile) -> list[Table]:
+    """Of what `amor bench decode --out FILE` wrote. The paper's were measured at 1.5B on an H100:
+    other hardware."""
     paper = paper_decode()
-    parts = {speeds: found.curves, crossings: found.crossings, firing: found.firing}
-    return [make(found, paper) for make, measured in parts.items() if measured]
+    parts = {speeds: file.curves, crossings: file.crossings, firing: file.firing}
+    return [make(file, paper) for make, measured in parts.items() if measured]
 
 
-def speeds(found: DecodeFile, paper: PaperDecode) -> Table:
-    contexts = sorted({c.context for c in found.curves})
+def speeds(file: DecodeFile, paper: PaperDecode) -> Table:
+    contexts = sorted({c.context for c in file.curves})
     rows = []
-    for label, name in {c.label: c.name for c in found.curves}.items():
-        ours = {c.context: c.tokens_per_second for c in found.curves if c.label == label}
+    for label, name in {c.label: c.name for c in file.curves}.items():
+        ours = {c.context: c.tokens_per_second for c in file.curves if c.label == label}
         theirs = str(paper.throughput[name].decode) if name in paper.throughput else None
-        rows.append(TableRow(label, (*(Cell(ours[c]) if c in ours else None for c in contexts), theirs)))
+        rows.append(
+            TableRow(label, (*(Cell(ours[c]) if c in ours else None for c in contexts), theirs))
+        )
     columns = (*(f"{c:,}" for c in contexts), "paper, 1.5b on an H100, 3K")
-    return Table(f"Decode at {found.scale}: tokens/s by context", "model", columns, tuple(rows))
+    return Table(f"Decode at {file.scale}: tokens/s by context", "model", columns, tuple(rows))
 
 
-def crossings(found: DecodeFile, paper: PaperDecode) -> Table:
+def crossings(file: DecodeFile, paper: PaperDecode) -> Table:
     rows = []
-    for one in found.crossings:
-        same = found.scale == "440m" and one.gated == "amor-mamba2 f=0.4"
+    for one in file.crossings:
+        same = file.scale == "440m" and one.gated == "amor-mamba2 f=0.4"
         theirs = paper.crossings.get(one.other) if same else None
         numbers = (one.measured, one.equal_bytes, one.our_formula, one.paper_formula, theirs)
         rows.append(TableRow(f"{one.gated} over {one.other}", tuple(map(_tokens, numbers))))
-    columns = ("measured", "equal bytes", "our formula", "V / (2 (1 - f))", "paper, measured at f = 0.4")
-    return Table("The context from which a gated model is faster", "faster than", columns, tuple(rows))
+    columns = (
+        "measured",
+        "equal bytes",
+        "our formula",
+        "V / (2 (1 - f))",
+        "paper, measured at f = 0.4",
+    )
+    return Table(
+        "The context from which a gated model is faster", "faster than", columns, tuple(rows)
+    )
 
 
-def firing(found: DecodeFile, paper: PaperDecode) -> Table:
-    """Rates of the model that was measured, and beside them those the paper has of its architecture, if any."""
-    name = _architecture(found.model, paper.fire_rate)
+def firing(file: DecodeFile, paper: PaperDecode) -> Table:
+    """Rates of the model that was measured, and beside them those the paper has of its
+    architecture, if any."""
+    name = _architecture(file.model, paper.fire_rate)
     rows = []
-    for one in found.firing:
-        theirs = paper.fire_rate[name].get(f"T{one.temperature:g}/{one.prompt // 1024}K") if name else None
-        cells = (Cell(one.rate, digits=3), *([None if theirs is None else str(theirs)] if name else []))
+    for one in file.firing:
+        theirs = (
+            paper.fire_rate[name].get(f"T{one.temperature:g}/{one.prompt // 1024}K")
+            if name
+            else None
+        )
+        cells = (
+            Cell(one.rate, digits=3),
+            *([None if theirs is None else str(theirs)] if name else []),
+        )
         rows.append(TableRow(f"{one.prompt:,}, T = {one.temperature:g}", cells))
-    columns = (f"fires, {found.model or 'ours'}", *([f"paper, {name} 1.5b"] if name else []))
-    return Table("Firing rates while text is generated", "prompt, temperature", columns, tuple(rows))
+    columns = (f"fires, {file.model or 'ours'}", *([f"paper, {name} 1.5b"] if name else []))
+    return Table(
+        "Firing rates while text is generated", "prompt, temperature", columns, tuple(rows)
+    )
 
 
 def _architecture(model: str | None, known: Collection[str]) -> str | None:
-    """The architecture of the paper that a model of this name is, at whatever scale: amor-mamba2-440m is amor-mamba2."""
-    return next((name for name in known if model in (name, *(f"{name}-{scale}" for scale in SCALES))), None)
+    """The architecture of the paper that a model of this name is, at whatever scale:
+    amor-mamba2-440m is amor-mamba2."""
+    return next(
+        (name for name in known if model in (name, *(f"{name}-{scale}" for scale in SCALES))), None
+    )
 
 
 def _tokens(value: float | None) -> str | None:

@@ -1,7 +1,9 @@
-"""A study as data, and what its folder holds: which runs, what is measured of them, and each measurement.
+"""A study as data, and what its folder holds: which runs, what is measured of them, and each
+measurement.
 
-A study is a TOML file (`Study`). STUDY/study.json is the same with the list of its runs (`StudyLedger`); every
-measurement of a run is a file of its own, RUN/judged/<kind>.json (`Measurement`), whose kinds are the files of amor/measures.
+A study is a TOML file (`Study`). STUDY/study.json is the same with the list of its runs
+(`StudyLedger`); every measurement of a run is a file of its own, RUN/judged/<kind>.json
+(`Measurement`), whose kinds are the files of amor/measures.
 """
 
 from collections.abc import Iterable
@@ -27,12 +29,16 @@ def find_measure(kind: str) -> type[MeasureKind]:
         raise AmorError(f"judge: no key {kind!r}; {nearest(kind, registry.kinds('measures'))}")
     measure = cast(type[MeasureKind], registry.find("measures", kind, "measure"))
     if measure.kind != kind:
-        raise AmorError(f"judge: {kind}: its kind is {measure.kind!r}; outside the package it is the dotted path of the class")
+        raise AmorError(
+            f"judge: {kind}: its kind is {measure.kind!r}; outside the package it is the dotted "
+            "path of the class"
+        )
     return measure
 
 
 class StudyRow(Record, frozen=True):
-    """One row of the tables: a recipe or a model of the study's recipe, and keys of it to change."""
+    """One row of the tables: a recipe or a model of the study's recipe, and keys of it to
+    change."""
 
     name: Label
     recipe: Label | None = None
@@ -46,21 +52,36 @@ class Study(typed.File, frozen=True):
     title: Words
     runs: Annotated[tuple[StudyRow, ...], Meta(min_length=1, max_length=MOST_RUNS)]
     recipe: Label = "tiny/base"
-    set: dict[Label, Any] = field(default_factory=dict)  # keys of every recipe, as `amor train --set`
+    set: dict[Label, Any] = field(
+        default_factory=dict
+    )  # keys of every recipe, as `amor train --set`
     axes: dict[Label, Values] = field(default_factory=dict)  # every run with each of these
-    lr: Annotated[tuple[Peak, ...], Meta(max_length=64)] = ()  # lr.peak of each is tried; the best on validation is shown
+    lr: Annotated[
+        tuple[Peak, ...], Meta(max_length=64)
+    ] = ()  # lr.peak of each is tried; the best on validation is shown
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=256)] = (1,)
-    threads: Annotated[int, Meta(ge=1, le=1024)] = 1  # of every run: bits depend on them, so they are no matter of the machine
+    threads: Annotated[int, Meta(ge=1, le=1024)] = (
+        1  # of every run: bits depend on them, so they are no matter of the machine
+    )
     # kind -> options of its measurement; None: it is not measured
-    judge: dict[Label, dict[str, Any] | None] = field(default_factory=lambda: {"size": {}, "loss": {}})
+    judge: dict[Label, dict[str, Any] | None] = field(
+        default_factory=lambda: {"size": {}, "loss": {}}
+    )
     baseline: Label | None = None  # the row whose loss the others are compared with
     paper: bool = False  # the paper's own rows below ours
-    tables: Annotated[tuple[Label, ...], Meta(min_length=1)] = ("models",)  # names in amor/study/tables, or of measurements
+    tables: Annotated[tuple[Label, ...], Meta(min_length=1)] = (
+        "models",
+    )  # names in amor/study/tables, or of measurements
     figures: tuple[Label, ...] = ()  # names in amor/study/figures
 
     def __post_init__(self) -> None:
         names = [run.name for run in self.runs]
-        for what, values in {"names of runs": names, "seeds": self.seeds, "lr": self.lr, "tables": self.tables}.items():
+        for what, values in {
+            "names of runs": names,
+            "seeds": self.seeds,
+            "lr": self.lr,
+            "tables": self.tables,
+        }.items():
             if twice := _twice(values):
                 raise ValueError(f"{what}: {twice!r} stands there twice")
         if self.baseline is not None and self.baseline not in names:
@@ -69,11 +90,18 @@ class Study(typed.File, frozen=True):
         for name, shown in self._shown().items():
             shown.check(self)
             if shown.needs and not shown.needs & measured.keys():
-                raise ValueError(f"{name} is made of judge.{' or judge.'.join(sorted(shown.needs))}, which is not asked for")
+                raise ValueError(
+                    f"{name} is made of judge.{' or judge.'.join(sorted(shown.needs))}, which is "
+                    "not asked for"
+                )
 
     def measurements(self, gated: bool = True) -> dict[str, Record]:
         """Kind -> options of what is measured of a model with gated blocks or without."""
-        asked = {kind: (find_measure(kind), tree) for kind, tree in self.judge.items() if tree is not None}
+        asked = {
+            kind: (find_measure(kind), tree)
+            for kind, tree in self.judge.items()
+            if tree is not None
+        }
         return {
             kind: typed.convert(measure.Options, tree, f"judge.{kind}")
             for kind, (measure, tree) in asked.items()
@@ -85,12 +113,16 @@ class Study(typed.File, frozen=True):
         from amor.study.figures import study_figure
         from amor.study.tables import find_table
 
-        return {**{name: study_figure(name) for name in self.figures}, **{name: find_table(name) for name in self.tables}}
+        return {
+            **{name: study_figure(name) for name in self.figures},
+            **{name: find_table(name) for name in self.tables},
+        }
 
 
 def _twice(values: Iterable[Any]) -> Any:
-    seen: set[Any] = set()
-    return next((value for value in values if value in seen or seen.add(value)), None)  # type: ignore[func-returns-value]
+    """The first value that occurs a second time, or None."""
+    values = list(values)
+    return next((value for n, value in enumerate(values) if value in values[:n]), None)
 
 
 class PlannedRun(Record, frozen=True):
@@ -122,6 +154,8 @@ class Measurement(typed.File, frozen=True):
     """RUN/judged/<kind>.json."""
 
     kind: Label
-    fingerprint: Label  # of everything that it depends on: the model, the text, the options, threads
+    fingerprint: (
+        Label  # of everything that it depends on: the model, the text, the options, threads
+    )
     seconds: Amount  # that it took
     result: dict[str, Any] = field(name="found")  # the Result of the kind

@@ -1,4 +1,5 @@
-"""Evaluations as tables: ours with their errors, the floor, and the paper's rows apart; what is marked as better clearly is."""
+"""Evaluations as tables: ours with their errors, the floor, and the paper's rows apart; what is
+marked as better clearly is."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class TableRequest:
     ablations: bool = False  # the rows of the paper's ablations too
     gates: bool = False  # rows of closed and open gates, and a column of firing rates
     decode: bool = False  # the files that were evaluated token by token
-    bucket: bool = False  # of curves: the last 1,024 tokens before each length instead of whole prefixes
+    bucket: bool = (
+        False  # of curves: the last 1,024 tokens before each length instead of whole prefixes
+    )
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ def read(name: str, request: TableRequest) -> SuiteRows:
         judged
         for folder in request.folders
         for judged in (
-            evals.variants(folder, name, request.decode) if request.gates else [evals.opened(folder, name, decode=request.decode)]
+            evals.variants(folder, name, request.decode)
+            if request.gates
+            else [evals.opened(folder, name, decode=request.decode)]
         )
     ]
     floor = evals.opened(request.floor, name, decode=request.decode) if request.floor else None
@@ -67,40 +72,67 @@ def scores(suite_rows: SuiteRows, request: TableRequest) -> Table:
     """Rows are models, columns those of the paper."""
     known = suite(suite_rows.name)
     everyone = [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]
-    columns = shown(evals.columns(suite_rows.name, everyone), lambda c: any(row.score(c) for row in everyone))
+    columns = shown(
+        evals.columns(suite_rows.name, everyone), lambda c: any(row.score(c) for row in everyone)
+    )
     averaged = tuple(column for column in columns if column.percent) if known.average else ()
-    lines = [TableRow(label, cells(row, suite_rows, columns, averaged)) for label, row in zip(suite_rows.labels, suite_rows.rows)]
+    lines = [
+        TableRow(label, cells(row, suite_rows, columns, averaged))
+        for label, row in zip(suite_rows.labels, suite_rows.rows)
+    ]
     if suite_rows.floor:
         name = f"floor: {evals.labels([suite_rows.floor])[0]}"
-        lines.append(TableRow(name, cells(suite_rows.floor, suite_rows, columns, averaged), "floor"))
+        lines.append(
+            TableRow(name, cells(suite_rows.floor, suite_rows, columns, averaged), "floor")
+        )
     if request.gates:
         rates = [row.rate for row in everyone]
         lines = [
-            TableRow(line.name, (*line.cells, None if rate is None else Cell(rate, digits=3)), line.kind)
+            TableRow(
+                line.name, (*line.cells, None if rate is None else Cell(rate, digits=3)), line.kind
+            )
             for line, rate in zip(lines, rates)
         ]
     scale = request.scale or known.scale
     theirs = paper_lines(known, columns, bool(averaged), request.gates, scale, request.ablations)
-    titles = (*(c.title for c in columns), *(["Avg"] if averaged else []), *(["fires"] if request.gates else []))
+    titles = (
+        *(c.title for c in columns),
+        *(["Avg"] if averaged else []),
+        *(["fires"] if request.gates else []),
+    )
     remarks = list(notes(suite_rows, columns))
     if theirs:
         remarks += [f"paper: {known.remark}"] if known.remark else []
     else:
         there = sorted({row.scale for row in paper.tables()[known.table].rows})
         remarks.append(f"paper: no {suite_rows.name} at {scale}, only at {', '.join(there)}")
-    return Table(suite_rows.name, "model", titles, (*lines, *theirs), f"the paper, {scale}", tuple(remarks))
+    return Table(
+        suite_rows.name, "model", titles, (*lines, *theirs), f"the paper, {scale}", tuple(remarks)
+    )
 
 
 def cells(
-    row: SuiteResult, suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...], averaged: tuple[ScoreColumn, ...]
+    row: SuiteResult,
+    suite_rows: SuiteRows,
+    columns: tuple[ScoreColumn, ...],
+    averaged: tuple[ScoreColumn, ...],
 ) -> tuple[Cell | None, ...]:
-    others = [other for other in suite_rows.rows if other is not row] if row is not suite_rows.floor else []
+    others = (
+        [other for other in suite_rows.rows if other is not row]
+        if row is not suite_rows.floor
+        else []
+    )
     floor = suite_rows.floor if row is not suite_rows.floor else None
     found: list[Cell | None] = [_cell(row, [c], others, floor) for c in columns]
     return (*found, _cell(row, list(averaged), others, floor)) if averaged else tuple(found)
 
 
-def _cell(row: SuiteResult, columns: list[ScoreColumn], others: list[SuiteResult], floor: SuiteResult | None) -> Cell | None:
+def _cell(
+    row: SuiteResult,
+    columns: list[ScoreColumn],
+    others: list[SuiteResult],
+    floor: SuiteResult | None,
+) -> Cell | None:
     """One task, or the mean of several, which must all be there."""
     if any(row.score(column) is None for column in columns):
         return None
@@ -117,10 +149,15 @@ def _cell(row: SuiteResult, columns: list[ScoreColumn], others: list[SuiteResult
 
 
 def level(row: SuiteResult, columns: list[ScoreColumn]) -> tuple[float, float | None]:
-    """The mean of tasks that a row has, as it is shown, and its standard error where every task has one."""
+    """The mean of tasks that a row has, as it is shown, and its standard error where every task has
+    one."""
     known = [score for column in columns if (score := row.score(column)) is not None]
     factor, errors = columns[0].factor, [error for _, error in known if error is not None]
-    error = factor * sum(e**2 for e in errors) ** 0.5 / len(known) if len(errors) == len(known) else None
+    error = (
+        factor * sum(e**2 for e in errors) ** 0.5 / len(known)
+        if len(errors) == len(known)
+        else None
+    )
     return factor * sum(value for value, _ in known) / len(known), error
 
 
@@ -137,12 +174,27 @@ def difference(a: SuiteResult, b: SuiteResult, columns: list[ScoreColumn]) -> Ga
 
 
 def paper_lines(
-    known: Suite, columns: tuple[ScoreColumn, ...], average: bool, gates: bool, scale: str, ablations: bool
+    known: Suite,
+    columns: tuple[ScoreColumn, ...],
+    average: bool,
+    gates: bool,
+    scale: str,
+    ablations: bool,
 ) -> tuple[TableRow, ...]:
-    keys = [(column.paper, column.digits) for column in columns] + [("avg", 1)] * average + [("", 0)] * gates
+    keys = (
+        [(column.paper, column.digits) for column in columns]
+        + [("avg", 1)] * average
+        + [("", 0)] * gates
+    )
     found = paper.rows((known.table, *(known.ablations if ablations else ())), scale)
     return tuple(
-        TableRow(model, tuple(Cell(values[key], digits=digits) if key in values else None for key, digits in keys), "paper")
+        TableRow(
+            model,
+            tuple(
+                Cell(values[key], digits=digits) if key in values else None for key, digits in keys
+            ),
+            "paper",
+        )
         for model, values in found.items()
     )
 
@@ -151,18 +203,37 @@ def curves(suite_rows: SuiteRows) -> Iterator[Table]:
     """Rows are lengths, columns models; one table per set of texts."""
     everyone = [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]
     names = tuple(suite_rows.labels) + (("floor",) if suite_rows.floor else ())
-    sets = list(dict.fromkeys(name for row in everyone for name in row.evaluation.amor.curves))
-    if not sets:
-        raise AmorError(f"{everyone[0].file}: amor.curves holds no set of texts")
+    sets = text_sets(everyone)
     for number, name in enumerate(sets):
         points = [_points(row, name, suite_rows.bucket) for row in everyone]
         lengths = sorted({length for point in points for length in point})
-        lines = tuple(TableRow(f"{length:,}", tuple(point.get(length) for point in points)) for length in lengths)
-        kind = "perplexity of the last 1,024 tokens before each length" if suite_rows.bucket else "perplexity of whole prefixes"
+        lines = tuple(
+            TableRow(f"{length:,}", tuple(point.get(length) for point in points))
+            for length in lengths
+        )
+        kind = (
+            "perplexity of the last 1,024 tokens before each length"
+            if suite_rows.bucket
+            else "perplexity of whole prefixes"
+        )
         remarks = tuple(notes(suite_rows, ())) if number == len(sets) - 1 else ()
-        segments = {row.evaluation.amor.curves[name].segments for row in everyone if name in row.evaluation.amor.curves}
-        title = f"{suite_rows.name}, {name}: {kind}, {'/'.join(map(str, sorted(segments)))} segments"
+        segments = {
+            row.evaluation.amor.curves[name].segments
+            for row in everyone
+            if name in row.evaluation.amor.curves
+        }
+        title = (
+            f"{suite_rows.name}, {name}: {kind}, {'/'.join(map(str, sorted(segments)))} segments"
+        )
         yield Table(title, "tokens", names, lines, notes=remarks)
+
+
+def text_sets(rows: list[SuiteResult]) -> list[str]:
+    """Sets of texts that any of the rows has a curve of."""
+    sets = list(dict.fromkeys(name for row in rows for name in row.evaluation.amor.curves))
+    if not sets:
+        raise AmorError(f"{rows[0].file}: amor.curves holds no set of texts")
+    return sets
 
 
 def _points(row: SuiteResult, name: str, bucket: bool) -> dict[int, Cell | None]:
@@ -170,20 +241,37 @@ def _points(row: SuiteResult, name: str, bucket: bool) -> dict[int, Cell | None]
     if curve is None:
         return {}
     values = zip(curve.lengths, curve.bucket if bucket else curve.prefix, curve.errors)
-    return {length: Cell(value, None if bucket else error, digits=2) for length, value, error in values}
+    return {
+        length: Cell(value, None if bucket else error, digits=2) for length, value, error in values
+    }
 
 
 def notes(suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...]) -> Iterator[str]:
     """What stands under a table: how the numbers came about, and what is not there."""
-    for label, row in zip([*suite_rows.labels, "floor"], [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]):
+    for label, row in zip(
+        [*suite_rows.labels, "floor"],
+        [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])],
+    ):
         yield f"{label}: {'; '.join(_provenance(row))}"
     shapes = {row.evaluation.amor.model.parameters for row in suite_rows.rows}
     if suite_rows.floor and suite_rows.floor.evaluation.amor.model.parameters not in shapes:
-        yield "floor: of another shape than every row; an untrained model of the same shape is a fairer one"
-    lengths = {task: round(mean) for row in suite_rows.rows for task, mean in row.evaluation.amor.lengths.items()}
+        yield (
+            "floor: of another shape than every row; an untrained model of the same shape is "
+            "a fairer one"
+        )
+    lengths = {
+        task: round(mean)
+        for row in suite_rows.rows
+        for task, mean in row.evaluation.amor.lengths.items()
+    }
     if lengths:
-        yield f"true tokens of prompts, mean: {', '.join(f'{task} {mean:,}' for task, mean in sorted(lengths.items()))}"
-    reasons = {(task, why) for row in suite_rows.rows for task, why in row.evaluation.amor.skipped.items()}
+        yield (
+            "true tokens of prompts, mean: "
+            f"{', '.join(f'{task} {mean:,}' for task, mean in sorted(lengths.items()))}"
+        )
+    reasons = {
+        (task, why) for row in suite_rows.rows for task, why in row.evaluation.amor.skipped.items()
+    }
     for task, why in sorted(reasons):
         yield f"skipped: {task} ({' '.join(why.split())})"
     yield from _unpaired(suite_rows, columns)
@@ -191,10 +279,16 @@ def notes(suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...]) -> Iterator[s
 
 def _provenance(row: SuiteResult) -> Iterator[str]:
     model, settings = row.evaluation.amor.model, row.evaluation.amor.settings
-    yield "tokens trained on not known" if model.tokens is None else f"trained on {model.tokens:,} tokens"
+    yield (
+        "tokens trained on not known"
+        if model.tokens is None
+        else f"trained on {model.tokens:,} tokens"
+    )
     yield f"{model.parameters:,} parameters"
     if row.documents_judged:
-        yield f"{row.documents_judged:,} documents" + (f" (at most {settings.limit:,} per task)" if settings.limit else "")
+        yield f"{row.documents_judged:,} documents" + (
+            f" (at most {settings.limit:,} per task)" if settings.limit else ""
+        )
     yield f"gates {settings.gates}, {settings.path}"
     if settings.max_length:
         yield f"at most {settings.max_length:,} tokens per request"
@@ -212,6 +306,8 @@ def _unpaired(suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...]) -> Iterat
     rows = [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]
     if len(rows) < 2:
         return
-    blind = [c.title for c in columns if any(row.score(c) and row.documents(c) is None for row in rows)]
+    blind = [
+        c.title for c in columns if any(row.score(c) and row.documents(c) is None for row in rows)
+    ]
     if blind:
         yield f"not compared, for want of numbers per document: {', '.join(blind)}"

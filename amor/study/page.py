@@ -1,6 +1,8 @@
-"""HTML pages, each one file with nothing to fetch, by the templates of amor/study/templates; and JSON beside them.
+"""HTML pages, each one file with nothing to fetch, by the templates of amor/study/templates; and
+JSON beside them.
 
-All pages share templates/base.html: one style and one palette, legible on light and dark screens, wide and narrow.
+All pages share templates/base.html: one style and one palette, legible on light and dark screens,
+wide and narrow.
 """
 
 from __future__ import annotations
@@ -75,15 +77,23 @@ class PageSection:
 
     @property
     def empty(self) -> bool:
-        return not any((self.points, self.notes, self.tables, self.figures, self.texts, self.details))
+        return not any(
+            (self.points, self.notes, self.tables, self.figures, self.texts, self.details)
+        )
 
 
 def render_page(
-    title: str, subtitle: str, sections: Sequence[PageSection], facts: Mapping[str, str] | None = None, footer: str = ""
+    title: str,
+    subtitle: str,
+    sections: Sequence[PageSection],
+    facts: Mapping[str, str] | None = None,
+    footer: str = "",
 ) -> str:
     """A page of sections; facts: name -> value, shown as tiles at the top."""
     kept = [section for section in sections if not section.empty]
-    return render("page.html", title=title, subtitle=subtitle, facts=facts or {}, sections=kept, footer=footer)
+    return render(
+        "page.html", title=title, subtitle=subtitle, facts=facts or {}, sections=kept, footer=footer
+    )
 
 
 def render(template: str, **values: Any) -> str:
@@ -95,7 +105,11 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters["cell"] = _html_cell
     made.filters["remarks"] = _html_remarks

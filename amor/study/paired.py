@@ -1,7 +1,8 @@
 """Two models on the same documents: how far apart they are, and how sure that is.
 
-Whether a document is hard moves both models alike. The error of the difference is that of the differences document by document,
-which is mostly far smaller than the two errors of the two scores would suggest, and is never made from these.
+Whether a document is hard moves both models alike. The error of the difference is that of the
+differences document by document, which is mostly far smaller than the two errors of the two scores
+would suggest, and is never made from these.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Gap:
-    """By how much one is better than the other, per document on average (of log-likelihoods: in nats), and the error of that."""
+    """By how much one is better than the other, per document on average (of log-likelihoods: in
+    nats), and the error of that."""
 
     size: float
     error: float
@@ -56,7 +58,8 @@ class Gap:
 
 
 def gap(a: Scores, b: Scores) -> Gap | None:
-    """By how much `a` is better than `b`; None where fewer than two documents tell nothing of an error."""
+    """By how much `a` is better than `b`; None where fewer than two documents tell nothing of an
+    error."""
     differences = a.values - b.values
     if len(differences) < 2:
         return None
@@ -65,11 +68,14 @@ def gap(a: Scores, b: Scores) -> Gap | None:
 
 def mean_gap(gaps: list[Gap]) -> Gap:
     """Of the average of several tasks, whose documents have nothing to do with each other."""
-    return Gap(sum(g.size for g in gaps) / len(gaps), sum(g.error**2 for g in gaps) ** 0.5 / len(gaps))
+    return Gap(
+        sum(g.size for g in gaps) / len(gaps), sum(g.error**2 for g in gaps) ** 0.5 / len(gaps)
+    )
 
 
 def resampled(a: Scores, b: Scores, samples: int, random: np.random.Generator) -> Numbers:
-    """The difference of the two scores in each of many draws of the documents, with replacement; both get the same draws."""
+    """The difference of the two scores in each of many draws of the documents, with replacement;
+    both get the same draws."""
     from scipy.stats import DegenerateDataWarning, bootstrap
 
     def difference(mine: Numbers, theirs: Numbers, axis: int) -> Numbers:
@@ -78,10 +84,18 @@ def resampled(a: Scores, b: Scores, samples: int, random: np.random.Generator) -
     count = len(a.values)
     if count == 1:  # every draw is the one document
         return np.full(samples, difference(a.values, b.values, 0))
-    options: dict[str, Any] = {"n_resamples": samples, "batch": max(AT_ONCE // count, 1), "method": "percentile"}
+    options: dict[str, Any] = {
+        "n_resamples": samples,
+        "batch": max(AT_ONCE // count, 1),
+        "method": "percentile",
+    }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDataWarning)  # of the interval, which is not used; all draws may be equal
-        draws = bootstrap((a.values, b.values), difference, paired=True, vectorized=True, rng=random, **options)
+        warnings.simplefilter(
+            "ignore", DegenerateDataWarning
+        )  # of the interval, which is not used; all draws may be equal
+        draws = bootstrap(
+            (a.values, b.values), difference, paired=True, vectorized=True, rng=random, **options
+        )
     distribution: Numbers = draws.bootstrap_distribution
     return distribution
 
@@ -90,9 +104,10 @@ def resampled(a: Scores, b: Scores, samples: int, random: np.random.Generator) -
 class Grid:
     """One number per seed and window of text, of one row of a study.
 
-    Two things could have been drawn otherwise: the windows, and the seed (of weights and of the order of data). The error is the
-    root of both squares: that of the windows' means over seeds, and that of the seeds' means over windows. What both share is
-    counted twice, so it is rather too large; of one seed only the windows tell, which is said where it is shown.
+    Two things could have been drawn otherwise: the windows, and the seed (of weights and of the
+    order of data). The error is the root of both squares: that of the windows' means over seeds,
+    and that of the seeds' means over windows. What both share is counted twice, so it is rather too
+    large; of one seed only the windows tell, which is said where it is shown.
     """
 
     seeds: tuple[int, ...]
@@ -112,14 +127,18 @@ class Grid:
         return sum(_error(self.values.mean(axis)) ** 2 for axis in (0, 1)) ** 0.5
 
     def less(self, other: Grid) -> Grid:
-        """The difference, seed by seed and window by window; seeds that only one has are left out."""
+        """The difference, seed by seed and window by window; seeds that only one has are left
+        out."""
         shared = tuple(seed for seed in self.seeds if seed in other.seeds)
         mine, theirs = (g.values[[g.seeds.index(seed) for seed in shared]] for g in (self, other))
         return Grid(shared, mine - theirs, self.text)
 
     def ahead(self, other: Grid) -> Gap | None:
         """By how much lower, which of losses is better; None where nothing can be paired."""
-        if not set(self.seeds) & set(other.seeds) or (self.text, self.windows) != (other.text, other.windows):
+        if not set(self.seeds) & set(other.seeds) or (self.text, self.windows) != (
+            other.text,
+            other.windows,
+        ):
             return None
         difference = other.less(self)
         return Gap(difference.mean, difference.error)

@@ -1,4 +1,5 @@
-"""The paper's result tables as numbers: what stands below our rows. Firing rates and speeds of decode are in paper.json."""
+"""The paper's result tables as numbers: what stands below our rows. Firing rates and speeds of
+decode are in paper.json."""
 
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,11 @@ class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def at(self, scale: str) -> dict[str, dict[str, float]]:
         """Model -> column -> number, of one scale."""
-        return {row.model: dict(zip(self.columns, row.values, strict=True)) for row in self.rows if row.scale == scale}
+        return {
+            row.model: dict(zip(self.columns, row.values, strict=True))
+            for row in self.rows
+            if row.scale == scale
+        }
 
 
 class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +46,8 @@ def tables() -> dict[str, Printed]:
 
 
 def rows(names: tuple[str, ...], scale: str) -> dict[str, dict[str, float]]:
-    """Models of several tables, each once: ablations print the full model again, with "(K=3)" behind its name."""
+    """Models of several tables, each once: ablations print the full model again, with "(K=3)"
+    behind its name."""
     found: dict[str, dict[str, float]] = {}
     for name in names:
         for model, values in tables()[name].at(scale).items():

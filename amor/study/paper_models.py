@@ -1,4 +1,5 @@
-"""The paper's models as rows of a study: loss, firing rate and speed, at the scale at which it tells all of them."""
+"""The paper's models as rows of a study: loss, firing rate and speed, at the scale at which it
+tells all of them."""
 
 from __future__ import annotations
 

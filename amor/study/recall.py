@@ -3,19 +3,26 @@
 from amor.records.recall import Mean, Recall
 
 
-def lines(found: Recall) -> list[str]:
-    options = ", ".join(f"{key} {value}" for key, value in found.task.items() if key != "kind")
-    told = [
-        f"{found.model} on {found.task['kind']} ({options})",
-        f"  asked        {found.questions} questions of {found.answers // found.questions} tokens in each of {found.rows:,} rows",
-        f"  right        {share(found.token)} of their tokens (by chance {found.chance:.1%}), {share(found.whole)} of them whole",
-        f"  nats         {number(found.nll_questions)} per token of an answer, {number(found.nll_elsewhere)} elsewhere",
-        f"  state        {found.state.fixed:,} numbers, and {found.state.a_token:,} for each token read",
-        *([f"  gate         {found.gate}"] if found.gate else []),
+def lines(recall: Recall) -> list[str]:
+    options = ", ".join(f"{key} {value}" for key, value in recall.task.items() if key != "kind")
+    text = [
+        f"{recall.model} on {recall.task['kind']} ({options})",
+        f"  asked        {recall.questions} questions of {recall.answers // recall.questions} "
+        f"tokens in each of {recall.rows:,} rows",
+        f"  right        {share(recall.token)} of their tokens (by chance {recall.chance:.1%}), "
+        f"{share(recall.whole)} of them whole",
+        f"  nats         {number(recall.nll_questions)} per token of an answer, "
+        f"{number(recall.nll_elsewhere)} elsewhere",
+        f"  state        {recall.state.fixed:,} numbers, and {recall.state.a_token:,} for each "
+        "token read",
+        *([f"  gate         {recall.gate}"] if recall.gate else []),
     ]
-    for index, block in enumerate(found.blocks):
-        told.append(f"  block {index}      fires on {block.questions:.1%} of the questions, {block.elsewhere:.1%} elsewhere")
-    return told
+    for index, block in enumerate(recall.blocks):
+        text.append(
+            f"  block {index}      fires on {block.questions:.1%} of the questions, "
+            f"{block.elsewhere:.1%} elsewhere"
+        )
+    return text
 
 
 def share(value: Mean) -> str:

@@ -1,4 +1,5 @@
-"""What a study ends in: its tables as text, Markdown and LaTeX, its figures, and one page that holds all of them."""
+"""What a study ends in: its tables as text, Markdown and LaTeX, its figures, and one page that
+holds all of them."""
 
 from __future__ import annotations
 
@@ -35,6 +36,12 @@ def page(results: Results, tables: list[Table], drawings: tuple[Drawing, ...]) -
     facts = {"rows": len(results.ledger.rows), "runs": len(results.runs), "seeds": len(study.seeds)}
     sections = [PageSection(table.title, tables=(table,)) for table in tables]
     sections.append(PageSection("Figures", figures=drawings, size="one"))
-    sections.append(PageSection("The study as it was run", details=(json_details("study.json", results.ledger),)))
-    shown = {fact: str(count) for fact, count in {**facts, "runs that are judged": measured}.items()}
+    sections.append(
+        PageSection(
+            "The study as it was run", details=(json_details("study.json", results.ledger),)
+        )
+    )
+    shown = {
+        fact: str(count) for fact, count in {**facts, "runs that are judged": measured}.items()
+    }
     return render_page(name, study.title, sections, shown)

@@ -1,4 +1,5 @@
-"""The folder of a study, read: every measurement of its runs, and which learning rate each row is shown with."""
+"""The folder of a study, read: every measurement of its runs, and which learning rate each row is
+shown with."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ from amor import typed
 from amor.errors import AmorError
 from amor.records.run import Evaluated, Step
 from amor.run import Run
-from amor.study.definition import JUDGED, LEDGER, Measurement, PlannedRun, Study, StudyLedger, find_measure
+from amor.study.definition import (
+    JUDGED,
+    LEDGER,
+    Measurement,
+    PlannedRun,
+    Study,
+    StudyLedger,
+    find_measure,
+)
 from amor.study.paired import Grid
 
 
@@ -30,14 +39,22 @@ class StudyRun:
 
     @cached_property
     def valid(self) -> float | None:
-        """The held-out loss at the last step, as training measured it; None: it is not at its end, or not finite."""
-        ends = [line for line in self.run.lines() if isinstance(line, Evaluated) and line.step == self.planned.steps]
+        """The held-out loss at the last step, as training measured it; None: it is not at its end,
+        or not finite."""
+        ends = [
+            line
+            for line in self.run.lines()
+            if isinstance(line, Evaluated) and line.step == self.planned.steps
+        ]
         return ends[-1].valid.nll if ends else None
 
     @cached_property
     def gated(self) -> bool:
         """Whether its model has gates, by its first step."""
-        return any(line.blocks for line in islice((line for line in self.run.lines() if isinstance(line, Step)), 1))
+        return any(
+            line.blocks
+            for line in islice((line for line in self.run.lines() if isinstance(line, Step)), 1)
+        )
 
     @cached_property
     def results(self) -> dict[str, Any]:
@@ -71,36 +88,56 @@ class Results:
     @cached_property
     def runs(self) -> tuple[StudyRun, ...]:
         kinds = tuple(self.study.measurements())
-        return tuple(StudyRun(planned, Run(self.folder / planned.folder), kinds) for planned in self.ledger.runs)
+        return tuple(
+            StudyRun(planned, Run(self.folder / planned.folder), kinds)
+            for planned in self.ledger.runs
+        )
 
     @cached_property
     def shown(self) -> dict[str, list[StudyRun]]:
         """Row -> its runs, one per seed, at the learning rate that is best for it."""
         best = best_learning_rates(self.runs)
         return {
-            row: [run for run in self.runs if run.planned.row == row and run.planned.lr == best.get(row, run.planned.lr)]
+            row: [
+                run
+                for run in self.runs
+                if run.planned.row == row and run.planned.lr == best.get(row, run.planned.lr)
+            ]
             for row in self.ledger.rows
         }
 
     def of(self, row: str, kind: str) -> dict[int, Any]:
         """Seed -> result."""
-        return {run.planned.seed: run.results[kind] for run in self.shown[row] if kind in run.results}
+        return {
+            run.planned.seed: run.results[kind] for run in self.shown[row] if kind in run.results
+        }
 
     def grid(self, row: str, kind: str, windows: dict[int, tuple[float, ...]]) -> Grid | None:
-        """Numbers by seed and window, with the text they are of: windows of different texts are not compared."""
+        """Numbers by seed and window, with the text they are of: windows of different texts are not
+        compared."""
         if not windows:
             return None
         if len({len(each) for each in windows.values()}) > 1:
-            raise AmorError("runs of one row were judged on different numbers of windows; run the study again, it judges anew")
+            raise AmorError(
+                "runs of one row were judged on different numbers of windows; run the study "
+                "again, it judges anew"
+            )
         texts = [each.data for each in self.of(row, kind).values()]
         # the data of a study is one text, wherever it lay when it was read
-        text = frozenset((self.ledger.data or t.source, t.context, t.windows, t.documents) for t in texts)
+        text = frozenset(
+            (self.ledger.data or t.source, t.context, t.windows, t.documents) for t in texts
+        )
         return Grid(tuple(windows), np.array(list(windows.values()), dtype=np.float64), text)
 
     def missing(self) -> list[str]:
         """One line per row: which seeds lack which measurements."""
-        lacking = {row: dict.fromkeys(self._lacking(run) for run in runs) for row, runs in self.shown.items()}
-        return [f"{row}: {', '.join(filter(None, each))}" for row, each in lacking.items() if any(each)]
+        lacking = {
+            row: dict.fromkeys(self._lacking(run) for run in runs)
+            for row, runs in self.shown.items()
+        }
+        return [
+            f"{row}: {', '.join(filter(None, each))}" for row, each in lacking.items() if any(each)
+        ]
 
     def _lacking(self, run: StudyRun) -> str:
         """A seed, and the kinds it lacks where it has others."""
@@ -116,7 +153,8 @@ def read(folder: str | Path) -> Results:
 
 
 def best_learning_rates(runs: Iterable[StudyRun]) -> dict[str, float | None]:
-    """Of each row the learning rate whose mean held-out loss over seeds is the lowest, among those that most seeds have."""
+    """Of each row the learning rate whose mean held-out loss over seeds is the lowest, among those
+    that most seeds have."""
     rows: dict[str, dict[float | None, list[float]]] = {}
     for run in runs:
         if run.valid is not None:

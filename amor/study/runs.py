@@ -52,14 +52,21 @@ def compare(folders: list[Run]) -> list[RunSummary]:
     rows = [summarise(folder) for folder in folders]
     vocabularies = {row.vocab for row in rows}
     if len(vocabularies) > 1:
-        raise AmorError(f"runs with vocabularies of {sorted(vocabularies)}: their losses a token cannot be compared")
+        raise AmorError(
+            f"runs with vocabularies of {sorted(vocabularies)}: their losses a token cannot be "
+            "compared"
+        )
     return rows
 
 
 def measured(run: Run) -> tuple[list[Step], list[Evaluated]]:
-    """The steps and the evaluations of a run, which must have begun; all steps have as many blocks."""
+    """The steps and the evaluations of a run, which must have begun; all steps have as many
+    blocks."""
     if not run.used:
-        raise AmorError(f"{run.folder} is not a run directory (it has no config.json); amor train --out RUN writes one")
+        raise AmorError(
+            f"{run.folder} is not a run directory (it has no config.json); amor train --out RUN "
+            "writes one"
+        )
     steps: list[Step] = []
     evals: list[Evaluated] = []
     for line in run.lines():
@@ -67,7 +74,10 @@ def measured(run: Run) -> tuple[list[Step], list[Evaluated]]:
             evals.append(line)
             continue
         if steps and len(line.blocks) != len(steps[0].blocks):
-            wrong = f"step {line.step} has {len(line.blocks)} blocks, step {steps[0].step} has {len(steps[0].blocks)}"
+            wrong = (
+                f"step {line.step} has {len(line.blocks)} blocks, step {steps[0].step} has "
+                f"{len(steps[0].blocks)}"
+            )
             raise AmorError(f"{run.metrics}: {wrong}; of one run they are as many")
         steps.append(line)
     if not steps:
@@ -99,18 +109,24 @@ def summarise(run: Run) -> RunSummary:
             for e in sound
             if e.step in tokens and e.valid.nll is not None
         ),
-        firing=tuple(FiringPoint(line.tokens, tuple(b.fire for b in line.blocks)) for line in steps if line.blocks),
+        firing=tuple(
+            FiringPoint(line.tokens, tuple(b.fire for b in line.blocks))
+            for line in steps
+            if line.blocks
+        ),
     )
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The one key of a model's config that a comparison needs; the others are left to those who open models."""
+    """The one key of a model's config that a comparison needs; the others are left to those who
+    open models."""
 
     vocab: Vocab
 
 
 def vocabulary(run: Run, model: Architecture) -> int:
-    """Tokens of a run's vocabulary: its preset's with the recipe's change, or those of the config beside its newest weights."""
+    """Tokens of a run's vocabulary: its preset's with the recipe's change, or those of the config
+    beside its newest weights."""
     if not model.start:
         changed = {"vocab": scaled(model.scale)["vocab"]} | model.changes
         return typed.convert(Vocabulary, changed, f"{run.config}: model.changes").vocab
@@ -122,7 +138,13 @@ def table(rows: list[RunSummary]) -> Table:
     lines = []
     for row in rows:
         nll, perplexity = (row.valid.nll, row.valid.perplexity) if row.valid else (None, None)
-        numbers = ((row.minutes, 1), (row.tokens_per_second, 0), (row.loss, 3), (nll, 3), (perplexity, 1))
+        numbers = (
+            (row.minutes, 1),
+            (row.tokens_per_second, 0),
+            (row.loss, 3),
+            (nll, 3),
+            (perplexity, 1),
+        )
         cells = (None if value is None else Cell(value, digits=digits) for value, digits in numbers)
         lines.append(TableRow(row.run, (f"{row.tokens:,}", *cells)))
     columns = ("tokens", "minutes", "tokens/s", "train loss", "valid loss", "perplexity")

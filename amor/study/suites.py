@@ -1,4 +1,5 @@
-"""Which columns of a suite a table shows. Suites and their columns are those of the tasks in amor/eval/tasks."""
+"""Which columns of a suite a table shows. Suites and their columns are those of the tasks in
+amor/eval/tasks."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,8 +8,11 @@ from amor.eval.tasks import LENGTHS, SUITES, ScoreColumn, Suite, in_suite, suite
 __all__ = ["LENGTHS", "SUITES", "ScoreColumn", "Suite", "in_suite", "shown", "suite"]
 
 
-def shown(columns: Iterable[ScoreColumn], measured: Callable[[ScoreColumn], bool]) -> tuple[ScoreColumn, ...]:
-    """Those that were measured; of the paper's columns that none of ours stands beside, the first of ours that would."""
+def shown(
+    columns: Iterable[ScoreColumn], measured: Callable[[ScoreColumn], bool]
+) -> tuple[ScoreColumn, ...]:
+    """Those that were measured; of the paper's columns that none of ours stands beside, the first
+    of ours that would."""
     columns = tuple(columns)
     taken = {column.paper for column in columns if measured(column)}
     kept = []

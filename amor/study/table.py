@@ -1,4 +1,5 @@
-"""The one table type, and how it is printed: text for terminals and files, Markdown, LaTeX and HTML.
+"""The one table type, and how it is printed: text for terminals and files, Markdown, LaTeX and
+HTML.
 
 Text is laid out by rich, Markdown and LaTeX by tabulate, HTML by the macro of templates/base.html.
 What bold and `=` mean is explained below every table in which they occur.
@@ -58,7 +59,8 @@ def as_number(value: float, digits: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text from a file without line breaks and control characters, which would steer a terminal."""
+    """A text from a file without line breaks and control characters, which would steer a
+    terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -69,7 +71,8 @@ def as_cell(
     marks: tuple[str, str] = ("±", "="),
     dash: str = "-",
 ) -> str:
-    """A cell as text. `escape` makes a text safe for the format; marks: of an error and of the floor."""
+    """A cell as text. `escape` makes a text safe for the format; marks: of an error and of the
+    floor."""
     if cell is None:
         return dash
     if isinstance(cell, str):
@@ -80,7 +83,8 @@ def as_cell(
 
 
 def remarks(table: Table, bold: str) -> list[str]:
-    """What the marks of this table mean, then its notes. bold: how a best value is marked in this format."""
+    """What the marks of this table mean, then its notes. bold: how a best value is marked in this
+    format."""
     cells = [cell for row in table.lines for cell in row.cells if isinstance(cell, Cell)]
     known = {
         "±: one standard error": any(cell.error is not None for cell in cells),
@@ -100,7 +104,9 @@ def as_text(table: Table, terminal: bool = False) -> str:
     rules = box.Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
     laid_out = rich_table.Table(box=rules, show_edge=False, pad_edge=False, header_style="")
     for number, head in enumerate((table.first, *table.columns)):
-        laid_out.add_column(Text(one_line(head)), justify="right" if number else "left", no_wrap=True)
+        laid_out.add_column(
+            Text(one_line(head)), justify="right" if number else "left", no_wrap=True
+        )
     bold = "\033[1m{}\033[0m".format if terminal else "*{}*".format
     for heading, rows in table.groups():
         laid_out.add_section()
@@ -110,7 +116,12 @@ def as_text(table: Table, terminal: bool = False) -> str:
             cells = [Text.from_ansi(as_cell(cell, bold)) for cell in row.cells]
             laid_out.add_row(Text(one_line(row.name)), *cells)
     file = io.StringIO()
-    Console(file=file, width=ENDLESS, force_terminal=terminal, color_system="standard" if terminal else None).print(laid_out)
+    Console(
+        file=file,
+        width=ENDLESS,
+        force_terminal=terminal,
+        color_system="standard" if terminal else None,
+    ).print(laid_out)
     body = [line.rstrip() for line in file.getvalue().rstrip("\n").split("\n")]
     below = [one_line(note) for note in remarks(table, "bold" if terminal else "*")]
     return "\n".join([one_line(table.title), *body, *(["", *below] if below else [])])
@@ -127,13 +138,18 @@ def as_markdown(table: Table) -> str:
             rows.append([escape_markdown(row.name), *cells])
     heads = [escape_markdown(head) for head in (table.first, *table.columns)]
     align = ("left", *["right"] * len(table.columns))
-    body = tabulate(rows, heads, "pipe", disable_numparse=True, colglobalalign="right", colalign=align)
+    body = tabulate(
+        rows, heads, "pipe", disable_numparse=True, colglobalalign="right", colalign=align
+    )
     below = [f"* {escape_markdown(note)}" for note in remarks(table, "bold")]
-    return "\n".join([f"**{escape_markdown(table.title)}**", "", body, *(["", *below] if below else [])])
+    return "\n".join(
+        [f"**{escape_markdown(table.title)}**", "", body, *(["", *below] if below else [])]
+    )
 
 
 def as_latex(table: Table) -> str:
-    """A tabular of booktabs; what stands below the table is a comment, to be taken into a caption."""
+    """A tabular of booktabs; what stands below the table is a comment, to be taken into a
+    caption."""
     from tabulate import DataRow, Line, TableFormat, tabulate
 
     wide = len(table.columns) + 1
@@ -148,13 +164,18 @@ def as_latex(table: Table) -> str:
         if heading:
             rule += f"\\multicolumn{{{wide}}}{{l}}{{\\emph{{{escape_latex(heading)}}}}} \\\\\n"
         for row in group:
-            cells = (as_cell(cell, "\\textbf{{{}}}".format, escape_latex, ("$\\pm$", "$^{=}$"), "--") for cell in row.cells)
+            cells = (
+                as_cell(cell, "\\textbf{{{}}}".format, escape_latex, ("$\\pm$", "$^{=}$"), "--")
+                for cell in row.cells
+            )
             rows.append([rule + escape_latex(row.name), *cells])
             rule = ""
         rule = "\\midrule\n"
     heads = [escape_latex(head) for head in (table.first, *table.columns)]
     align = ("left", *["right"] * len(table.columns))
-    body = tabulate(rows, heads, booktabs, disable_numparse=True, colglobalalign="right", colalign=align)
+    body = tabulate(
+        rows, heads, booktabs, disable_numparse=True, colglobalalign="right", colalign=align
+    )
     below = [f"% {one_line(note)}" for note in remarks(table, "bold")]
     return "\n".join([f"% {one_line(table.title)}; needs \\usepackage{{booktabs}}", body, *below])
 
@@ -163,7 +184,12 @@ def escape_markdown(text: str) -> str:
     return "".join(f"\\{c}" if c in r"\`*_<>|[]" else c for c in one_line(text))
 
 
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+}
 LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 
 
@@ -173,4 +199,8 @@ def escape_latex(text: str) -> str:
 
 def printed(table: Table, form: str = "text", terminal: bool = False) -> str:
     """A table in one of FORMATS; terminal: whether text may use bold letters."""
-    return as_text(table, terminal) if form == "text" else {"markdown": as_markdown, "latex": as_latex}[form](table)
+    return (
+        as_text(table, terminal)
+        if form == "text"
+        else {"markdown": as_markdown, "latex": as_latex}[form](table)
+    )

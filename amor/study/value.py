@@ -1,4 +1,5 @@
-"""Gate value accounting as tables and as a page: what amor/judge/value.py and amor/judge/choosing.py found."""
+"""Gate value accounting as tables and as a page: what amor/judge/value.py and
+amor/judge/choosing.py value."""
 
 from __future__ import annotations
 
@@ -9,42 +10,58 @@ from amor.study import page
 from amor.study.table import Cell, Table, TableRow
 from amor.study.verdict import sentences
 
-SHARES = ("fire_rate", "best", "fire_rate", "precision", "precision_by_chance", "recall", "captured", "captured_by_chance")
+SHARES = (
+    "fire_rate",
+    "best",
+    "fire_rate",
+    "precision",
+    "precision_by_chance",
+    "recall",
+    "captured",
+    "captured_by_chance",
+)
 
 
-def value_page(found: Value) -> str:
+def value_page(value: Value) -> str:
     """The sentences, the figure and the tables."""
     from amor.study import figures
 
-    figure = page.Drawing(svg=figures.inline(figures.draw("value", found)))
-    verdict = page.PageSection("Verdict", points=tuple(sentences(found)), figures=(figure,), size="one")
-    numbers = page.PageSection("In numbers", notes=found.notes, tables=tuple(tables(found)))
-    return page.render_page(f"What the gate of {found.model} is worth", about(found), (verdict, numbers))
+    figure = page.Drawing(svg=figures.inline(figures.draw("value", value)))
+    verdict = page.PageSection(
+        "Verdict", points=tuple(sentences(value)), figures=(figure,), size="one"
+    )
+    numbers = page.PageSection("In numbers", notes=value.notes, tables=tuple(tables(value)))
+    return page.render_page(
+        f"What the gate of {value.model} is worth", about(value), (verdict, numbers)
+    )
 
 
-def about(found: Value) -> str:
-    data = found.data
+def about(value: Value) -> str:
+    data = value.data
     cut = f"{data.windows} windows of {data.context:,}"
-    return f"{data.tokens:,} tokens of {data.source}: {cut}; gate: {found.gate}"
+    return f"{data.tokens:,} tokens of {data.source}: {cut}; gate: {value.gate}"
 
 
-def tables(found: Value) -> list[Table]:
+def tables(value: Value) -> list[Table]:
     """The account in numbers, for pages and terminals."""
-    return [losses(found), agreement(found), gains(found)]
+    return [losses(value), agreement(value), gains(value)]
 
 
-def losses(found: Value) -> Table:
+def losses(value: Value) -> Table:
     rows = []
-    for name, row in msgspec.structs.asdict(found.losses).items():
+    for name, row in msgspec.structs.asdict(value.losses).items():
         rates = " / ".join(f"{100 * rate:.0f} %" for rate in row.fire_rate)
         nll, saved = Cell(row.nll, row.se, 4), f"{row.saved:+.4f}±{row.saved_se:.4f}"
         rows.append(TableRow(name.replace("_", ", "), (nll, saved, rates)))
     return Table("Loss by policy", "policy", ("nll", "saved over never", "fires on"), tuple(rows))
 
 
-def agreement(found: Value) -> Table:
+def agreement(value: Value) -> Table:
     columns = ("fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance")
-    rows = tuple(TableRow(str(row.block), tuple(percent(row, name) for name in SHARES)) for row in found.agreement)
+    rows = tuple(
+        TableRow(str(row.block), tuple(percent(row, name) for name in SHARES))
+        for row in value.agreement
+    )
     return Table("The gate against the best tokens", "block", columns, rows)
 
 
@@ -55,9 +72,9 @@ def percent(row: Agreement, name: str) -> str | None:
     return f"{100 * value:.0f}" + (f"±{100 * error:.0f} %" if error is not None else " %")
 
 
-def gains(found: Value) -> Table:
+def gains(value: Value) -> Table:
     rows = []
-    for row in found.gains:
+    for row in value.gains:
         quantiles = (f"{q:+.3f}" for q in (row.quantiles.p1, row.quantiles.p50, row.quantiles.p99))
         rho = None if row.rank_correlation is None else f"{row.rank_correlation:+.2f}"
         mean = f"{row.mean:+.4f}±{row.se:.4f}"
@@ -66,26 +83,38 @@ def gains(found: Value) -> Table:
     return Table("Gain of firing", "of", columns, tuple(rows))
 
 
-def curve(found: Value) -> Table:
+def curve(value: Value) -> Table:
     """Loss against firing rate; the error is that of the oracle's loss."""
     rows = []
-    for point in found.curve:
+    for point in value.curve:
         levels = (point.gate, point.random, point.oracle)
         losses = (None if level is None else Cell(level.nll, digits=4) for level in levels)
-        rows.append(TableRow(f"{point.aim:g}", (f"{point.fire_rate:.3f}", *losses, Cell(point.oracle.se, digits=4))))
+        rows.append(
+            TableRow(
+                f"{point.aim:g}",
+                (f"{point.fire_rate:.3f}", *losses, Cell(point.oracle.se, digits=4)),
+            )
+        )
     columns = ("fired on", "gate", "random", "oracle", "± se")
     return Table("Loss against firing rate", "asked for", columns, tuple(rows))
 
 
-def choices(found: Choosing) -> list[Table]:
-    """What other gates save in front of the same attention, and how much more than the paper's gate does."""
+def choices(value: Choosing) -> list[Table]:
+    """What other gates save in front of the same attention, and how much more than the paper's gate
+    does."""
 
     def rows(key: str) -> tuple[TableRow, ...]:
-        named = {choice.name: [Cell(level.saved, level.se, 4) for level in getattr(choice, key)] for choice in found.choices}
+        named = {
+            choice.name: [Cell(level.saved, level.se, 4) for level in getattr(choice, key)]
+            for choice in value.choices
+        }
         return tuple(TableRow(name, tuple(cells)) for name, cells in named.items())
 
-    own, always = (f"{level.saved:.4f}±{level.se:.4f}" for level in (found.own, found.always))
-    first, columns = "fires on the tokens of the highest", tuple(f"{rate:.0%}" for rate in found.rates)
+    own, always = (f"{level.saved:.4f}±{level.se:.4f}" for level in (value.own, value.always))
+    first, columns = (
+        "fires on the tokens of the highest",
+        tuple(f"{rate:.0%}" for rate in value.rates),
+    )
     saved = f"nats per token saved over never firing; as it is {own}, always {always}"
     return [
         Table(saved, first, columns, rows("levels")),

@@ -2,49 +2,74 @@
 
 from amor.records.value import Gains, Value
 
-FEW = 2.0  # standard errors below which a difference is not told from none
+FEW = 2.0  # standard errors below which a difference is within the noise
 
 
-def sentences(found: Value) -> list[str]:
-    return [attention(found), gate(found), against_random(found), *(order(g) for g in found.gains[:-1])]
+def sentences(value: Value) -> list[str]:
+    return [
+        attention(value),
+        gate(value),
+        against_random(value),
+        *(order(g) for g in value.gains[:-1]),
+    ]
 
 
-def attention(found: Value) -> str:
+def attention(value: Value) -> str:
     """Whether there is anything to gate."""
-    always, never = found.losses.always, found.losses.never
-    saved = f"{always.saved:+.4f} ± {always.saved_se:.4f} nats per token over never firing ({never.nll:.4f})"
+    always, never = value.losses.always, value.losses.never
+    saved = (
+        f"{always.saved:+.4f} ± {always.saved_se:.4f} nats per token over never firing "
+        f"({never.nll:.4f})"
+    )
     if clear(always.saved, always.saved_se) and always.saved > 0:
         return f"Attention everywhere gains {saved}."
     if clear(always.saved, always.saved_se):
         return f"Poor: attention everywhere makes the model worse, {saved}."
-    return f"Poor: attention everywhere cannot be told from none, {saved}; the gate has little to choose from."
+    return (
+        f"Poor: attention everywhere cannot be told from none, {saved}; the gate has little "
+        "to choose from."
+    )
 
 
-def gate(found: Value) -> str:
+def gate(value: Value) -> str:
     """What share of the oracle's saving the gate has, at the same count."""
-    mine, best = found.losses.gate, found.losses.oracle
+    mine, best = value.losses.gate, value.losses.oracle
     rates = " / ".join(f"{100 * rate:.0f} %" for rate in mine.fire_rate)
-    text = f"the gate fires on {rates} of tokens and gains {mine.saved:+.4f} ± {mine.saved_se:.4f} nats per token"
+    text = (
+        f"the gate fires on {rates} of tokens and gains {mine.saved:+.4f} ± "
+        f"{mine.saved_se:.4f} nats per token"
+    )
     if not any(mine.fire_rate):
         return "Poor: the gate fires nowhere on this text."
     if best.saved <= 0:
         return f"Poor: {text}; not even the oracle gains at this rate."
     share = mine.saved / best.saved
     level = "Poor" if share < 0.25 else "Against the oracle"
-    return f"{level}: {text}, {100 * share:.0f} % of what the best choice of as many tokens gains ({best.saved:+.4f})."
+    return (
+        f"{level}: {text}, {100 * share:.0f} % of what the best choice of as many tokens "
+        f"gains ({best.saved:+.4f})."
+    )
 
 
-def against_random(found: Value) -> str:
+def against_random(value: Value) -> str:
     """Whether choosing by entropy is better than choosing blindly."""
-    mine, blind = found.losses.gate, found.losses.random
+    mine, blind = value.losses.gate, value.losses.random
     better = mine.saved - blind.saved
     text = f"the same number of random tokens gains {blind.saved:+.4f}"
-    error = found.losses.gate.over_random_se
+    error = value.losses.gate.over_random_se
     if not clear(better, error):
-        return f"Poor: {text}, which cannot be told from the gate's (difference {better:+.4f} ± {error:.4f})."
+        return (
+            f"Poor: {text}, which cannot be told from the gate's (difference {better:+.4f} ± "
+            f"{error:.4f})."
+        )
     if better < 0:
-        return f"Poor: {text}, more than the gate's choice (difference {better:+.4f} ± {error:.4f})."
-    return f"Against chance: {text}, so choosing by the gate is worth {better:+.4f} ± {error:.4f} nats per token."
+        return (
+            f"Poor: {text}, more than the gate's choice (difference {better:+.4f} ± {error:.4f})."
+        )
+    return (
+        f"Against chance: {text}, so choosing by the gate is worth {better:+.4f} ± "
+        f"{error:.4f} nats per token."
+    )
 
 
 def order(block: Gains) -> str:

@@ -1,31 +1,28 @@
-"""Figures. Matplotlib is imported here and nowhere else; one file per figure, found by the registry.
+"""Figures. Matplotlib is imported here and nowhere else; one file per figure, found by the
+registry.
 
-A file amor/study/figures/<name>.py defines one class with that name as its `kind` (base.py is the contract).
+A file amor/study/figures/<name>.py defines one class with that name as its `kind` (base.py is the
+contract).
 """
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from amor import registry
 from amor.errors import AmorError, nearest
 from amor.study.figures import canvas
 from amor.study.figures.base import FigureKind
+from amor.study.figures.canvas import Figure
+from amor.study.figures.canvas import write as save
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+__all__ = ["draw", "inline", "save", "study_figure", "suite_figures"]
 
 
 def draw(name: str, data: Any) -> Figure:
-    """The figure of a name, from the data it draws; "package.module.Class" is one outside the package."""
+    """The figure of a name, from the data it draws; "package.module.Class" is one outside the
+    package."""
     with canvas.style():
         return _find(name).draw(data)
-
-
-def save(drawing: Figure, path: str | Path) -> Path:
-    return canvas.write(drawing, path)
 
 
 def inline(drawing: Figure) -> str:

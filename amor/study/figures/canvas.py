@@ -1,17 +1,20 @@
-"""What all figures share: matplotlib behind its door, one style, colours that everyone can tell apart, and writing the file."""
-
-from __future__ import annotations
+"""What all figures share: one style, colours that everyone can tell apart, and writing the file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amor.errors import AmorError
 from amor.files import disk_errors
 
+# annotations of figures, without importing matplotlib where nothing is drawn
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+else:
+    Axes = Figure = Any
 
 # Okabe and Ito's colours, which stay apart for every kind of colour vision; one per block
 BLOCKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -19,6 +22,7 @@ INK, FAINT, PAPER = "#222222", "#9a9a9a", "#ffffff"
 # lightness falls evenly, so that a print in grey keeps the order
 ENTROPY = ("#ffffff", "#fdf0d5", "#fbd9a0", "#f5b862", "#e6903a", "#c96a1e")
 MARKERS = "osv^DPX*"
+DASHED = (0, (4, 2))
 FORMATS = (".png", ".svg", ".pdf")
 NO_METADATA: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 STYLE: Any = {
@@ -27,7 +31,8 @@ STYLE: Any = {
     "pdf.fonttype": 42,
     "svg.hashsalt": "amor",
     "font.size": 8,
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     "axes.titlesize": 8,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
@@ -48,11 +53,10 @@ STYLE: Any = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """While figures are drawn and saved: the style of all of them, which changes nothing outside."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise AmorError('figures need matplotlib: pip install "matplotlib>=3.9"') from error
+    """While figures are drawn and saved: the style of all of them, which changes nothing
+    outside."""
+    import matplotlib
+
     with matplotlib.rc_context(STYLE):
         yield
 
@@ -64,9 +68,48 @@ def figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), facecolor=PAPER)
 
 
-def beside(axes: Any) -> None:
+def colour(number: int) -> str:
+    """The colour of a block or a line, by its number."""
+    return BLOCKS[number % len(BLOCKS)]
+
+
+def marker(number: int) -> str:
+    """The marker of a line, by its number."""
+    return MARKERS[number % len(MARKERS)]
+
+
+def heat(share: float) -> Any:
+    """A colour between white (0) and the darkest of ENTROPY (1)."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("entropy", ENTROPY)(share)
+
+
+def panels(drawing: Figure, count: int, across: int, **options: Any) -> list[Axes]:
+    """`count` panels in rows of `across`; the rest of the last row stays empty."""
+    down = -(-count // across)
+    every = drawing.subplots(down, across, squeeze=False, **options).flatten()
+    for spare in islice(every, count, None):
+        spare.set_visible(False)
+    return list(every[:count])
+
+
+def beside(axes: Axes) -> None:
     """The legend to the right of the axes, where it covers nothing."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+
+
+def below(drawing: Figure, columns: int) -> None:
+    """One legend below all panels, of every label in them once."""
+    known = {
+        label: handle
+        for axes in drawing.axes
+        for handle, label in zip(*axes.get_legend_handles_labels())
+    }
+    columns = min(len(known), columns)
+    drawing.legend(known.values(), known.keys(), loc="lower center", ncols=columns)
+    inches = 0.14 * -(-len(known) // columns) + 0.1
+    drawing.tight_layout(rect=(0, inches / drawing.get_figheight(), 1, 1))
 
 
 def write(drawing: Figure, path: str | Path) -> Path:

@@ -1,18 +1,13 @@
 """Curves over the steps of a run, between two axes: a panel of its report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import BLOCKS, FAINT, INK, figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from amor.study.figures.canvas import FAINT, INK, Figure, colour, figure
 
 POINTS = 400  # drawn per curve at most; longer ones are averaged
 STYLES: dict[str, dict[str, Any]] = {
@@ -25,10 +20,12 @@ STYLES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class PanelCurve:
+    """A line of a panel, and what the legend calls it."""
+
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    block: int = 0  # its colour
+    block: int = 0  # its shade
     style: str = "line"  # one of STYLES
 
 
@@ -47,6 +44,8 @@ class Panel:
 
 
 class PanelFigure(FigureKind):
+    """Small, as it stands in a row of others."""
+
     kind = "panel"
 
     @staticmethod
@@ -57,11 +56,13 @@ class PanelFigure(FigureKind):
             x, y = thin(curve.x, curve.y)
             last = f"{curve.name} {curve.y[-1]:.4g}" if len(curve.y) else curve.name
             label = "_" if curve.style == "thin" else last
-            axes.plot(x, y, color=BLOCKS[curve.block % len(BLOCKS)], label=label, **STYLES[curve.style])
+            axes.plot(x, y, color=colour(curve.block), label=label, **STYLES[curve.style])
         if panel.band:
             (x, low), (_, high) = (thin(curve.x, curve.y) for curve in panel.band)
-            colour = BLOCKS[panel.band[0].block % len(BLOCKS)]
-            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label=panel.band[0].name)
+            shade = colour(panel.band[0].block)
+            axes.fill_between(
+                x, low, high, color=shade, alpha=0.18, linewidth=0, label=panel.band[0].name
+            )
         if panel.level:
             axes.axhline(panel.level[0], color=FAINT, linestyle=":", label=panel.level[1])
         if panel.log:

@@ -1,6 +1,8 @@
-"""The tables of a study by name: one of these files where several measurements are combined, else a measurement's own.
+"""The tables of a study by name: one of these files where several measurements are combined, else a
+measurement's own.
 
-A file amor/study/tables/<name>.py defines one class with that name as its `kind` (base.py is the contract).
+A file amor/study/tables/<name>.py defines one class with that name as its `kind` (base.py is the
+contract).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def make_tables(results: Results) -> list[Table]:
 
 @dataclass(frozen=True)
 class TableMaker:
-    """How a table is made of results, and which studies can have it (StudyTable says what each field is)."""
+    """How a table is made of results, and which studies can have it (StudyTable says what each
+    field is)."""
 
     needs: frozenset[str]
     table: Callable[[Results], Table]
@@ -39,7 +42,11 @@ def find_table(name: str) -> TableMaker:
     if "." in name:
         return _own_table(find_measure(name))
     measures = {kind: find_measure(kind) for kind in registry.kinds("measures")}
-    known = {m.table_name or kind: _own_table(m) for kind, m in measures.items() if m.table is not MeasureKind.table}
+    known = {
+        m.table_name or kind: _own_table(m)
+        for kind, m in measures.items()
+        if m.table is not MeasureKind.table
+    }
     for kind in registry.kinds("study.tables"):
         made = cast(type[StudyTable], registry.find("study.tables", kind))
         known[kind] = TableMaker(made.needs, made.table, made.check)

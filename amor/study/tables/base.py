@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 class StudyTable:
     kind: ClassVar[str]  # its name in `tables` of a study
-    needs: ClassVar[frozenset[str]] = frozenset()  # kinds without which it is empty; at least one must be measured
+    needs: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # kinds without which it is empty; at least one must be measured
 
     @staticmethod
     def table(results: Results) -> Table:

@@ -1,12 +1,13 @@
-"""Loss against cost: every gate at every rate; models without gates, and gates that cannot be set to a rate, as they are."""
+"""Loss against cost: every gate at every rate; models without gates, and gates that cannot be set
+to a rate, as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from amor.measures.loss import losses
-from amor.measures.rates import policy_losses
+from amor.measures.loss import LossOptions, losses
+from amor.measures.rates import RatesOptions, policy_losses
 from amor.measures.speed import decode_speeds
 from amor.study.cells import grid_cell, mean_cell, notes
 from amor.study.paired import Grid
@@ -25,20 +26,38 @@ class FrontierTable(StudyTable):
     @staticmethod
     def check(study: Study) -> None:
         measured = study.measurements()
-        sides = {(o.windows, o.context) for kind, o in measured.items() if kind in ("loss", "rates")}  # type: ignore[attr-defined]
+        sides = {
+            (options.windows, options.context)
+            for options in measured.values()
+            if isinstance(options, (LossOptions, RatesOptions))
+        }
         if len(sides) > 1:
-            raise ValueError("frontier sets judge.loss and judge.rates side by side: give both the same windows and context")
+            raise ValueError(
+                "frontier sets judge.loss and judge.rates side by side: give both the same "
+                "windows and context"
+            )
 
     @staticmethod
     def table(results: Results) -> Table:
-        columns = ("loss", "fires in decode, %", "µs per token", "KB per token", "passes over the head")
+        columns = (
+            "loss",
+            "fires in decode, %",
+            "µs per token",
+            "KB per token",
+            "passes over the head",
+        )
         lines = [
             TableRow(name, (grid_cell(loss), *_cost(results, row, rate)))
             for name, row, rate, loss in frontier_points(results)
             if loss is not None
         ]
-        meaning = "loss on held-out text; time and bytes of decode, one row, float32, the best round"
-        title, remarks = f"{results.study.title}: loss against cost", (meaning, *notes(results, "rates"))
+        meaning = (
+            "loss on held-out text; time and bytes of decode, one row, float32, the best round"
+        )
+        title, remarks = (
+            f"{results.study.title}: loss against cost",
+            (meaning, *notes(results, "rates")),
+        )
         return Table(title, "model", columns, tuple(lines), notes=remarks)
 
 
@@ -51,7 +70,12 @@ def frontier_points(results: Results) -> Iterator[tuple[str, str, float | None, 
             yield row, row, None, losses(results, row)
             continue
         if all(policy_losses(results, row, "gate", rate) is None for rate in rates):
-            yield row, row, None, policy_losses(results, row, "as it is")  # it has no threshold to set, such as always
+            yield (
+                row,
+                row,
+                None,
+                policy_losses(results, row, "as it is"),
+            )  # it has no threshold to set, such as always
             continue
         timed = {one.rate for each in results.of(row, "speed").values() for one in each.decode}
         for rate in sorted({*rates, *(end for end in ends if end in timed)}):

@@ -28,12 +28,19 @@ class SweepTable(StudyTable):
         best, lines = best_learning_rates(results.runs), []
         for row in results.ledger.rows:
             for lr in results.study.lr:
-                runs = [run for run in results.runs if (run.planned.row, run.planned.lr) == (row, lr)]
+                runs = [
+                    run for run in results.runs if (run.planned.row, run.planned.lr) == (row, lr)
+                ]
                 losses = [run.valid for run in runs if run.valid is not None]
                 error = statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
                 cell = Cell(statistics.mean(losses), error, 4) if losses else None
                 mark = " (shown)" if row in best and best[row] == lr else ""
-                lines.append(TableRow(f"{row}, lr {lr:g}{mark}", (cell, Cell(len(losses), digits=0))))
+                lines.append(
+                    TableRow(f"{row}, lr {lr:g}{mark}", (cell, Cell(len(losses), digits=0)))
+                )
         meaning = "loss on validation windows at the last step; the error is over seeds"
-        title, remarks = f"{results.study.title}: learning rates", (meaning, *missing_notes(results))
+        title, remarks = (
+            f"{results.study.title}: learning rates",
+            (meaning, *missing_notes(results)),
+        )
         return Table(title, "run", ("loss", "seeds"), tuple(lines), notes=remarks)
