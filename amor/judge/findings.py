@@ -67,6 +67,8 @@ def find(model: Amor, tokenizer: Tokenizer, source: HeldOutText, step: int) -> F
     if not math.isfinite(nll):
         loss = f"the loss of {model.config.name} on held-out text is {nll}"
         raise AmorError(f"{loss}: nothing can be shown of such a model")
+    targets = windows.targets.flatten().numpy()
+    frequencies = np.bincount(targets, minlength=source.shards.vocab)
     return Findings(
         step=step,
         model=model.config.to_dict(),
@@ -74,7 +76,7 @@ def find(model: Amor, tokenizer: Tokenizer, source: HeldOutText, step: int) -> F
         judged=HeldOutLoss(
             split=source.name, tokens=output.nll.numel(), nll=nll, perplexity=perplexity(nll)
         ),
-        unigram=unigram(source.train, windows.targets),
+        unigram=unigram(source.train, frequencies),
         blocks=tuple(
             histogram(score.float(), float(fire.double().mean()), float(gate.threshold))
             for fire, score, gate in zip(output.fire, output.score, own_gates(model), strict=True)
@@ -101,11 +103,12 @@ def attention(model: Amor, windows: Windows, output: CorpusOutput, rows: int) ->
     )
 
 
-def unigram(train: Shards, targets: Tensor) -> Loss | None:
-    """The loss of guessing by training token frequencies; None for a split too long to count."""
+def unigram(train: Shards, frequencies: np.ndarray) -> Loss | None:
+    """The loss of guessing targets, counted in `frequencies` [V], by the token frequencies of
+    training; None for a split too long to count."""
     if train.tokens > COUNTED:
         return None
-    nll = unigram_nll(counts(train), np.bincount(targets.flatten().numpy(), minlength=train.vocab))
+    nll = unigram_nll(counts(train), frequencies)
     return Loss(nll=finite(nll), perplexity=finite(perplexity(nll)))
 
 
