@@ -107,18 +107,12 @@ def open_model(
             f"--vocab {vocab}: {layout.title} has gates, "
             "and their thresholds are of entropies over all rows of its head"
         )
-    if layout is None:
-        model = load_model(folder).eval()
-        dtype, notes = model.embed.weight.dtype, []
-    else:
-        model = converted(source, layout)
-        dtype, notes = (
-            source.tree.get("torch_dtype") or source.tree.get("dtype"),
-            layout.notes(source),
-        )
-    name = str(dtype).removeprefix("torch.")
-    if name not in ("None", "float32"):
-        notes = [f"weights were {name} and are float32 here, the same numbers", *notes]
+    model = load_model(folder).eval() if layout is None else converted(source, layout)
+    notes = [] if layout is None else layout.notes(source)
+    named = source.tree.get("torch_dtype") or source.tree.get("dtype")
+    dtype = str(model.embed.weight.dtype if layout is None else named).removeprefix("torch.")
+    if dtype not in ("None", "float32"):
+        notes = [f"weights were {dtype} and are float32 here, the same numbers", *notes]
     model = model.float() if vocab is None else cut(model.float(), vocab)
     opened = Opened(
         model,

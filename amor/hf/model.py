@@ -261,9 +261,9 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
             logits = self.core.logits(select_columns(out.hidden, columns))
         return self._output(return_dict, out, cache, loss=out.loss, logits=logits)
 
-    def _validate_generation_mode(self, generation_mode: Any, *args: Any) -> None:
+    def _validate_generation_mode(self, generation_mode: Any, *args: Any, **more: Any) -> None:
         check_mode(generation_mode)
-        super()._validate_generation_mode(generation_mode, *args)  # type: ignore[misc]
+        super()._validate_generation_mode(generation_mode, *args, **more)  # type: ignore[misc]
 
     def _get_deprecated_gen_repo(self, generation_mode: Any, *args: Any, **more: Any) -> str | None:
         check_mode(generation_mode)  # before transformers offers to load code for it from elsewhere

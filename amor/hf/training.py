@@ -137,8 +137,9 @@ def learning(model: nn.Module) -> bool:
 
 def without_statistics(gate: nn.Module) -> bool:
     """Whether a gate needs statistics from outside and has none yet."""
-    adaptive = isinstance(gate, Adaptive) and not gate.updates_in_forward
-    return adaptive and int(gate.updates) == 0
+    if not isinstance(gate, Adaptive) or gate.updates_in_forward:
+        return False
+    return int(gate.updates) == 0
 
 
 def arguments(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
