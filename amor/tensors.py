@@ -16,6 +16,9 @@ from torch import Tensor
 from amor import typed
 from amor.errors import AmorError
 
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # of shards: which file holds which tensor
+
 # names of safetensors, and what they are here; every other kind (8 bits, complex) is refused
 DTYPES = {
     "F32": torch.float32,
@@ -97,10 +100,21 @@ def read_files(paths: Iterable[Path], reader: Callable[[Path], dict[str, Tensor]
     return tensors
 
 
-def shard_files(index: Path, pattern: str = r"[\w.-]+\.(safetensors|bin)", example: str = "model.safetensors") -> list[Path]:
+def weight_files(folder: Path, names: Iterable[str] = (WEIGHTS, INDEX)) -> list[Path]:
+    """The files with the weights of a folder: the first of `names` that is there, or the shards it lists if it is an index.
+
+    An empty list where the folder has none of them.
+    """
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        return []
+    return _shards(path) if path.suffix == ".json" else [path]
+
+
+def _shards(index: Path) -> list[Path]:
     """The files that an index of shards names (weight_map: tensor name -> file name), each a file beside it.
 
-    An index comes from elsewhere, so a name that does not match `pattern` (such as ../secret) is refused, not opened.
+    An index comes from elsewhere, so a name with a path in it (such as ../secret) is refused, not opened.
     """
     tree = typed.json_tree(typed.read_text(index), str(index))
     names = tree.get("weight_map") if isinstance(tree, dict) else None
@@ -108,8 +122,8 @@ def shard_files(index: Path, pattern: str = r"[\w.-]+\.(safetensors|bin)", examp
         raise AmorError(f"{index}: no weight_map of tensor names to files")
     files = sorted(set(names.values()))
     for name in files:
-        if not re.fullmatch(pattern, name):
-            raise AmorError(f"{index}: {name[:200]!r} is no shard beside it; shards are named as {example}")
+        if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):
+            raise AmorError(f"{index}: {name[:200]!r} is no shard beside it; shards are named as {WEIGHTS}")
         if not (index.parent / name).is_file():
             raise AmorError(f"{index} names {name}, which is not there; copy the folder again")
     return [index.parent / name for name in files]

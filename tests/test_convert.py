@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import amor
 from amor.cli import main
 from amor.convert.opened import open_model
-from amor.convert.source import Source
+from amor.convert.source import SourceFolder
 from amor.data.tokenizer import bytes_tokenizer
 from amor.models.folder import save
 
@@ -142,7 +142,7 @@ def test_every_source_is_converted_and_shown_to_say_the_same(sources, tmp_path, 
     assert found["compared"]["difference"] <= 2e-5 * found["compared"]["largest"] and found["compared"]["tokens"] > 250
     model, tokenizer = amor.load(tmp_path / "ours")
     assert tokenizer is not None and model.config.vocab == vocab
-    wanted, _ = open_model(sources / name).logits(TEXT)
+    wanted = open_model(sources / name).outputs(TEXT).logits
     close(model.logits(model(TEXT).hidden), wanted[..., :vocab].float(), name)
 
 
@@ -158,7 +158,7 @@ def test_every_source_is_converted_and_shown_to_say_the_same(sources, tmp_path, 
 def test_mamba2_of_other_shapes_says_the_same(tmp_path, changes):
     mamba2_hf(**changes).save_pretrained(tmp_path / "source")
     opened = open_model(tmp_path / "source")
-    close(opened.model.logits(opened.model(TEXT).hidden), opened.logits(TEXT)[0])
+    close(opened.model.logits(opened.model(TEXT).hidden), opened.outputs(TEXT).logits)
     assert opened.model.config.tied == changes.get("tie_word_embeddings", False)
 
 
@@ -170,20 +170,20 @@ def test_mamba2_of_other_shapes_says_the_same(tmp_path, changes):
 def test_llamas_of_other_shapes_say_the_same(tmp_path, changes):
     llama(**changes).save_pretrained(tmp_path / "source")
     opened = open_model(tmp_path / "source")
-    close(opened.model.logits(opened.model(TEXT).hidden), opened.logits(TEXT)[0])
+    close(opened.model.logits(opened.model(TEXT).hidden), opened.outputs(TEXT).logits)
 
 
 def test_state_spaces_with_mlps_and_a_head_of_its_own_and_fla_with_a_tied_one_say_the_same(tmp_path):
     for folder in (mamba2_ssm(tmp_path / "a", d_intermediate=100, tied=False), gdn_fla(tmp_path / "b", tied=True, norm_eps=1e-2)):
         opened = open_model(folder)
         vocab = opened.model.config.vocab
-        close(opened.model.logits(opened.model(TEXT).hidden), opened.logits(TEXT)[0][..., :vocab].float())
+        close(opened.model.logits(opened.model(TEXT).hidden), opened.outputs(TEXT).logits[..., :vocab].float())
 
 
 def test_the_rows_of_padding_change_no_entropy(sources):
     """log V and the softmax are of 205 tokens, not of the 208 rows that are stored."""
     opened = open_model(sources / "mamba2-ssm")
-    said = opened.logits(TEXT)[0][..., :205].double()
+    said = opened.outputs(TEXT).logits[..., :205].double()
     from amor.ops import head
 
     found = head.read(opened.model(TEXT).hidden.flatten(0, 1), opened.model.head_weight, entropy=True).entropy
@@ -373,7 +373,7 @@ def test_shards_are_read_as_one_and_weights_of_16_bits_are_those_numbers(sources
     opened = open_model(tmp_path / "sharded")
     assert torch.equal(opened.model.embed.weight, model.backbone.embeddings.weight.float())
     assert any("bfloat16" in note for note in opened.notes)
-    close(opened.model.logits(opened.model(TEXT).hidden), opened.logits(TEXT)[0])
+    close(opened.model.logits(opened.model(TEXT).hidden), opened.outputs(TEXT).logits)
 
 
 def test_a_conversion_that_says_something_else_is_not_written_and_exits_1(sources, tmp_path, capsys, monkeypatch):
@@ -418,7 +418,7 @@ def test_what_is_written_for_transformers_is_opened_by_it_in_a_process_without_a
         "print(float(m(torch.arange(9)[None]).logits[0, -1, 5])); assert 'amor' not in sys.modules"
     )
     said = subprocess.run([sys.executable, "-c", code, str(tmp_path / "hf")], capture_output=True, text=True, check=True).stdout
-    wanted = open_model(sources / "mamba2-ssm").logits(torch.arange(9)[None])[0][0, -1, 5]
+    wanted = open_model(sources / "mamba2-ssm").outputs(torch.arange(9)[None]).logits[0, -1, 5]
     assert abs(float(said) - float(wanted)) < 1e-4
 
 
@@ -432,4 +432,4 @@ def test_the_reference_that_is_written_out_is_transformers_where_both_can_run(tm
     torch.save(held, folder / "pytorch_model.bin")
     with torch.no_grad():
         wanted = model(TEXT).logits
-    close(Mamba2SSM.reference(Source.open(folder), TEXT)[0].float(), wanted)
+    close(Mamba2SSM.outputs(SourceFolder.open(folder), TEXT).logits.float(), wanted)

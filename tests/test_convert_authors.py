@@ -14,10 +14,10 @@ from amor.cli import main
 from amor.convert.authors import Authors, settings
 from amor.convert.authors_facts import ALPHA_FLOOR
 from amor.convert.authors_files import sha256, weights_identity
-from amor.convert.authors_router import AuthorsRouter, RouterBlock, read_router, write_router
+from amor.convert.authors_router import RouterBlock, read_router, write_router
 from amor.convert.authors_written import TIE, authors_forward
 from amor.convert.opened import open_model
-from amor.convert.source import Source
+from amor.convert.source import SourceFolder
 from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
 from amor.models.folder import save
@@ -124,7 +124,7 @@ def test_what_their_code_fixes_is_in_our_config(theirs):
 def settings_config(changes, tmp="config.json"):
     from pathlib import Path
 
-    return Authors.config(Source(Path(tmp), {"model_kwargs": model_kwargs() | changes}), "x")
+    return Authors.config(SourceFolder(Path(tmp), {"model_kwargs": model_kwargs() | changes}), "x")
 
 
 def test_a_fixed_offset_is_a_threshold_of_median_plus_three_hundredths(tmp_path):
@@ -160,7 +160,7 @@ def test_several_groups_are_read_as_transformers_means_them(tmp_path):
 
 
 def test_a_decision_within_rounding_of_the_threshold_is_a_tie_and_any_other_is_not(tmp_path):
-    kwargs = settings(Source(tmp_path, {"model_kwargs": model_kwargs(blocks=1)})).tree
+    kwargs = settings(SourceFolder(tmp_path, {"model_kwargs": model_kwargs(blocks=1)})).tree
     held = random_tensors(model_kwargs(blocks=1))
     held["amor_blocks.0.gate.running_std"] = torch.tensor(0.0)
     entropy = authors_forward(kwargs, held, TEXT).entropy
@@ -272,7 +272,7 @@ def test_a_damaged_folder_is_refused_in_one_line(tmp_path, capsys):
 def test_checksums_are_compared_before_a_tensor_is_parsed(theirs, tmp_path, capsys, monkeypatch):
     folder = shutil.copytree(theirs, tmp_path / "theirs")
     (folder / "model.safetensors").write_bytes(b"\0" * (folder / "model.safetensors").stat().st_size)
-    monkeypatch.setattr(Source, "tensors", lambda self: pytest.fail("parsed"))
+    monkeypatch.setattr(SourceFolder, "tensors", lambda self: pytest.fail("parsed"))
     assert "sha256" in refusal(folder, tmp_path / "out", capsys)
 
 
@@ -402,7 +402,7 @@ def fitted_router(blocks=3, hidden=20, seed=0):
         meta = torch.tensor([WIDTH, 0, k, 77])
         return RouterBlock(draw(hidden, WIDTH), draw(hidden), draw(1, hidden), draw(1), draw(1, WIDTH), meta)
 
-    return AuthorsRouter(hidden, tuple(one(k) for k in range(blocks)))
+    return tuple(one(k) for k in range(blocks))
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -412,8 +412,8 @@ def test_a_router_is_read_as_it_was_written_and_reported(tmp_path, capsys, shard
     router = fitted_router()
     write_router(folder, router)
     again = read_router(folder)
-    assert again.hidden_dim == 20
-    for a, b in zip(again.blocks, router.blocks, strict=True):
+    assert again[0].hidden == 20
+    for a, b in zip(again, router, strict=True):
         assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
     assert convert(folder, tmp_path / "ours") == 0
     assert capsys.readouterr().out.count("its fitted router (3 blocks, hidden size 20) decides") == 1
@@ -429,10 +429,10 @@ def test_a_router_decides_in_our_model_and_comes_back_to_the_bit(tmp_path, capsy
     text = torch.randint(0, 300, (2, 50), generator=torch.Generator().manual_seed(3))
     trace = ours(text).gates[0]
     x = ours.block_input(0, ours.norm_f(ours(text).residual))
-    assert torch.allclose(trace.score, router.blocks[0].predict(x), atol=1e-5)
+    assert torch.allclose(trace.score, router[0].predict(x), atol=1e-5)
     assert torch.equal(trace.fire, trace.score > plain.each_block()[0].gate.threshold) and 0 < trace.fire.float().mean() < 1
     again = read_router(converted(tmp_path / "ours", tmp_path / "back", "--to", "authors"))
-    for a, b in zip(again.blocks, router.blocks, strict=True):
+    for a, b in zip(again, router, strict=True):
         assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
     assert main(["fit", str(tmp_path / "ours"), "--out", str(tmp_path / "native"), "--detach"]) == 0
     for a, b in zip(plain(text).gates, amor.load(tmp_path / "native")[0](text).gates, strict=True):
@@ -455,7 +455,7 @@ def test_a_router_that_theirs_cannot_be_is_not_written(tmp_path, capsys, options
 
 
 def test_a_router_s_prediction_is_its_network_written_out():
-    one = fitted_router().blocks[1]
+    one = fitted_router()[1]
     x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1))
     for row, found in zip(x, one.predict(x), strict=True):
         hidden = one.fc1_weight @ row + one.fc1_bias

@@ -22,13 +22,13 @@ from typing import Any
 
 from amor.cli import Parser
 from amor.convert.compare import compare
-from amor.convert.opened import Opened, open_model, targets
+from amor.convert.opened import Opened, layout_of, open_model, targets
 from amor.convert.write import write
 from amor.data.tokenizer import load as load_tokenizer
 from amor.errors import AmorError, nearest
 from amor.files import atomic_folder, require_empty
+from amor.models.folder import MODEL_TYPE
 
-SHARDED = ("authors", "hf")
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -74,11 +74,9 @@ def shard_bytes(words: str | None, to: str) -> int | None:
     """ "5GB" -> 5,000,000,000."""
     if words is None:
         return None
-    from amor.convert.opened import OURS, layout_of, targets
 
-    sharded = [
-        name for name in targets() if name == "hf" or (name != OURS and layout_of(name).sharded)
-    ]
+    foreign = [name for name in targets() if name not in (MODEL_TYPE, "hf")]
+    sharded = ["hf", *(name for name in foreign if layout_of(name).sharded)]
     if to not in sharded:
         raise AmorError(f"--shard-size is for --to {' or '.join(sharded)}; {to} is one file")
     match = re.fullmatch(r"(\d{1,6})(KB|MB|GB)", words, re.IGNORECASE)

@@ -1,1 +1,1 @@
-"""Models of other libraries as ours, and ours as theirs: one file a layout; `base.py` is the contract."""
+"""Models of other libraries as ours and ours as theirs: one file per layout, see `base.py`."""

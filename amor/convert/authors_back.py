@@ -1,4 +1,4 @@
-"""One of our models in the authors' layout: `model_kwargs` and tensors, or why it has none."""
+"""The config.json of one of our models in the authors' layout, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ from amor.config import NORMS, Config
 from amor.convert.authors_facts import (
     ALPHA_FLOOR,
     BACKBONES,
-    BLOCK,
     DEFAULTS,
     EPS,
     FIRST,
-    FIXED_OFFSET,
+    FIXED_STD,
     KAPPA,
     KEPT,
-    LAYER,
+    OPTIONS,
     ROPE_THETA,
+    SIZES,
     gdn_heads,
 )
 from amor.convert.source import CONFIG
 from amor.errors import AmorError
 from amor.gates.router import RouterOptions
-
-Named = tuple[str, Tensor]  # a tensor by its name
-# of a gate: their layout has a median and a std, and routers in a file of their own
-STATISTICS = ("gate.mu", "gate.sigma")
 
 
 def model_kwargs(config: Config) -> dict[str, Any]:
@@ -45,27 +41,23 @@ def model_kwargs(config: Config) -> dict[str, Any]:
         "backbone": backbone,
         "n_amor_blocks": config.blocks.count,
         "residual_mode": first[config.blocks.first],
-        "d_model": config.width,
         "n_layer": len(config.pattern),
-        "d_ff": config.d_ff,
         "n_heads": config.width // config.blocks.head_size,
-        "head_dim": o.head_size,
-        "d_conv": o.conv,
-        "vocab_size": config.vocab,
-        "max_seq_len": config.context,
+        **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+        **{theirs: getattr(o, ours) for ours, theirs in OPTIONS[backbone].items()},
     }
-    if backbone == "mamba2":
-        kwargs |= {"d_state": o.state_size, "expand": o.expand, "n_groups": o.groups}
-    else:
-        kwargs |= {"expand_v": float(o.expand_v)}
+    if backbone == "gdn":
+        kwargs["expand_v"] = float(o.expand_v)
     return kwargs
 
 
 def with_defaults(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments, those at their defaults too."""
     return {key: value for key, value in DEFAULTS.items() if value is not None} | kwargs
 
 
 def backbone_of(config: Config) -> str:
+    """Their name of our model's backbone."""
     for theirs, kind in BACKBONES.items():
         if set(config.pattern) == {kind}:
             return theirs
@@ -74,7 +66,7 @@ def backbone_of(config: Config) -> str:
 
 
 def differences(config: Config, backbone: str) -> Iterator[str]:
-    """What this model computes and theirs cannot, one line each."""
+    """What this model computes and theirs cannot, one line for each difference."""
     blocks = config.blocks
     if not blocks.count:
         yield "it has no gated blocks, theirs has at least one"
@@ -119,39 +111,8 @@ def router_differences(options: RouterOptions) -> Iterator[str]:
         yield "its router has no hidden layer, theirs has"
 
 
-def renamed(weights: dict[str, Tensor], config: Config, backbone: str) -> Iterator[Named]:
-    """Every tensor by their name."""
-    for name, tensor in weights.items():
-        room, _, rest = name.partition(".")
-        if room == "backbone":
-            _, i, inner = rest.split(".", 2)
-            yield from layer_tensor(inner, int(i), tensor, config, backbone)
-        elif room == "blocks":
-            k, _, inner = rest.partition(".")
-            if inner == "gate.updates" and not int(tensor):
-                raise AmorError(f"the gate of block {k} has met no data: no threshold to write")
-            if inner == "norm.weight":
-                yield f"amor_pre_norms.{k}.weight", tensor
-            elif inner in STATISTICS or not inner.startswith("gate."):
-                yield f"amor_blocks.{k}.{BLOCK[inner]}", tensor
-        else:
-            yield name, tensor
-
-
-def layer_tensor(name: str, i: int, tensor: Tensor, config: Config, backbone: str) -> Iterator[Named]:
-    ours = next(part for part in LAYER[backbone] if name.startswith(part))
-    theirs = LAYER[backbone][ours].format(i=i) + name.removeprefix(ours)
-    if backbone == "gdn" and name == "mixer.conv1d.weight":
-        o = config.mixer_options("gated_deltanet")
-        keys = o.count(config.width) * o.head_size
-        for n, part in zip("qkv", tensor.split([keys, keys, keys * o.expand_v]), strict=True):
-            yield theirs.replace(".conv1d.", f".{n}_conv1d."), part
-    else:
-        yield theirs, tensor
-
-
 def as_released(kwargs: dict[str, Any], tensors: dict[str, Tensor], origin: Path) -> dict[str, Any]:
-    """config.json of a model that came from their layout, as it was where the model is still the same.
+    """config.json of a model that came from their layout, as it was if the model is still the same.
 
     Our config has no place for the tokenizer's hub name, `attention_mode` and which keys were left
     at their defaults.
@@ -183,4 +144,4 @@ def released_config(folder: Path) -> dict[str, Any] | None:
 def fixed(tensors: dict[str, Tensor]) -> bool:
     """Whether all gates still have the std that stands for a fixed offset."""
     stds = [t for name, t in tensors.items() if name.endswith(".gate.running_std")]
-    return all(torch.equal(t.float(), torch.tensor(FIXED_OFFSET / KAPPA)) for t in stds)
+    return all(torch.equal(t.float(), torch.tensor(FIXED_STD)) for t in stds)

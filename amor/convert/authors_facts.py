@@ -1,11 +1,11 @@
-"""What the authors' code fixes and how it names things: tables that reading and writing share."""
+"""Constants and names of the authors' code: tables that reading and writing share."""
 
 from __future__ import annotations
 
 from typing import Any
 
-FIT_META = "router_fit_meta"  # in KEPT: fit_meta of the router's blocks, which our router has no place for
 KEPT = "authors.json"  # in a converted folder of ours: the config.json it came from
+FIT_META = "router_fit_meta"  # key of KEPT: fit_meta of the router's blocks, which our router lacks
 BACKBONES = {"mamba2": "mamba2", "gdn": "gated_deltanet"}  # their name -> our mixer
 FIRST = {"classic": "plain", "h": "prenorm"}  # residual_mode -> blocks.first
 ATTENTION_MODES = ("full_with_mask", "true_sparse")  # two ways to compute the same
@@ -23,8 +23,22 @@ DEFAULTS: dict[str, Any] = {
 }
 NEEDED = ("backbone", "n_amor_blocks", "residual_mode", "d_model", "n_layer", "d_ff", "n_heads")
 
+# keys of our config, and options of our mixers -> keys of model_kwargs
+SIZES = {"vocab": "vocab_size", "width": "d_model", "d_ff": "d_ff", "context": "max_seq_len"}
+OPTIONS = {
+    "mamba2": {
+        "head_size": "head_dim",
+        "conv": "d_conv",
+        "state_size": "d_state",
+        "groups": "n_groups",
+        "expand": "expand",
+    },
+    "gdn": {"head_size": "head_dim", "conv": "d_conv"},
+}
+
 ALPHA_FLOOR = 0.2689414213699951  # sigmoid(-1)
 KAPPA, FIXED_OFFSET = 0.2, 0.03  # threshold = median + KAPPA std, or median + FIXED_OFFSET
+FIXED_STD = FIXED_OFFSET / KAPPA  # the std that gives the same threshold as a fixed offset
 ROPE_THETA = 10_000.0
 EPS: dict[str, dict[str, Any]] = {
     "mamba2": {
@@ -35,29 +49,31 @@ EPS: dict[str, dict[str, Any]] = {
 }
 GATE_OPTIONS = {"kappa": KAPPA, "eta": 0.01, "start": [0.3, 0.1], "update": "forward"}
 
-# our names -> theirs, inside a layer and inside a block
-LAYER = {
+# patterns in our tensor names -> theirs, in this order
+LAYER_NAMES = {
     "mamba2": {
-        "mixer_norm.": "ssd_layers.{i}.norm.",
-        "mixer.": "ssd_layers.{i}.mixer.",
-        "mlp_norm.": "mlp_norms.{i}.",
-        "mlp.": "mlps.{i}.",
+        r"^backbone\.layers\.(\d+)\.mixer_norm\.": r"ssd_layers.\1.norm.",
+        r"^backbone\.layers\.(\d+)\.mixer\.": r"ssd_layers.\1.mixer.",
+        r"^backbone\.layers\.(\d+)\.mlp_norm\.": r"mlp_norms.\1.",
+        r"^backbone\.layers\.(\d+)\.mlp\.": r"mlps.\1.",
     },
     "gdn": {
-        "mixer_norm.": "layers.{i}.norm_ssm.",
-        "mixer.": "layers.{i}.gdn.",
-        "mlp_norm.": "layers.{i}.norm_mlp.",
-        "mlp.": "layers.{i}.mlp.",
+        r"^backbone\.": "",
+        r"\bmixer_norm\b": "norm_ssm",
+        r"\bmixer\b": "gdn",
+        r"\bmlp_norm\b": "norm_mlp",
     },
 }
-BLOCK = {
-    "alpha": "raw_alpha",
-    "gate.mu": "gate.running_threshold",
-    "gate.sigma": "gate.running_std",
-    "attention.q_proj.weight": "q_proj.weight",
-    "attention.k_proj.weight": "kv_proj.k_proj.weight",
-    "attention.v_proj.weight": "kv_proj.v_proj.weight",
-    "attention.o_proj.weight": "out_proj.weight",
+BLOCK_NAMES = {
+    r"^head\b": "lm_head",
+    r"^blocks\.(\d+)\.norm\.": r"amor_pre_norms.\1.",
+    r"^blocks\.": "amor_blocks.",
+    r"\.alpha$": ".raw_alpha",
+    r"\.gate\.mu$": ".gate.running_threshold",
+    r"\.gate\.sigma$": ".gate.running_std",
+    r"\.attention\.q_proj\b": ".q_proj",
+    r"\.attention\.([kv])_proj\b": r".kv_proj.\1_proj",
+    r"\.attention\.o_proj\b": ".out_proj",
 }
 
 

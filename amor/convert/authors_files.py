@@ -16,8 +16,7 @@ from torch import Tensor
 
 from amor import typed
 from amor.errors import AmorError
-from amor.models.folder import INDEX, WEIGHTS
-from amor.tensors import shard_files
+from amor.tensors import INDEX, WEIGHTS, weight_files
 
 MANIFEST = "manifest.json"
 SHARD = r"model-\d{5}-of-\d{5}\.safetensors"
@@ -27,11 +26,14 @@ SHA256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class ManifestEntry:
+    """Size and checksum of one file."""
+
     bytes: typed.Count
     sha256: SHA256
 
 
 def sha256(path: Path) -> str:
+    """The checksum of a file, in hexadecimal."""
     about = path.stat()
     return _sha256(path, about.st_size, about.st_mtime_ns)
 
@@ -43,16 +45,14 @@ def _sha256(path: Path, size: int, changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def weight_files(folder: Path) -> list[str]:
+def weight_names(folder: Path) -> list[str]:
     """Names of the files that hold the weights: one, or the shards that the index names."""
-    index = folder / INDEX
-    if (folder / WEIGHTS).is_file():
-        if index.is_file():
-            raise AmorError(f"{folder} holds both {WEIGHTS} and {INDEX}; remove one")
-        return [WEIGHTS]
-    if not index.is_file():
+    if (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
+        raise AmorError(f"{folder} holds both {WEIGHTS} and {INDEX}; remove one")
+    files = weight_files(folder)
+    if not files:
         raise AmorError(f"{folder} holds no weights; expected {WEIGHTS}, or shards and {INDEX}")
-    return [path.name for path in shard_files(index, SHARD, "model-NNNNN-of-NNNNN.safetensors")]
+    return [path.name for path in files]
 
 
 def check_manifest(folder: Path) -> None:
@@ -66,7 +66,7 @@ def check_manifest(folder: Path) -> None:
     entries = typed.from_json(dict[str, ManifestEntry], typed.read_text(path), str(path))
     if INDEX in entries and (folder / INDEX).is_file():
         check_file(folder / INDEX, entries[INDEX])
-    names = weight_files(folder)
+    names = weight_names(folder)
     for name in names:
         if name not in entries:
             raise AmorError(f"{path} does not list {name}, so its checksum is unknown")
@@ -78,6 +78,7 @@ def check_manifest(folder: Path) -> None:
 
 
 def check_file(path: Path, entry: ManifestEntry) -> None:
+    """Refuse a file of another size or checksum."""
     size = path.stat().st_size
     if size != entry.bytes:
         known = f"{entry.bytes:,}"
@@ -88,7 +89,7 @@ def check_file(path: Path, entry: ManifestEntry) -> None:
 
 def weights_identity(folder: Path) -> str:
     """The sha256 that a router names its weights by: of the single file, or of shards and index."""
-    names = weight_files(folder)
+    names = weight_names(folder)
     if names == [WEIGHTS]:
         return sha256(folder / WEIGHTS)
     files = {name: sha256(folder / name) for name in (INDEX, *names)}
@@ -101,39 +102,33 @@ def write_weights(tensors: Mapping[str, Tensor], folder: Path, shard: int | None
     from safetensors.torch import save_file
 
     parts = _split(tensors, shard)
-    metadata = {"format": "pt"}
-    if len(parts) == 1:
+    count = len(parts)
+    names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    if count == 1:
         names = [WEIGHTS]
-        save_file(parts[0], folder / WEIGHTS, metadata=metadata)
-    else:
-        names = [f"model-{i:05d}-of-{len(parts):05d}.safetensors" for i in range(1, len(parts) + 1)]
-        for name, part in zip(names, parts, strict=True):
-            save_file(part, folder / name, metadata=metadata)
+    for name, part in zip(names, parts, strict=True):
+        save_file(part, folder / name, metadata={"format": "pt"})
+    if count > 1:
         where = {key: name for name, part in zip(names, parts, strict=True) for key in part}
-        total = sum(_bytes(t) for t in tensors.values())
+        total = sum(t.nbytes for t in tensors.values())
         tree = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / INDEX).write_text(json.dumps(tree, indent=2) + "\n")
         names.append(INDEX)
-    entries = {}
-    for name in names:
-        path = folder / name
-        entries[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    entries = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
+        for name in names
+    }
     (folder / MANIFEST).write_text(json.dumps(entries, indent=2) + "\n")
 
 
 def _split(tensors: Mapping[str, Tensor], shard: int | None) -> list[dict[str, Tensor]]:
     """Tensors in their order, cut where the next one would exceed `shard` bytes of a file."""
     parts: list[dict[str, Tensor]] = [{}]
-    room = shard
+    size = 0
     for name, tensor in tensors.items():
-        if shard is not None and room is not None:
-            if parts[-1] and _bytes(tensor) > room:
-                parts.append({})
-                room = shard
-            room -= _bytes(tensor)
+        if shard is not None and parts[-1] and size + tensor.nbytes > shard:
+            parts.append({})
+            size = 0
+        size += tensor.nbytes
         parts[-1][name] = tensor.contiguous()
     return parts
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from amor.convert.written import Mamba2Shape, Weights, below, gated_deltanet, mamba2, norm
+from amor.convert.base import Outputs
+from amor.convert.written import Mamba2Shape, Weights, below, gated_deltanet, mamba2, norm, swiglu
 
 # epsilon per norm: transformers' Mamba2 blocks (and norm_f behind them) 1e-5, their own norms 1e-6
 MAMBA2_EPS = {"mixer_norm": 1e-5, "mixer": 1e-5, "norm_f": 1e-5, "other": 1e-6}
@@ -36,14 +35,7 @@ CHUNK = 64  # tokens whose V probabilities are held at once
 TIE = 1e-5
 
 
-@dataclass(frozen=True)
-class AuthorsOutputs:
-    """One forward: logits [B, T, V], entropies over log V [K, B, T], gate decisions [K, B, T]."""
-
-    logits: Tensor
-    entropy: Tensor
-    fire: Tensor
-    ties: int  # decisions within TIE of the threshold that were taken over from `decided`
+BY = "their model written out in float64"
 
 
 @torch.no_grad()
@@ -53,14 +45,15 @@ def authors_forward(
     tokens: Tensor,
     decided: Tensor | None = None,
     predict: Sequence[Callable[[Tensor], Tensor]] | None = None,
-) -> AuthorsOutputs:
+) -> Outputs:
     """Run the model of `model_kwargs` (defaults filled in) on tokens [B, T].
 
     predict: a fitted router per block, x [B, T, D] -> [B, T], whose prediction is compared with the
     threshold in place of the entropy, and stands in the output in its place.
 
-    decided [K, B, T]: decisions of the model this one is compared with. They are taken over where an
-    entropy is within TIE of its threshold: else one rounding would change every later token.
+    decided [K, B, T]: decisions of the model this one is compared with, taken over where an entropy
+    is within TIE of its threshold: else one rounding would change every later token. Those that
+    differed there are counted as `ties`.
     """
     eps = GDN_EPS if kwargs["backbone"] == "gdn" else MAMBA2_EPS
     embed = tensors["embed.weight"].double()
@@ -90,10 +83,11 @@ def authors_forward(
         entropies.append(entropy)
         fires.append(fire)
     h = norm(h, tensors["final_norm.weight"].double(), eps["other"])
-    return AuthorsOutputs(h @ embed.T, torch.stack(entropies), torch.stack(fires), ties)
+    return Outputs(h @ embed.T, BY, torch.stack(entropies), torch.stack(fires), ties)
 
 
 def mamba2_layer(h: Tensor, tensors: Weights, i: int, kwargs: Mapping[str, Any]) -> Tensor:
+    """One layer of a Mamba2 backbone."""
     w, eps = _double(below(tensors, f"ssd_layers.{i}")), MAMBA2_EPS
     shape = Mamba2Shape(kwargs["head_dim"], kwargs["d_state"], eps["mixer"], kwargs["n_groups"])
     h = h + mamba2(norm(h, w["norm.weight"], eps["mixer_norm"]), below(w, "mixer"), shape)
@@ -102,15 +96,11 @@ def mamba2_layer(h: Tensor, tensors: Weights, i: int, kwargs: Mapping[str, Any])
 
 
 def gdn_layer(h: Tensor, tensors: Weights, i: int, kwargs: Mapping[str, Any]) -> Tensor:
+    """One layer of a Gated DeltaNet backbone."""
     w, eps = _double(below(tensors, f"layers.{i}")), GDN_EPS
     x = norm(h, w["norm_ssm.weight"], eps["mixer_norm"])
     h = h + gated_deltanet(x, below(w, "gdn"), kwargs["head_dim"], eps["mixer"])
     return h + swiglu(norm(h, w["norm_mlp.weight"], eps["other"]), below(w, "mlp"))
-
-
-def swiglu(x: Tensor, w: Weights) -> Tensor:
-    gate, up = x @ w["gate_proj.weight"].T, x @ w["up_proj.weight"].T
-    return (F.silu(gate) * up) @ w["down_proj.weight"].T
 
 
 def threshold(w: Weights, kwargs: Mapping[str, Any]) -> Tensor:

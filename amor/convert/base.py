@@ -1,14 +1,16 @@
-"""The contract of a layout: what its config.json means, which of its tensors is which of ours, and who can run the source.
+"""The contract of a layout: the meaning of its config.json, its names of our tensors, and what can
+run the source.
 
-A layout refuses what our skeleton cannot do, each thing with its reason, before a tensor is read. Numbers are never changed:
-tensors are renamed, cut, joined or repeated. `reference` runs the published folder by its own library, or, where that cannot run
-here, by the recurrence written out; every conversion ends with a comparison with it.
+A layout refuses what our skeleton cannot do, each thing with its reason, before a tensor is read.
+Numbers are never changed: tensors are renamed, cut, joined or repeated. `outputs` runs the
+published folder by its own library, or, where that cannot run here, by the recurrence written out;
+every conversion ends with a comparison with it.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,152 +20,218 @@ import torch
 from torch import Tensor
 
 from amor.config import Config
-from amor.convert.source import Source, Tensors
+from amor.convert.peer import run_by_transformers
+from amor.convert.settings import Required, Settings, Sizes
+from amor.convert.source import CONFIG, SourceFolder, SourceTensors
 from amor.errors import AmorError
+from amor.models.amor import Amor
+from amor.tensors import WEIGHTS
 
-CONTEXT = 2048  # of a recurrent source, whose config names no length: what the published ones were trained at
-
+CONTEXT = 2048  # training length of published recurrent models, whose configs name none
 NO_TOKENIZER = "no tokenizer.json lies there: text cannot be read or written until one does"
+# config.json and tensors of a folder in another layout
+Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model makes of tokens [B, T], and by what it was run; gates where they are known."""
+    """Outputs of a model for tokens [B, T], and what ran it."""
 
     logits: Tensor  # [B, T, V]
     by: str
-    entropy: Tensor | None = None  # [K, B, T] over log V
+    entropy: Tensor | None = None  # [K, B, T] over log V; None without gates that compare it
     fire: Tensor | None = None  # [K, B, T]
     ties: int = 0  # decisions within rounding of a threshold, taken over from the other model
 
 
-class Layout:
-    kind: str
+class FolderLayout:
+    """How another library names and shapes a model in a folder; one subclass per layout."""
+
+    kind: ClassVar[str]
     title: ClassVar[str]  # for people
     model_type: ClassVar[str] = ""  # of its config.json; "": it has none
-    sharded: ClassVar[bool] = False  # `write` can split the weights into several files
-    gated: ClassVar[bool] = False  # models have gates, whose entropies belong to one vocabulary size
+    sharded: ClassVar[bool] = False  # whether `write` can split the weights into several files
+    gated: ClassVar[bool] = False  # whether models have gates, whose entropies fix the vocabulary
+    names: ClassVar[Mapping[str, str]] = {}  # patterns in our tensor names -> theirs, in this order
+    unused: ClassVar[tuple[str, ...]] = ()  # patterns of tensors with nothing learned in them
 
-    @staticmethod
-    def recognises(tree: Mapping[str, Any]) -> bool:
+    @classmethod
+    def recognises(cls, tree: Mapping[str, Any]) -> bool:
         """Whether a config.json is of this layout."""
         raise NotImplementedError
 
-    @staticmethod
-    def config(source: Source, name: str) -> Config:
-        """Our config of a source, or why there is none."""
-        raise NotImplementedError
-
-    @staticmethod
-    def weights(source: Source, held: Tensors, config: Config) -> dict[str, Tensor]:
-        """Our tensors by name, all of them; `held` is left with what was not used."""
-        raise NotImplementedError
-
-    @staticmethod
-    def reference(source: Source, tokens: Tensor) -> tuple[Tensor, str]:
-        """Logits [B, T, V] of the published folder, not by our model, and by what."""
+    @classmethod
+    def config(cls, source: SourceFolder, name: str) -> Config:
+        """Our config of a source, or an AmorError with the reason why there is none."""
         raise NotImplementedError
 
     @classmethod
-    def outputs(cls, source: Source, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
-        """`reference`, with the gates of a layout that has them.
+    def outputs(
+        cls, source: SourceFolder, tokens: Tensor, decided: Tensor | None = None
+    ) -> Outputs:
+        """Outputs of the published folder for tokens [B, T], not by our model.
 
-        decided [K, B, T]: decisions of the model it is compared with, to be taken over where an entropy is
-        within rounding of a threshold.
+        decided [K, B, T]: gate decisions of the model it is compared with, to be taken over where
+        an entropy is within rounding of a threshold.
         """
-        return Outputs(*cls.reference(source, tokens))
+        raise NotImplementedError
 
-    @staticmethod
-    def check_files(source: Source) -> None:
+    @classmethod
+    def their_name(cls, name: str, config: Config) -> str:
+        """The name in this layout of one of our tensors."""
+        for ours, theirs in cls.names.items():
+            name = re.sub(ours, theirs, name)
+        return name
+
+    @classmethod
+    def adapt(cls, source: SourceFolder, tensors: SourceTensors, config: Config) -> None:
+        """Give tensors of another form than ours our form, in place, named by `their_name`."""
+
+    @classmethod
+    def weights(
+        cls, source: SourceFolder, tensors: SourceTensors, config: Config
+    ) -> dict[str, Tensor]:
+        """All our tensors but those of gates, by name; what `tensors` is left with is unused.
+
+        A head that is tied by config.json may be stored, but only as a copy of the embedding.
+        """
+        cls.adapt(source, tensors, config)
+        with torch.device("meta"):
+            shapes = {name: t.shape for name, t in Amor(config).state_dict().items()}
+        weights = {
+            name: tensors.take(cls.their_name(name, config), *shape)
+            for name, shape in shapes.items()
+            if ".gate." not in name
+        }
+        head, embed = cls.their_name("head.weight", config), weights["embed.weight"]
+        if head in tensors and not torch.equal(tensors.take(head, *embed.shape), embed):
+            raise AmorError(
+                f"{tensors.where}: the head is tied to the embedding by its {CONFIG}, "
+                f"but {head} is another matrix"
+            )
+        return weights
+
+    @classmethod
+    def check_files(cls, source: SourceFolder) -> None:
         """Refuse files that are not those that were published, before a tensor is read."""
 
-    @staticmethod
-    def notes(source: Source) -> list[str]:
-        """What a user should know of this folder, a line each."""
+    @classmethod
+    def notes(cls, source: SourceFolder) -> list[str]:
+        """Remarks on this folder for the user, one line each."""
         return []
 
-    @staticmethod
-    def no_tokenizer(source: Source) -> str:
-        """What to note where the folder holds no tokenizer.json and none was given."""
+    @classmethod
+    def no_tokenizer(cls, source: SourceFolder) -> str:
+        """The remark where the folder holds no tokenizer.json and the user named none."""
         return NO_TOKENIZER
 
-    @staticmethod
-    def keep(source: Source) -> dict[str, str]:
-        """Text files by name, written beside our model: what the way back needs and our config lacks."""
+    @classmethod
+    def keep(cls, source: SourceFolder) -> dict[str, str]:
+        """Text files by name, written beside our model for the way back: what our config lacks."""
         return {}
 
-    unused: ClassVar[tuple[str, ...]] = ()  # patterns of tensors that hold nothing learned
-
-    @staticmethod
-    def back(config: Config, weights: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """config.json and tensors of one of our models in this layout, or why it has none."""
+    @classmethod
+    def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
+        """One of our models in this layout, or an AmorError with the reason why it has none."""
         raise AmorError("this layout is read, not written")
 
     @classmethod
-    def write(cls, config: Config, weights: dict[str, Tensor], folder: Path, origin: Path, shard: int | None = None) -> list[str]:
-        """Write one of our models in this layout; what there is to note. origin: the folder it lies in."""
+    def write(
+        cls,
+        config: Config,
+        weights: dict[str, Tensor],
+        folder: Path,
+        origin: Path,
+        shard: int | None = None,
+    ) -> list[str]:
+        """Write one of our models, read from the folder `origin`; returns remarks.
+
+        shard: most bytes of one weight file, for layouts that have shards.
+        """
         from safetensors.torch import save_file
 
         tree, tensors = cls.back(config, weights)
-        (folder / "config.json").write_text(json.dumps(tree, indent=2) + "\n")
-        held = {name: t.contiguous() for name, t in tensors.items()}
-        save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n")
+        contiguous = {name: t.contiguous() for name, t in tensors.items()}
+        save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
         return []
 
 
-class Settings:
-    """A config.json read key by key: a missing key has its library's default, what we cannot do is refused."""
+class TransformersLayout(FolderLayout):
+    """A layout whose config.json is that of a class of transformers.
 
-    def __init__(self, tree: Mapping[str, Any], where: str):
-        self.tree, self.where = tree, where
+    The same tables of keys read a config and write one.
+    """
 
-    def __getitem__(self, key: str) -> Any:
-        return self.tree.get(key)
+    architecture: ClassVar[str]  # the class that runs it
+    mixer: ClassVar[str]  # of every layer
+    mlp: ClassVar[bool] = True  # whether layers have MLPs
+    layers: ClassVar[int]  # their default
+    norm_eps: ClassVar[tuple[str, float]]  # their key and default
+    sizes: ClassVar[Sizes]  # keys of our config
+    options: ClassVar[Sizes] = {}  # options of our mixer
+    required: ClassVar[Required]
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0."""
-        value = self.tree.get(key)
-        value = default if value is None else value
-        if type(value) is not int or value < 1:
-            raise AmorError(f"{self.where}: {key} is {value!r}; a whole number above 0 is needed")
-        return value
+    @classmethod
+    def recognises(cls, tree: Mapping[str, Any]) -> bool:
+        return tree.get("model_type") == cls.model_type
 
-    def real(self, key: str, default: float) -> float:
-        value = self.tree.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise AmorError(f"{self.where}: {key} is {value!r}; a number is needed")
-        return float(value)
+    @classmethod
+    def config_keys(cls, s: Settings) -> dict[str, Any]:
+        """The keys of our config that the tables name."""
+        s.require(cls.required)
+        return {
+            **s.counts(cls.sizes),
+            "pattern": f"{cls.mixer} x{s.count('num_hidden_layers', cls.layers)}",
+            "norm_eps": s.real(*cls.norm_eps),
+            "tied": s.flag("tie_word_embeddings", False),
+            "mixers": {cls.mixer: s.counts(cls.options)},
+        }
 
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.tree.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise AmorError(f"{self.where}: {key} is {value!r}; true or false is needed")
-        return value
+    @classmethod
+    def outputs(
+        cls, source: SourceFolder, tokens: Tensor, decided: Tensor | None = None
+    ) -> Outputs:
+        out, by = run_by_transformers(source.folder, cls.architecture, tokens)
+        return Outputs(out.logits, by)
 
-    def only(self, key: str, allowed: tuple[Any, ...], why: str) -> None:
-        """A key that is missing, null, or one of these; else it is refused, and why."""
-        value = self.tree.get(key)
-        if value is not None and value not in allowed:
-            raise AmorError(f"{self.where}: {key} is {str(value)[:80]}; {why}")
+    @classmethod
+    def their_tree(cls, config: Config) -> dict[str, Any]:
+        """config.json of one of our models, as far as the tables go; a model of another form is
+        refused."""
+        for problem in cls.differences(config):
+            raise AmorError(f"{cls.title} has {problem}: use --to hf")
+        options = config.mixer_options(cls.mixer)
+        return {
+            "model_type": cls.model_type,
+            "architectures": [cls.architecture],
+            "dtype": "float32",
+            **{theirs: getattr(config, ours) for ours, (theirs, _) in cls.sizes.items()},
+            "num_hidden_layers": len(config.pattern),
+            **{theirs: getattr(options, ours) for ours, (theirs, _) in cls.options.items()},
+            cls.norm_eps[0]: config.eps("mixer"),
+            **{key: allowed[0] for key, (allowed, _) in cls.required.items() if allowed},
+            "tie_word_embeddings": config.tied,
+        }
 
+    @classmethod
+    def differences(cls, config: Config) -> list[str]:
+        """What this layout has and a model of ours has not, or the other way round."""
+        problems = []
+        if others := sorted(set(config.pattern) - {cls.mixer}):
+            problems.append(f"layers of {cls.mixer} alone; this model has {', '.join(others)} too")
+        norms = ("mixer_norm", "mixer", "mlp_norm", "norm_f")
+        if len({config.eps(norm) for norm in norms}) > 1:
+            problems.append("one epsilon for all norms, this model has several (norm_eps_of)")
+        if config.blocks.count:
+            problems.append(f"no gated blocks, this model has {config.blocks.count}")
+        if cls.mlp and not config.d_ff:
+            problems.append("MLPs, this model has none (d_ff = 0)")
+        if config.d_ff and not cls.mlp:
+            problems.append(f"no MLPs, this model has MLPs of d_ff {config.d_ff}")
+        return problems
 
-def head_of(held: Tensors, config: Config, embed: Tensor, rows: int, name: str = "lm_head.weight") -> dict[str, Tensor]:
-    """The head's own weights; of a tied one nothing, and a copy of the embedding that was stored must be one."""
-    if config.tied:
-        if name in held and not torch.equal(held.take(name, rows, config.width), embed):
-            raise AmorError(f"{held.where}: the head is tied to the embedding by its config.json, but {name} is another matrix")
-        return {}
-    return {"head.weight": held.take(name, rows, config.width)}
-
-
-def plain_backbone(config: Config, kind: str, layout: str) -> None:
-    """Refuse a model that is not one mixer everywhere and nothing behind."""
-    others = sorted(set(config.pattern) - {kind})
-    if others:
-        raise AmorError(f"{layout} has layers of {kind} alone; this model has {', '.join(others)} too: use --to hf")
-    if len({config.eps(norm) for norm in ("mixer_norm", "mixer", "mlp_norm", "norm_f")}) > 1:
-        raise AmorError(f"{layout} has one epsilon for all norms, this model has several (norm_eps_of): use --to hf")
-    if config.blocks.count:
-        raise AmorError(f"{layout} has no gated blocks, this model has {config.blocks.count}: use --to hf")
+    @classmethod
+    def their_tensors(cls, config: Config, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Our tensors by their names."""
+        return {cls.their_name(name, config): t for name, t in weights.items()}

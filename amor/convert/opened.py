@@ -12,189 +12,197 @@ from torch import Tensor
 
 from amor import registry
 from amor.config import Config
-from amor.convert.base import NO_TOKENIZER, Layout, Outputs
+from amor.convert.base import NO_TOKENIZER, FolderLayout, Outputs
 from amor.convert.peer import run_by_transformers
-from amor.convert.source import CONFIG, TOKENIZER_FILES, Source
+from amor.convert.source import CONFIG, SourceFolder
 from amor.errors import AmorError, nearest
 from amor.models.amor import Amor
-from amor.models.folder import LATEST, load_model, resolve
+from amor.models.folder import LATEST, MODEL_TYPE, TOKENIZER, load_model, resolve
 from amor.vocabulary import load_file, vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-OURS = "amor"
 OWN = "our own forward"
+# files that a tokenizer may consist of; copied as they are
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
+)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model, where it is from, and what there is to say about it."""
+    """A model, the folder it comes from, and remarks for the user."""
 
     model: Amor
-    source: Source | None  # None: it is ours as it lies there
-    layout: type[Layout] | None
+    source: SourceFolder | None  # None: the folder is in our own layout
+    layout: type[FolderLayout] | None
     folder: Path
     notes: tuple[str, ...] = ()
-    face: bool = False  # ours as transformers keeps it
-    given: Tokenizer | None = None  # instead of the folder's own
+    by_transformers: bool = False  # whether it is our model as transformers saves it
+    replaced_tokenizer: Tokenizer | None = None  # instead of the folder's own
 
     @property
     def title(self) -> str:
+        """The name of the layout, for people."""
         return "amor" if self.layout is None else self.layout.title
 
     @property
     def tokenizer_files(self) -> list[Path]:
+        """The files of the folder's own tokenizer."""
         return [self.folder / name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
 
     def tokenizer(self) -> Tokenizer | None:
-        if self.given is not None:
-            return self.given
-        path = self.folder / "tokenizer.json"
+        """The tokenizer of the model, if it has one."""
+        if self.replaced_tokenizer is not None:
+            return self.replaced_tokenizer
+        path = self.folder / TOKENIZER
         return load_file(path) if path.is_file() else None
 
     @torch.no_grad()
-    def logits(self, tokens: Tensor) -> tuple[Tensor, str]:
-        """[B, T, V] of the folder as it was found, by its own library where it is not ours."""
-        found = self.outputs(tokens)
-        return found.logits, found.by
-
-    @torch.no_grad()
     def outputs(self, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
-        """`logits` with what the gates did; decided [K, B, T]: see Layout.outputs."""
+        """Outputs of the folder as it is, by its own library where it is not ours.
+
+        decided [K, B, T]: see FolderLayout.outputs.
+        """
         if self.layout is not None and self.source is not None:
             return self.layout.outputs(self.source, tokens, decided)
-        if self.face:
+        if self.by_transformers:
             import amor.hf  # noqa: F401 (registers our models with transformers)
 
             out, by = run_by_transformers(self.folder, "AutoModelForCausalLM", tokens)
             return Outputs(out.logits, by, *self._gates(out.gate_scores, out.gate_fires))
-        found = self.model(tokens)
-        scores, fires = ([getattr(gate, key) for gate in found.gates] for key in ("score", "fire"))
-        return Outputs(self.model.logits(found.hidden), OWN, *self._gates(scores, fires))
+        out = self.model(tokens)
+        gates = self._gates([g.score for g in out.gates], [g.fire for g in out.gates])
+        return Outputs(self.model.logits(out.hidden), OWN, *gates)
 
-    def _gates(self, scores: Sequence[Tensor] | None, fires: Sequence[Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+    def _gates(
+        self, scores: Sequence[Tensor] | None, fires: Sequence[Tensor] | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Entropies, or what routers predict of them, and decisions [K, B, T]."""
         if not scores or not fires or self.model.config.blocks.gate not in ("entropy", "router"):
             return None, None
         return torch.stack(list(scores)), torch.stack(list(fires))
 
 
-def kinds() -> tuple[str, ...]:
-    """Layouts by the names a command takes."""
-    return tuple(kind.replace("_", "-") for kind in registry.kinds("convert"))
-
-
 def targets() -> tuple[str, ...]:
     """Layouts that can be written: ours, that of transformers, and those that have a way back."""
-    written = (kind for kind in kinds() if layout_of(kind).back is not Layout.back)
-    return (OURS, "hf", *written)
+    kinds = (kind.replace("_", "-") for kind in registry.kinds("convert"))
+    refused = FolderLayout.back.__func__  # type: ignore[attr-defined]
+    writable = (k for k in kinds if layout_of(k).back.__func__ is not refused)  # type: ignore[attr-defined]
+    return (MODEL_TYPE, "hf", *writable)
 
 
-def layout_of(kind: str) -> type[Layout]:
-    found = registry.find("convert", kind.replace("-", "_"))
-    assert issubclass(found, Layout)
-    return found
+def layout_of(kind: str) -> type[FolderLayout]:
+    """The layout of a name as a command takes it, e.g. mamba2-hf."""
+    layout = registry.find("convert", kind.replace("-", "_"))
+    assert issubclass(layout, FolderLayout)
+    return layout
 
 
-def open_model(folder: str | Path, vocab: int | None = None, tokenizer: Tokenizer | None = None) -> Opened:
+def open_model(
+    folder: str | Path, vocab: int | None = None, tokenizer: Tokenizer | None = None
+) -> Opened:
     """The model of a folder; vocab: keep this many rows; tokenizer: instead of the folder's own."""
     folder = Path(folder)
     if (folder / LATEST).exists() or (folder / "checkpoints").is_dir():
         folder = resolve(folder)
-    source = Source.open(folder)
-    layout = recognised(source)
+    source = SourceFolder.open(folder)
+    layout = recognise(source)
     if vocab is not None and layout is not None and layout.gated:
         raise AmorError(
-            f"--vocab {vocab}: {layout.title} has gates, and their thresholds are of entropies over all rows of its head"
+            f"--vocab {vocab}: {layout.title} has gates, "
+            "and their thresholds are of entropies over all rows of its head"
         )
     model = load_model(folder).eval() if layout is None else converted(source, layout)
-    notes = about_numbers(
-        model.embed.weight.dtype if layout is None else source.tree.get("torch_dtype") or source.tree.get("dtype")
+    notes = [] if layout is None else layout.notes(source)
+    named = source.tree.get("torch_dtype") or source.tree.get("dtype")
+    dtype = str(model.embed.weight.dtype if layout is None else named).removeprefix("torch.")
+    if dtype not in ("None", "float32"):
+        notes = [f"weights were {dtype} and are float32 here, the same numbers", *notes]
+    model = model.float() if vocab is None else cut(model.float(), vocab)
+    opened = Opened(
+        model,
+        None if layout is None else source,
+        layout,
+        folder,
+        by_transformers=vocab is None and source.tree.get("model_type") == MODEL_TYPE,
+        replaced_tokenizer=tokenizer,
     )
-    model = model.float()
-    if vocab is not None:
-        model = cut(model, vocab)
-    face = layout is None and source.tree.get("model_type") == OURS
-    found = Opened(model, None if layout is None else source, layout, folder, face=face and vocab is None, given=tokenizer)
-    about_source = [] if layout is None else layout.notes(source)
-    return replace(found, notes=(*notes, *about_source, *about_vocabulary(found)))
+    return replace(opened, notes=(*notes, *vocabulary_notes(opened)))
 
 
-def recognised(source: Source) -> type[Layout] | None:
+def recognise(source: SourceFolder) -> type[FolderLayout] | None:
     """The layout of a folder, None for ours."""
-    for kind in registry.kinds("convert"):
+    kinds = registry.kinds("convert")
+    for kind in kinds:
         layout = layout_of(kind)
         if layout.recognises(source.tree):
             return layout
-    if ours(source.tree):
+    if is_ours(source.tree):
         return None
-    where, given = source.folder / CONFIG, source.tree.get("model_type")
-    if given is None:
-        raise AmorError(f"{where} names no model_type and is of no layout we know; read are amor, {', '.join(kinds())}")
-    types = [layout_of(kind).model_type for kind in kinds()]
-    hint = nearest(str(given)[:80], (*filter(None, types), OURS))
-    raise AmorError(f"{where}: no model_type {str(given)[:80]!r} is known; {hint}")
+    path, model_type = source.folder / CONFIG, source.tree.get("model_type")
+    if model_type is None:
+        known = ", ".join(kind.replace("_", "-") for kind in kinds)
+        raise AmorError(
+            f"{path} names no model_type and is of no layout we know; read are amor, {known}"
+        )
+    name = str(model_type)[:80]
+    types = filter(None, (layout_of(kind).model_type for kind in kinds))
+    hint = nearest(name, (*types, MODEL_TYPE))
+    raise AmorError(f"{path}: no model_type {name!r} is known; {hint}")
 
 
-def ours(tree: Mapping[str, Any]) -> bool:
-    return tree.get("model_type") == OURS or {"pattern", "width", "vocab"} <= tree.keys()
+def is_ours(tree: Mapping[str, Any]) -> bool:
+    """Whether a config.json is ours, or that of our models in transformers."""
+    return tree.get("model_type") == MODEL_TYPE or {"pattern", "width", "vocab"} <= tree.keys()
 
 
-def converted(source: Source, layout: type[Layout]) -> Amor:
+def converted(source: SourceFolder, layout: type[FolderLayout]) -> Amor:
     """A source as our model, every tensor in its place."""
-    config = named(source, layout)
+    try:
+        config = layout.config(source, source.folder.resolve().name[:200] or layout.kind)
+    except AmorError as error:
+        raise AmorError(f"{error} (of {layout.title})") from None
     layout.check_files(source)
-    held = source.tensors()
-    weights = layout.weights(source, held, config)
-    held.finish(layout.unused)
+    tensors = source.tensors()
+    weights = layout.weights(source, tensors, config)
+    tensors.finish(layout.unused)
+    # each in its own memory: parts of one tensor, cut or split, would be saved as one
+    return with_weights(config, {name: t.clone() for name, t in weights.items()})
+
+
+def with_weights(config: Config, weights: dict[str, Tensor]) -> Amor:
+    """A model of these very tensors."""
     with torch.device("meta"):
         model = Amor(config)
-    # of its own memory: parts of one tensor, cut or split, would be saved as one
-    model.load_state_dict({name: t.clone() for name, t in weights.items()}, assign=True)
+    model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
-def about_numbers(dtype: object) -> list[str]:
-    name = str(dtype).removeprefix("torch.")
-    return [] if name in ("None", "float32") else [f"weights were {name} and are float32 here, the same numbers"]
-
-
-def named(source: Source, layout: type[Layout]) -> Config:
-    try:
-        return layout.config(source, source.folder.resolve().name[:200] or layout.kind)
-    except AmorError as error:
-        raise AmorError(f"{error} (of {layout.title})") from None
-
-
 def cut(model: Amor, vocab: int) -> Amor:
-    """The same model of the first `vocab` tokens."""
+    """The same model with the first `vocab` tokens only."""
     if not 2 <= vocab <= model.config.vocab:
         raise AmorError(f"--vocab {vocab}: give 2 to {model.config.vocab}, the rows there are")
     weights = model.state_dict()
-    for name in ("embed.weight", "head.weight"):
-        if name in weights:
-            weights[name] = weights[name][:vocab].clone()
-    with torch.device("meta"):
-        other = Amor(model.config.change(vocab=vocab))
-    other.load_state_dict(weights, assign=True)
-    return other.eval()
+    for name in weights.keys() & {"embed.weight", "head.weight"}:
+        weights[name] = weights[name][:vocab].clone()
+    return with_weights(model.config.change(vocab=vocab), weights)
 
 
-def about_vocabulary(found: Opened) -> list[str]:
-    """Where the head has rows that are no tokens of the tokenizer, or the tokenizer tokens the head has not."""
-    tokenizer, rows = found.tokenizer(), found.model.config.vocab
+def vocabulary_notes(opened: Opened) -> list[str]:
+    """Remarks where the sizes of tokenizer and head differ, or there is no tokenizer."""
+    tokenizer, rows, layout = opened.tokenizer(), opened.model.config.vocab, opened.layout
     if tokenizer is None:
-        if found.layout is None or found.source is None:
+        if layout is None or opened.source is None:
             return [NO_TOKENIZER]
-        return [found.layout.no_tokenizer(found.source)]
+        return [layout.no_tokenizer(opened.source)]
     known = vocabulary(tokenizer)
+    sizes = f"its tokenizer has {known:,} tokens and its head {rows:,} rows"
     if known > rows:
-        return [
-            f"its tokenizer has {known:,} tokens and its head {rows:,} rows: texts with a token of the difference cannot be read"
-        ]
-    if known < rows and found.layout is not None:
-        advice = "" if found.layout.gated else f"; --vocab {known} cuts them off"
-        sizes = f"its tokenizer has {known:,} tokens and its head {rows:,} rows"
+        return [f"{sizes}: texts with a token of the difference cannot be read"]
+    if known < rows and layout is not None:
+        advice = "" if layout.gated else f"; --vocab {known} cuts them off"
         return [f"{sizes}: the others count in entropy and take probability{advice}"]
     return []

@@ -1,4 +1,4 @@
-"""The door to transformers, and a published folder run by it in float32, which a conversion is compared with."""
+"""The door to transformers: a published folder run by it in float32, for comparison with ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from amor.errors import AmorError
 
 
 def library() -> Any:
-    """transformers, without its warnings and progress bars; an error that names the extra where it is not installed."""
+    """The module transformers, without its warnings and progress bars.
+
+    Where it is not installed, an error that names the extra.
+    """
     if importlib.util.find_spec("transformers") is None:
         raise AmorError('transformers is needed here, and not installed; pip install "amor[peers]"')
     import transformers
@@ -23,18 +26,14 @@ def library() -> Any:
     return transformers
 
 
-def by_transformers(folder: Path, name: str, tokens: Tensor) -> tuple[Tensor, str]:
-    """Logits [B, T, V] of the class `name`, and what ran it."""
-    out, by = run_by_transformers(folder, name, tokens)
-    return out.logits, by
-
-
 @torch.no_grad()
 def run_by_transformers(folder: Path, name: str, tokens: Tensor) -> tuple[Any, str]:
-    """All that the class `name` gives for tokens [B, T], and what ran it."""
+    """The outputs of the class `name` for tokens [B, T], and the version that ran it."""
     transformers = library()
+    model_class = getattr(transformers, name)
     try:
-        model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model = model_class.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     except (ValueError, OSError, RuntimeError) as error:
-        raise AmorError(f"{folder}: transformers cannot open it ({' '.join(str(error).split())[:300]})") from None
+        reason = " ".join(str(error).split())[:300]
+        raise AmorError(f"{folder}: transformers cannot open it ({reason})") from None
     return model.eval()(tokens, use_cache=False), f"transformers {transformers.__version__}"

@@ -1,4 +1,4 @@
-"""A model written in a layout: ours, transformers' face of ours, or another library's own."""
+"""A model written in a layout: ours, ours for transformers, or another library's own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from amor.models.folder import TOKENIZER, save
 
 
 def write(opened: Opened, to: str, folder: Path, shard: int | None = None) -> list[str]:
-    """The model in a layout, and its tokenizer; what there is to note. shard: most bytes of a file."""
-    notes: list[str] = []
+    """Write the model in the layout `to`, with its tokenizer; returns remarks for the user.
+
+    shard: most bytes of one weight file.
+    """
     if to == "hf":
         export(opened, folder, shard)
-        return notes
+        return []
+    notes: list[str] = []
     if to == "amor":
         save(opened.model, folder)
         if opened.layout is not None and opened.source is not None:
@@ -30,16 +33,17 @@ def write(opened: Opened, to: str, folder: Path, shard: int | None = None) -> li
 
 
 def copy_tokenizer(opened: Opened, folder: Path) -> None:
-    """The tokenizer given, or the files of the model's own as they were."""
-    if opened.given is not None:
-        (folder / TOKENIZER).write_text(opened.given.to_str(pretty=True), encoding="utf-8")
+    """Write the tokenizer that the user named, or copy the files of the model's own."""
+    if opened.replaced_tokenizer is not None:
+        text = opened.replaced_tokenizer.to_str(pretty=True)
+        (folder / TOKENIZER).write_text(text, encoding="utf-8")
         return
     for path in opened.tokenizer_files:
         shutil.copyfile(path, folder / path.name)
 
 
 def export(opened: Opened, folder: Path, shard: int | None = None) -> None:
-    """By transformers' own `save_pretrained`, from a folder of ours."""
+    """Write it by transformers' own `save_pretrained`, from a folder of ours."""
     from amor.hf import export as to_hf
 
     library()

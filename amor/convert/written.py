@@ -1,7 +1,9 @@
-"""Published recurrences written out in float64, token after token, for sources whose library cannot run on a CPU.
+"""Published recurrences written out in float64, token by token, for sources whose library cannot
+run on a CPU.
 
-Nothing here is taken from our operators or from a conversion: a source's own tensors are read by the source's own names, and
-every sum is in the open, so that a mistake in either shows. Letters: H heads of size P, N states, T tokens.
+Nothing here is taken from our operators or from a conversion: a source's own tensors are read by
+the source's own names, and every sum is in the open, so that a mistake in either shows. Letters:
+H heads of size P, N states, T tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [B, T, C], weight [C, 1, taps]: every channel by itself over this token and those before it, then SiLU."""
+    """Causal convolution of each channel by itself, then SiLU; x [B, T, C], weight [C, 1, taps]."""
     taps = weight.shape[-1]
     back = F.pad(x, (0, 0, taps - 1, 0))
     y = torch.zeros_like(x) if bias is None else bias.expand_as(x).clone()
@@ -33,6 +35,8 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Mamba2Shape:
+    """What the shapes of a Mamba2 layer's tensors leave open."""
+
     head_size: int
     states: int
     eps: float
@@ -40,24 +44,34 @@ class Mamba2Shape:
 
 
 def mamba2(x: Tensor, w: Weights, shape: Mamba2Shape) -> Tensor:
-    """s <- exp(-exp(A_log) dt) s + dt u B^T,  y = s C + D u, a head; then y silu(z) is normed and projected."""
+    """s <- exp(-exp(A_log) dt) s + dt u B^T,  y = s C + D u per head;
+    then y silu(z) is normed and projected."""
     heads, inner = len(w["A_log"]), w["out_proj.weight"].shape[1]
     states = shape.groups * shape.states
     z, ubc, dt = (x @ w["in_proj.weight"].T).split([inner, inner + 2 * states, heads], dim=-1)
-    u, b, c = convolved(ubc, w["conv1d.weight"], w.get("conv1d.bias")).split([inner, states, states], dim=-1)
-    b, c = (t.unflatten(-1, (shape.groups, -1)).repeat_interleave(heads // shape.groups, dim=-2) for t in (b, c))
+    u, b, c = convolved(ubc, w["conv1d.weight"], w.get("conv1d.bias")).split(
+        [inner, states, states], dim=-1
+    )
+    b, c = (
+        t.unflatten(-1, (shape.groups, -1)).repeat_interleave(heads // shape.groups, dim=-2)
+        for t in (b, c)
+    )
     u, dt = u.unflatten(-1, (heads, shape.head_size)), F.softplus(dt + w["dt_bias"])
     keeps = (-w["A_log"].exp() * dt).exp()
     s, y = x.new_zeros(len(x), heads, shape.head_size, shape.states), torch.empty_like(u)
     for t in range(x.shape[1]):
-        s = keeps[:, t, :, None, None] * s + (dt[:, t, :, None] * u[:, t])[..., None] * b[:, t, :, None, :]
+        s = (
+            keeps[:, t, :, None, None] * s
+            + (dt[:, t, :, None] * u[:, t])[..., None] * b[:, t, :, None, :]
+        )
         y[:, t] = (s * c[:, t, :, None, :]).sum(-1)
     y = (y + w["D"][:, None] * u).flatten(2)
     return norm(y * F.silu(z), w["norm.weight"], shape.eps) @ w["out_proj.weight"].T
 
 
 def gated_deltanet(x: Tensor, w: Weights, head_size: int, eps: float) -> Tensor:
-    """s <- decay s;  s <- s + k (beta (v - s^T k))^T;  o = s^T q / sqrt d, a head; then norm(o) silu(g) is projected."""
+    """s <- decay s;  s <- s + k (beta (v - s^T k))^T;  o = s^T q / sqrt d per head;
+    then norm(o) silu(g) is projected."""
     q, k, v = (convolved(x @ w[f"{n}_proj.weight"].T, w[f"{n}_conv1d.weight"]) for n in "qkv")
     heads, value = len(w["A_log"]), len(w["o_norm.weight"])
     q, k = (_unit(t.unflatten(-1, (heads, head_size))) for t in (q, k))
@@ -67,15 +81,21 @@ def gated_deltanet(x: Tensor, w: Weights, head_size: int, eps: float) -> Tensor:
     s, o = x.new_zeros(len(x), heads, head_size, value), torch.empty_like(v)
     for t in range(x.shape[1]):
         s = decay[:, t, :, None, None] * s
-        held = (k[:, t, :, :, None] * s).sum(-2)
-        s = s + k[:, t, :, :, None] * (beta[:, t, :, None] * (v[:, t] - held))[:, :, None, :]
+        recalled = (k[:, t, :, :, None] * s).sum(-2)
+        s = s + k[:, t, :, :, None] * (beta[:, t, :, None] * (v[:, t] - recalled))[:, :, None, :]
         o[:, t] = (q[:, t, :, :, None] * s).sum(-2) / head_size**0.5
     gate = (x @ w["g_proj.weight"].T).unflatten(-1, (heads, value))
     return (norm(o, w["o_norm.weight"], eps) * F.silu(gate)).flatten(2) @ w["o_proj.weight"].T
 
 
+def swiglu(x: Tensor, w: Weights) -> Tensor:
+    """down(silu(gate x) * up x)."""
+    gate, up = x @ w["gate_proj.weight"].T, x @ w["up_proj.weight"].T
+    return (F.silu(gate) * up) @ w["down_proj.weight"].T
+
+
 def _unit(x: Tensor) -> Tensor:
-    """1 long, with fla's 1e-6 under the root."""
+    """Normalised to length 1, with fla's 1e-6 under the root."""
     return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
 

@@ -19,4 +19,12 @@ AutoConfig.register("amor", AmorConfig, exist_ok=True)
 AutoModel.register(AmorConfig, AmorModel, exist_ok=True)
 AutoModelForCausalLM.register(AmorConfig, AmorForCausalLM, exist_ok=True)
 
-__all__ = ["AmorCache", "AmorConfig", "AmorForCausalLM", "AmorModel", "AmorOutput", "GateStatistics", "export"]
+__all__ = [
+    "AmorCache",
+    "AmorConfig",
+    "AmorForCausalLM",
+    "AmorModel",
+    "AmorOutput",
+    "GateStatistics",
+    "export",
+]

@@ -1,7 +1,7 @@
 """Our State as the cache that transformers carries from call to call.
 
-A State is a value; a cache of transformers is a box that calls write into. So the box holds the newest State. Whoever wants
-to go on twice from one place copies the box: copy.deepcopy(cache).
+A State is a value; a cache of transformers is an object that calls write into. So the object holds
+the newest State. To continue twice from one place, copy it: copy.deepcopy(cache).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from amor.state import State
 
 
 class AmorCache(Cache):
-    """What a model has read so far: `state`, and how many columns of input that was, pads included."""
+    """The `state` of a model after the `columns` of input read so far, pads included."""
 
     is_compileable = False
     is_croppable = False
 
     def __init__(self, state: State | None = None, room: int = 0):
-        """room: columns for which keys and values get their memory at once, as a static cache does."""
+        """room: columns for which keys and values get memory at once, as in a static cache."""
         super().__init__(layers=[])
         self.state, self.room = state, room
         self.columns = 0 if state is None else state.max_position
 
     def take(self, state: State, columns: int) -> None:
-        """The State after a call that read so many columns."""
+        """Store the State after a call that read so many columns."""
         self.state = state
         self.columns += columns
 
     def begin(self, state: State) -> State:
-        """What a first call reads on from: the State of rows that have read nothing, with room."""
+        """The State that a first call starts from: an empty one, with room."""
         return state.reserve(self.room) if self.room else state
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -51,7 +51,9 @@ class AmorCache(Cache):
 
     get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
         return self.state is not None
 
     @property
@@ -85,13 +87,20 @@ class AmorCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
-            raise AmorError(f"crop({tokens_to_remove}): {BACKWARDS}; copy.deepcopy(cache) before what may be taken back")
+            instead = "copy.deepcopy(cache) before what may be taken back"
+            raise AmorError(f"crop({tokens_to_remove}): {BACKWARDS}; {instead}")
 
     def activate_past_recording(self) -> None:
-        raise AmorError(f"this way of decoding takes tokens back, and {BACKWARDS}; use greedy, sampling or beam search")
+        raise AmorError(
+            f"this way of decoding takes tokens back, and {BACKWARDS}; "
+            "use greedy, sampling or beam search"
+        )
 
-    def update(self, *given: Any, **more: Any) -> tuple[Tensor, Tensor]:
-        raise AmorError("AmorCache holds the state of a whole model, not of a layer; it is written by the model's forward")
+    def update(self, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        raise AmorError(
+            "AmorCache holds the state of a whole model, not of a layer; "
+            "it is written by the model's forward"
+        )
 
 
 BACKWARDS = "a recurrent state cannot run backwards"

@@ -1,6 +1,8 @@
-"""The model card of a folder: what can be read off the model itself, and how to load it. Nothing else is claimed."""
+"""The model card of a folder: facts of the model itself, and how to load it; no other claims."""
 
 from __future__ import annotations
+
+from itertools import groupby
 
 from amor.config import Config
 from amor.gates.base import SKETCH, Adaptive
@@ -36,12 +38,14 @@ text = model.generate(**batch, max_new_tokens=50, do_sample=True, temperature=0.
 print(tokenizer.decode(text[0], skip_special_tokens=True))""",
 )
 WITHOUT_TEXT = LOAD.format(
-    more="", use="model.generate(tokens, max_new_tokens=50)  # whole numbers [rows, columns]: it has no tokenizer"
+    more="",
+    use="model.generate(tokens, max_new_tokens=50)  "
+    "# whole numbers [rows, columns]: it has no tokenizer",
 )
 
 
 def card(model: Amor, tokenizer: bool) -> str:
-    """tokenizer: whether the folder has one."""
+    """The text of README.md; tokenizer: whether the folder has one."""
     config = model.config
     size = sum(p.numel() for p in model.parameters())
     rows = {
@@ -62,22 +66,22 @@ def card(model: Amor, tokenizer: bool) -> str:
 
 def pattern(config: Config) -> str:
     """Runs of the same layer, each once: mamba2 x4, attention, mamba2 x7."""
-    runs: list[list[str]] = []
-    for kind in config.pattern:
-        if runs and runs[-1][0] == kind:
-            runs[-1].append(kind)
-        else:
-            runs.append([kind])
-    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} x{len(run)}" for run in runs)
+    runs = [(kind, len(list(run))) for kind, run in groupby(config.pattern)]
+    return ", ".join(kind if count == 1 else f"{kind} x{count}" for kind, count in runs)
 
 
 def gates(model: Amor) -> str:
+    """A table of the thresholds."""
     lines = ["| block | threshold | share of scores met in training above it |", "|---|---|---|"]
-    lines += [f"| {index} | {told(block)} |" for index, block in enumerate(model.each_block())]
-    return "Attention runs on a token where its gate's score is above a threshold.\n\n" + "\n".join(lines)
+    lines += [
+        f"| {index} | {threshold_cells(block)} |" for index, block in enumerate(model.each_block())
+    ]
+    return "Attention runs on a token where its gate's score is above a threshold.\n\n" + "\n".join(
+        lines
+    )
 
 
-def told(block: Block) -> str:
+def threshold_cells(block: Block) -> str:
     """Two cells: the threshold, and how often scores of training were above it."""
     gate = block.gate.decider
     if gate is not block.gate:

@@ -1,8 +1,10 @@
-"""A model's config as transformers keeps one: our config tree is stored, everything other tools ask for is read off it."""
+"""A model's config as transformers keeps one: our config tree is stored, and the keys that other
+tools read follow from it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -11,17 +13,23 @@ from transformers import PreTrainedConfig
 from amor.config import Config
 from amor.errors import AmorError
 
-LAYER_TYPES = {"attention": "full_attention", "fused": "hybrid"}  # a mixer of any other kind is recurrent
-BLOCK_TYPES = {"full_attention": "attention", "hybrid": "hybrid", "linear_attention": "mamba"}  # in the words of vLLM
-CHUNK = 256  # of a prompt in vLLM's recurrent kernels; ours take any cut
+# a mixer of any other kind is recurrent
+LAYER_TYPES = {"attention": "full_attention", "fused": "hybrid"}
+# the same for vLLM
+BLOCK_TYPES = {"full_attention": "attention", "hybrid": "hybrid", "linear_attention": "mamba"}
 
 
 class AmorConfig(PreTrainedConfig):
-    """config.json of a folder that transformers opens: {"model_type": "amor", "amor": {what amor.Config holds}, ...}."""
+    """config.json of a folder that transformers opens.
+
+    {"model_type": "amor", "amor": {what amor.Config holds}, ...}; keys of DERIVED are read-only.
+    """
 
     model_type = "amor"
-    has_no_defaults_at_init: ClassVar[bool] = True  # transformers before 5.20 asks
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "gate_scores", "gate_fires"]
+    has_no_defaults_at_init: ClassVar[bool] = True  # read by transformers before 5.20
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        *("past_key_values", "gate_scores", "gate_fires")
+    ]
 
     amor: dict[str, Any] | None = None
     use_cache: bool = True
@@ -31,7 +39,10 @@ class AmorConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.amor is None:
-            raise AmorError("AmorConfig: no key 'amor'; make one from a config of ours: AmorConfig.of(amor.preset(...))")
+            raise AmorError(
+                "AmorConfig: no key 'amor'; make one from a config of ours: "
+                "AmorConfig.of(amor.preset(...))"
+            )
         object.__setattr__(self, "amor", Config.from_dict(self.amor, "amor").to_dict())
         super().__post_init__(**kwargs)
 
@@ -42,13 +53,17 @@ class AmorConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As transformers', but a config.json of amor's own is refused."""
         if {"pattern", "vocab"} <= config_dict.keys():
-            raise AmorError("this config.json is of a folder of amor's own: open that with amor.load, or amor.hf.export it first")
+            raise AmorError(
+                "this config.json is of a folder of amor's own: "
+                "open that with amor.load, or amor.hf.export it first"
+            )
         return super().from_dict(config_dict, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Nothing: transformers calls it where a folder's stub was loaded, and would then copy this file into folders."""
+        """Nothing: transformers would copy this file into folders, where the stub was loaded."""
 
     @property
     def built(self) -> Config:
@@ -56,71 +71,11 @@ class AmorConfig(PreTrainedConfig):
         return _checked(json.dumps(self.amor))
 
     def __setattr__(self, key: str, value: Any) -> None:
-        if key in DERIVED:
-            if value == getattr(self, key):
-                return
-            raise AmorError(f"{key} = {value!r}: it follows from this model's own config, which says {getattr(self, key)!r}")
-        super().__setattr__(key, value)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.built.vocab
-
-    @property
-    def hidden_size(self) -> int:
-        return self.built.width
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.built.d_ff
-
-    @property
-    def layer_types(self) -> list[str]:
-        """One a layer, then one a gated block: those hold keys and values too."""
-        config = self.built
-        layers = [LAYER_TYPES.get(kind, "linear_attention") for kind in config.pattern]
-        return layers + ["full_attention"] * config.blocks.count
-
-    @property
-    def layers_block_type(self) -> list[str]:
-        return [BLOCK_TYPES[kind] for kind in self.layer_types]
-
-    @property
-    def num_hidden_layers(self) -> int:
-        return len(self.built.pattern) + self.built.blocks.count
-
-    @property
-    def head_dim(self) -> int:
-        return _heads(self.built)[0]
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Of the gated blocks, or else of the attention in the backbone; 0 where there is neither."""
-        return _heads(self.built)[1]
-
-    @property
-    def num_key_value_heads(self) -> int:
-        return self.num_attention_heads
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """Tokens of a training window; nothing in the model stops a longer text."""
-        return self.built.context
-
-    @property
-    def rms_norm_eps(self) -> float:
-        return self.built.norm_eps
-
-    @property
-    def tie_word_embeddings(self) -> bool:
-        return self.built.tied
-
-    @property
-    def mamba_chunk_size(self) -> int:
-        return CHUNK
-
-
-DERIVED = frozenset(name for name, held in vars(AmorConfig).items() if isinstance(held, property))
+        if key not in DERIVED:
+            super().__setattr__(key, value)
+        elif value != getattr(self, key):
+            own = f"it follows from this model's own config, which says {getattr(self, key)!r}"
+            raise AmorError(f"{key} = {value!r}: {own}")
 
 
 @lru_cache(maxsize=64)
@@ -128,8 +83,17 @@ def _checked(tree: str) -> Config:
     return Config.from_dict(json.loads(tree), "amor")
 
 
-def _heads(config: Config) -> tuple[int, int]:
-    """Size and number of attention heads."""
+def layer_types(config: Config) -> list[str]:
+    """One per layer, then one per gated block: those hold keys and values too."""
+    layers = [LAYER_TYPES.get(kind, "linear_attention") for kind in config.pattern]
+    return layers + ["full_attention"] * config.blocks.count
+
+
+def attention_heads(config: Config) -> tuple[int, int]:
+    """Size and number of attention heads: of the gated blocks, or else of the backbone.
+
+    The number is 0 where there is neither.
+    """
     if config.blocks.count:
         return config.blocks.head_size, config.width // config.blocks.head_size
     for kind in ("attention", "fused"):
@@ -138,3 +102,29 @@ def _heads(config: Config) -> tuple[int, int]:
             options = options.attention(config.width) if kind == "fused" else options
             return options.head_size, (options.width or config.width) // options.head_size
     return config.mixer_options(config.pattern[0]).head_size, 0
+
+
+DERIVED: dict[str, Callable[[Config], Any]] = {
+    "vocab_size": lambda config: config.vocab,
+    "hidden_size": lambda config: config.width,
+    "intermediate_size": lambda config: config.d_ff,
+    "layer_types": layer_types,
+    "layers_block_type": lambda config: [BLOCK_TYPES[kind] for kind in layer_types(config)],
+    "num_hidden_layers": lambda config: len(config.pattern) + config.blocks.count,
+    "head_dim": lambda config: attention_heads(config)[0],
+    "num_attention_heads": lambda config: attention_heads(config)[1],
+    "num_key_value_heads": lambda config: attention_heads(config)[1],
+    # tokens of a training window; nothing in the model stops a longer text
+    "max_position_embeddings": lambda config: config.context,
+    "rms_norm_eps": lambda config: config.norm_eps,
+    "tie_word_embeddings": lambda config: config.tied,
+    "mamba_chunk_size": lambda config: 256,  # of vLLM's recurrent kernels; ours take any cut
+}
+
+
+def _derived(derive: Callable[[Config], Any]) -> property:
+    return property(lambda self: derive(self.built))
+
+
+for _name, _derive in DERIVED.items():
+    setattr(AmorConfig, _name, _derived(_derive))

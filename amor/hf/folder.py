@@ -1,4 +1,5 @@
-"""A folder that transformers opens, and amor.load too: how it is checked when it is read, and what is written into it."""
+"""A folder that transformers opens, and amor.load too: the checks when it is read, and the files
+that are written into it."""
 
 from __future__ import annotations
 
@@ -34,38 +35,70 @@ AUTO_MAP = {
 }
 
 
-def loaded(load_one: Callable[..., Any], path: Any, *args: Any, output_loading_info: bool = False, **more: Any) -> Any:
-    """What transformers loads, or one error: it fills what a file lacks with anything, and only prints that it did."""
+def load_strictly(
+    load_one: Callable[..., Any],
+    path: Any,
+    *args: Any,
+    output_loading_info: bool = False,
+    **more: Any,
+) -> Any:
+    """Load by transformers' `load_one`, and refuse a folder that does not fit its config.
+
+    transformers would fill tensors that a file lacks with random numbers and only print that.
+    """
     if more.pop("ignore_mismatched_sizes", False):
-        raise AmorError("ignore_mismatched_sizes: a tensor of another shape would be left with random numbers; nothing is loaded")
+        raise AmorError(
+            "ignore_mismatched_sizes: a tensor of another shape would be left with random numbers; "
+            "nothing is loaded"
+        )
     local = None if path is None else Path(path) / more.get("subfolder", "")
-    whole = not {"state_dict", "variant", "gguf_file"} & {name for name, value in more.items() if value is not None}
-    if local is not None and whole and (local / CONFIG).is_file():
-        given = getattr(more.get("config"), "built", None)
-        list_weights(local, given if isinstance(given, Config) else load_config(local))
-    model, info = load_one(path, *args, output_loading_info=True, **{"use_safetensors": True} | more)
+    partial = any(more.get(name) is not None for name in ("state_dict", "variant", "gguf_file"))
+    if local is not None and not partial and (local / CONFIG).is_file():
+        config = getattr(more.get("config"), "built", None)
+        list_weights(local, config if isinstance(config, Config) else load_config(local))
+    model, info = load_one(
+        path, *args, output_loading_info=True, **{"use_safetensors": True} | more
+    )
     for what, names in info.items():
         if names:
             some = ", ".join(sorted(str(name) for name in names)[:3])
-            raise AmorError(f"{path} does not fit its config: {what.replace('_', ' ')}: {some}; nothing is loaded")
+            problem = f"{what.replace('_', ' ')}: {some}"
+            raise AmorError(f"{path} does not fit its config: {problem}; nothing is loaded")
     own_memory(model)
     tensors.check_finite(dict(model.state_dict()), Path(str(path)))
     return (model, info) if output_loading_info else model
 
 
 def own_memory(model: AmorPreTrainedModel) -> None:
-    """Tensors as amor.load makes them: in a file they lie at any address, and torch's products of few rows round by it."""
-    for held in (*model.parameters(), *model.buffers()):
-        if held.device.type == "cpu":
-            held.data = held.data.clone()
+    """Give each tensor memory of its own, as amor.load does.
+
+    In a file tensors lie at any address, and the rounding of torch's products of few rows depends
+    on it.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
 
 
-def saved(model: AmorPreTrainedModel, save: Callable[..., None], folder: str | os.PathLike[str], *args: Any, **more: Any) -> None:
-    """What transformers writes, and beside it the stub of the code and a model card, unless someone wrote another."""
+def save_with_card(
+    model: AmorPreTrainedModel,
+    save: Callable[..., None],
+    folder: str | os.PathLike[str],
+    *args: Any,
+    **more: Any,
+) -> None:
+    """Save by transformers' `save`, and write the stub of the code and a model card beside it.
+
+    A README.md that is not our card stays.
+    """
     model.config.auto_map = dict(AUTO_MAP)
     save(folder, *args, **{"save_original_format": False} | more)
     adapters_only = getattr(model, "_hf_peft_config_loaded", False)
-    if adapters_only or not more.get("is_main_process", True) or not (Path(folder) / CONFIG).is_file():
+    if (
+        adapters_only
+        or not more.get("is_main_process", True)
+        or not (Path(folder) / CONFIG).is_file()
+    ):
         return
     replace_file(Path(folder) / STUB, STUB_TEXT)
     readme = Path(folder) / README
@@ -74,11 +107,16 @@ def saved(model: AmorPreTrainedModel, save: Callable[..., None], folder: str | o
 
 
 def export(
-    source: str | os.PathLike[str], out: str | os.PathLike[str], end: str | None = None, shard: int | str = "50GB"
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    end: str | None = None,
+    shard: int | str = "50GB",
 ) -> Path:
-    """Write the model of a folder of ours, or of a run, as a folder that transformers opens; amor.load opens it too.
+    """Write the model of a folder of ours, or of a run, as a folder that transformers opens;
+    amor.load opens it too.
 
-    end: the token that ends a text, where its name is not a usual one; shard: bytes of one file of weights, at the most.
+    end: the token that ends a text, where its name is not a usual one. shard: most bytes of one
+    weight file; the default is one file for any model of ours.
     """
     from amor.hf.model import AmorForCausalLM
 
@@ -86,27 +124,29 @@ def export(
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise AmorError(f"{out} is a file; give a folder to write to")
-    face = AmorForCausalLM.of(model)
+    wrapped = AmorForCausalLM.of(model)
     if tokenizer is not None:
         ending = end_of_text(tokenizer, end)
-        if vocabulary(tokenizer) > model.config.vocab:
-            known = f"its tokenizer has {vocabulary(tokenizer):,} tokens, but the model knows {model.config.vocab:,}"
-            raise AmorError(f"{source}: {known}; they do not belong together")
+        known, rows = vocabulary(tokenizer), model.config.vocab
+        if known > rows:
+            sizes = f"its tokenizer has {known:,} tokens, but the model knows {rows:,}"
+            raise AmorError(f"{source}: {sizes}; they do not belong together")
         out.mkdir(parents=True, exist_ok=True)
         write_tokenizer(tokenizer, ending, out)
-        for kept in (face.config, face.generation_config):
-            kept.eos_token_id = kept.pad_token_id = ending
-    face.save_pretrained(out, max_shard_size=shard)
+        for config in (wrapped.config, wrapped.generation_config):
+            config.eos_token_id = config.pad_token_id = ending
+    wrapped.save_pretrained(out, max_shard_size=shard)
     return out
 
 
 def write_tokenizer(tokenizer: Tokenizer, end: int, folder: Path) -> None:
-    """tokenizer.json, and what transformers has to be told of it: a name that is not in it would silently become a new token.
+    """Write tokenizer.json, and the tokenizer_config.json that transformers needs.
 
-    No token begins a text: ours are trained on documents that stand behind the end of another.
+    A name that is not in tokenizer.json would silently become a new token. No token begins a text:
+    ours are trained on documents that follow the end of another.
     """
     word = tokenizer.id_to_token(end)
-    said = {
+    settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": word,
         "pad_token": word,  # masked wherever it pads; no other token is free
@@ -115,4 +155,5 @@ def write_tokenizer(tokenizer: Tokenizer, end: int, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     replace_file(folder / TOKENIZER, tokenizer.to_str(pretty=True))
-    replace_file(folder / "tokenizer_config.json", json.dumps(said, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    replace_file(folder / "tokenizer_config.json", text + "\n")

@@ -1,7 +1,8 @@
-"""The models as transformers knows models: one forward of ours behind their signature.
+"""Our models as models of transformers: one forward of ours behind their signature.
 
-A model here has the modules of an `Amor` under the same names, so that weights are the same file for both, and `core` is that
-Amor: whatever is done to a module of one (an adapter, a hook, a device) is done to the other, for there is only one of it.
+A model here has the modules of an `Amor` under the same names, so that weights are the same file
+for both, and `core` is that Amor: whatever is done to a module of one (an adapter, a hook, a
+device) is done to the other, for there is only one of it.
 """
 
 from __future__ import annotations
@@ -30,29 +31,37 @@ from amor.models.folder import FLOAT32
 
 logger = logging.get_logger(__name__)
 
-WAYS = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE)
-CACHES = {None: 0, "dynamic": 0, "static": 1}  # whether room for the longest text is made at once
+MODES = (
+    *(GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE),
+    *(GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE),
+)
+# cache_implementation -> whether room for the longest text is made at once
+CACHES = {None: 0, "dynamic": 0, "static": 1}
 
 
 @dataclass
 class AmorOutput(ModelOutput):
-    """As transformers' output of a causal language model, and what the gates did, a tensor a block."""
+    """As transformers' output of a causal language model, and scores and decisions of the gates."""
 
     loss: Tensor | None = None
-    logits: Tensor | None = None  # [B, T, V], or the columns asked for; None beside a loss unless asked for
+    # [B, T, V], or the columns of logits_to_keep; None beside a loss without logits_to_keep
+    logits: Tensor | None = None
     last_hidden_state: Tensor | None = None  # [B, T, D], of AmorModel
     past_key_values: AmorCache | None = None
-    gate_scores: tuple[Tensor, ...] | None = None  # [B, T] each
+    gate_scores: tuple[Tensor, ...] | None = None  # [B, T] per block
     gate_fires: tuple[Tensor, ...] | None = None
 
 
 class AmorPreTrainedModel(PreTrainedModel):
+    """What both models share: `core`, folders, one call of the core."""
+
     config: AmorConfig
     config_class = AmorConfig
     base_model_prefix = ""
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True  # Trainer: forward takes num_items_in_batch
-    gates_follow: bool | None = None  # whether thresholds follow training (amor.hf.GateStatistics); None: nobody has said
+    # whether thresholds follow training (amor.hf.GateStatistics); None: undecided, with a warning
+    gates_follow: bool | None = None
     _is_stateful = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (as transformers declares it)
 
@@ -60,11 +69,12 @@ class AmorPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         self.gradient_checkpointing = False
         self._hold(Amor(config.built))
-        self._keep_in_fp32_modules_strict = {rf"^{re.escape(name)}$" for name in float32_names(self.core)}
+        names = float32_names(self.core)
+        self._keep_in_fp32_modules_strict = {rf"^{re.escape(name)}$" for name in names}
         self.post_init()
 
     def _hold(self, core: Amor) -> None:
-        """Be the face of this model. Its dict of modules is shared: a module replaced here is replaced there."""
+        """Wrap this model; the dict of modules is shared, so that a replaced module is in both."""
         self._modules = core._modules
         self._core = (core,)  # in a tuple, so that torch does not count its modules a second time
 
@@ -75,11 +85,11 @@ class AmorPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def of(cls, model: Amor) -> Any:
-        """The face of a model in memory, which stays the same model: same modules, same weights."""
+        """A model in memory as a model of transformers: the same modules and weights."""
         with torch.device("meta"):
-            face = cls(AmorConfig.of(model.config))
-        face._hold(model)
-        return face.eval() if not model.training else face
+            wrapped = cls(AmorConfig.of(model.config))
+        wrapped._hold(model)
+        return wrapped if model.training else wrapped.eval()
 
     def init_weights(self) -> None:
         """Fresh weights by our rule, drawn from torch's generator."""
@@ -87,16 +97,19 @@ class AmorPreTrainedModel(PreTrainedModel):
             initialise(self.core, int(torch.randint(2**31, (1,))))
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: transformers calls it for tensors that a folder lacks, and a folder that lacks one is refused."""
+        """Nothing: transformers calls it for tensors that a folder lacks, which are refused."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **more: Any) -> Any:
-        """As transformers', but a tensor that is missing, extra, misshapen or not finite is an error."""
-        return on_disk.loaded(super().from_pretrained, pretrained_model_name_or_path, *args, **more)
+        """As transformers', but a missing, extra, misshapen or not finite tensor is an error."""
+        path = pretrained_model_name_or_path
+        return on_disk.load_strictly(super().from_pretrained, path, *args, **more)
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **more: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], *args: Any, **more: Any
+    ) -> None:
         """As transformers', with a model card and what `trust_remote_code` needs."""
-        on_disk.saved(self, super().save_pretrained, save_directory, *args, **more)
+        on_disk.save_with_card(self, super().save_pretrained, save_directory, *args, **more)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed
@@ -105,18 +118,23 @@ class AmorPreTrainedModel(PreTrainedModel):
         self.embed = value
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.core.embed if self.config.tie_word_embeddings else self.core.get_submodule("head")
+        tied = self.core.config.tied
+        return self.core.embed if tied else self.core.get_submodule("head")
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **more: Any) -> nn.Embedding:
-        if new_num_tokens in (None, self.config.vocab_size):
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **more: Any
+    ) -> nn.Embedding:
+        """The embedding as it is; another size is refused."""
+        if new_num_tokens in (None, self.core.config.vocab):
             return self.core.embed
         raise AmorError(
-            f"a vocabulary of {new_num_tokens} tokens: this model's has {self.config.vocab_size}, and entropies of its gates "
-            "are measured against that size; train a model with the vocabulary it needs"
+            f"a vocabulary of {new_num_tokens} tokens: this model's has {self.core.config.vocab}, "
+            "and entropies of its gates are measured against that size; "
+            "train a model with the vocabulary it needs"
         )
 
-    def _set_gradient_checkpointing(self, enable: bool = True, *given: Any, **more: Any) -> None:
-        """Layers of the backbone are computed again in the backward pass; gates decide once, in the forward pass."""
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **more: Any) -> None:
+        """Layers are computed again in the backward pass; gates decide in the forward pass only."""
         self.gradient_checkpointing = self.core.backbone.recompute = enable
 
     def _read(
@@ -126,15 +144,17 @@ class AmorPreTrainedModel(PreTrainedModel):
         position_ids: Tensor | None,
         past_key_values: AmorCache | None,
         use_cache: bool | None,
-        **ways: Any,
+        inputs_embeds: Tensor | None,
+        **more: Any,
     ) -> tuple[Output, AmorCache | None]:
-        """One call of the model, and the cache after it."""
-        if self.config.tie_word_embeddings and not isinstance(self.core.embed, nn.Embedding):
+        """One call of the core, and the cache after it; more: arguments of Amor."""
+        if self.core.config.tied and not isinstance(self.core.embed, nn.Embedding):
             raise AmorError(
-                f"the embedding was replaced by a {type(self.core.embed).__name__}: the tied head reads its weight alone "
-                "and would not hear it; leave `embed` out of an adapter's targets"
+                f"the embedding was replaced by a {type(self.core.embed).__name__}: the tied head "
+                "reads its weight alone and would not hear it; "
+                "leave `embed` out of an adapter's targets"
             )
-        read = inputs.tokens(input_ids, ways.pop("inputs_embeds"))
+        read = inputs.tokens(input_ids, inputs_embeds)
         cache = inputs.cache(past_key_values)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -147,15 +167,22 @@ class AmorPreTrainedModel(PreTrainedModel):
             state = cache.begin(self.core.start(len(read)))
         if self.training and torch.is_grad_enabled():
             warn_of_gates(self)
-        out = self.core(read, state, valid=valid, reset=reset, **ways)
+        out = self.core(read, state, valid=valid, reset=reset, **more)
         if cache is not None:
             cache.take(out.state, read.shape[1])
         return out, cache
 
-    def _answer(self, return_dict: bool | None, out: Output, cache: AmorCache | None, **found: Any) -> Any:
-        scores, fires = tuple(g.score for g in out.gates), tuple(g.fire for g in out.gates)
-        answer = AmorOutput(past_key_values=cache, gate_scores=scores or None, gate_fires=fires or None, **found)
-        return answer if (self.config.return_dict if return_dict is None else return_dict) else answer.to_tuple()
+    def _output(
+        self, return_dict: bool | None, out: Output, cache: AmorCache | None, **tensors: Any
+    ) -> Any:
+        output = AmorOutput(
+            past_key_values=cache,
+            gate_scores=tuple(gate.score for gate in out.gates) or None,
+            gate_fires=tuple(gate.fire for gate in out.gates) or None,
+            **tensors,
+        )
+        as_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if as_dict else output.to_tuple()
 
 
 class AmorModel(AmorPreTrainedModel):
@@ -173,19 +200,30 @@ class AmorModel(AmorPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> AmorOutput | tuple[Any, ...]:
-        inputs.refuse(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
-        out, cache = self._read(input_ids, attention_mask, position_ids, past_key_values, use_cache, inputs_embeds=inputs_embeds)
-        return self._answer(return_dict, out, cache, last_hidden_state=out.hidden)
+        inputs.refuse(
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states
+        )
+        out, cache = self._read(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            use_cache,
+            inputs_embeds,
+        )
+        return self._output(return_dict, out, cache, last_hidden_state=out.hidden)
 
 
 class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
-    """The model as generate(), Trainer, PEFT and lm-evaluation-harness want one."""
+    """The model as generate(), Trainer, PEFT and lm-evaluation-harness use one."""
 
     def forward(
         self,
         input_ids: Tensor | None = None,  # [B, T]
-        attention_mask: Tensor | None = None,  # [B, T], or of the whole text so far; 0 at pads, wherever they are
-        position_ids: Tensor | None = None,  # checked; where they restart at 0, a packed document begins
+        # [B, T], or of the whole text so far; 0 at pads, wherever they are
+        attention_mask: Tensor | None = None,
+        # checked; where they restart at 0, a packed document begins
+        position_ids: Tensor | None = None,
         past_key_values: AmorCache | None = None,
         inputs_embeds: Tensor | None = None,  # refused
         labels: Tensor | None = None,  # [B, T] the tokens again, -100 where none is scored
@@ -193,69 +231,100 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,  # refused
         output_hidden_states: bool | None = None,  # refused
         return_dict: bool | None = None,
-        logits_to_keep: int | Tensor | None = None,  # last columns, 0 for all; None: all, or none beside a loss
-        num_items_in_batch: Tensor | int | None = None,  # the loss is the sum over targets by this number, or else their mean
+        # last columns, 0 for all; None: all, or none beside a loss
+        logits_to_keep: int | Tensor | None = None,
+        # the loss is the sum over targets over this number; None: their mean
+        num_items_in_batch: Tensor | int | None = None,
     ) -> AmorOutput | tuple[Any, ...]:
-        inputs.refuse(output_attentions=output_attentions, output_hidden_states=output_hidden_states)
-        ways: dict[str, Any] = {"inputs_embeds": inputs_embeds}
+        inputs.refuse(
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states
+        )
+        more: dict[str, Any] = {}
         if labels is not None:
-            ways["targets"] = inputs.next_tokens(labels.long())
-            ways["target_weight"] = None if num_items_in_batch is None else 1 / num_items_in_batch
+            more["targets"] = inputs.next_tokens(labels.long())
+            more["target_weight"] = None if num_items_in_batch is None else 1 / num_items_in_batch
         elif isinstance(logits_to_keep, int) and logits_to_keep == 1:
-            ways["keep"] = "last"  # of each row the last real token, so that a text may be padded on either side
-        out, cache = self._read(input_ids, attention_mask, position_ids, past_key_values, use_cache, **ways)
+            # of each row the last real token, so that a text may be padded on either side
+            more["keep"] = "last"
+        out, cache = self._read(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            use_cache,
+            inputs_embeds,
+            **more,
+        )
         logits = None
         if labels is None or logits_to_keep is not None:
-            logits = self.core.logits(kept(out.hidden, 0 if logits_to_keep is None else logits_to_keep))
-        return self._answer(return_dict, out, cache, loss=out.loss, logits=logits)
+            columns = 0 if logits_to_keep is None else logits_to_keep
+            logits = self.core.logits(select_columns(out.hidden, columns))
+        return self._output(return_dict, out, cache, loss=out.loss, logits=logits)
 
-    def _validate_generation_mode(self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: Any) -> None:
-        only_forwards(generation_mode)
-        super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)  # type: ignore[misc]
+    def _validate_generation_mode(self, generation_mode: Any, *args: Any, **more: Any) -> None:
+        check_mode(generation_mode)
+        super()._validate_generation_mode(generation_mode, *args, **more)  # type: ignore[misc]
 
-    def _get_deprecated_gen_repo(self, generation_mode: Any, *given: Any, **more: Any) -> str | None:
-        only_forwards(generation_mode)  # before transformers offers to load code for it from elsewhere
-        return super()._get_deprecated_gen_repo(generation_mode, *given, **more)
+    def _get_deprecated_gen_repo(self, generation_mode: Any, *args: Any, **more: Any) -> str | None:
+        check_mode(generation_mode)  # before transformers offers to load code for it from elsewhere
+        return super()._get_deprecated_gen_repo(generation_mode, *args, **more)
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int, max_cache_length: int
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
     ) -> Any:
-        given, kind = inputs.cache(model_kwargs.get("past_key_values")), generation_config.cache_implementation
+        cache = inputs.cache(model_kwargs.get("past_key_values"))
+        kind = generation_config.cache_implementation
         if kind not in CACHES:
             raise AmorError(
-                f"cache_implementation={kind!r}: no such cache here; leave it out, or give 'static' to make room at once"
+                f"cache_implementation={kind!r}: no such cache here; "
+                "leave it out, or give 'static' to make room at once"
             )
-        if given is None and generation_config.use_cache is not False:
+        if cache is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = AmorCache(room=CACHES[kind] * max_cache_length)
 
-    def generate_batch(self, *given: Any, **more: Any) -> Any:
-        raise AmorError("continuous batching of transformers knows attention only; amor.generate_batch writes many texts at once")
-
-
-def only_forwards(mode: GenerationMode) -> None:
-    if mode not in WAYS:
+    def generate_batch(self, *args: Any, **more: Any) -> Any:
+        """Refused."""
         raise AmorError(
-            f"generate: {mode.value.replace('_', ' ')} is not for these models: a recurrent state cannot run backwards, "
+            "continuous batching of transformers knows attention only; "
+            "amor.generate_batch writes many texts at once"
+        )
+
+
+def check_mode(mode: GenerationMode) -> None:
+    """Refuse ways of decoding that take tokens back, or that are untested."""
+    if mode not in MODES:
+        raise AmorError(
+            f"generate: {mode.value.replace('_', ' ')} is not for these models: "
+            "a recurrent state cannot run backwards, "
             "and nobody has tried the rest; use greedy, sampling or beam search"
         )
 
 
-def kept(hidden: Tensor, which: int | Tensor) -> Tensor:
-    """The columns whose logits are asked for: the last ones (0: all), or those of a list."""
+def select_columns(hidden: Tensor, which: int | Tensor) -> Tensor:
+    """The last columns of hidden [B, T, D] (0: all), or those of a list."""
     return hidden[:, -which:] if isinstance(which, int) else hidden[:, which]
 
 
 def float32_names(model: Amor) -> list[str]:
-    """Numbers that stay in float32 when a model is loaded in 16 bits: statistics of gates, decays and steps of recurrences."""
-    parameters = [name for name, _ in model.named_parameters() if name.rpartition(".")[2] in FLOAT32]
-    return parameters + [name for name, held in model.named_buffers() if held.is_floating_point()]
+    """Tensors that stay in float32 when a model is loaded in 16 bits.
+
+    These are statistics of gates, and decays and steps of recurrences.
+    """
+    names = [name for name, _ in model.named_parameters() if name.rpartition(".")[2] in FLOAT32]
+    return names + [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
 
 
 def warn_of_gates(model: AmorPreTrainedModel) -> None:
-    """Training without anyone who lets the gates follow it is worth a word."""
+    """Warn of training in which no callback updates the gates."""
     adaptive = any(isinstance(block.gate, Adaptive) for block in model.core.each_block())
     if adaptive and model.gates_follow is None:
         logger.warning_once(
-            "the gates of this model keep the thresholds they have, for nothing tells them what training meets: "
-            "give Trainer callbacks=[amor.hf.GateStatistics()], or say model.gates_follow = False if that is meant"
+            "the gates of this model keep the thresholds they have, for nothing updates them in "
+            "training: give Trainer callbacks=[amor.hf.GateStatistics()], "
+            "or set model.gates_follow = False if that is meant"
         )

@@ -21,13 +21,13 @@ from amor.errors import AmorError, nearest
 from amor.files import atomic_write, replace_file
 from amor.gates.base import RENAMED_BUFFERS
 from amor.models.amor import Amor
+from amor.tensors import WEIGHTS
 from amor.vocabulary import load_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-INDEX = "model.safetensors.index.json"  # of shards: which file holds which tensor
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 MODEL_TYPE = "amor"  # in a config.json of transformers
 FLOAT32 = ("A_log", "dt_bias", "D")  # of recurrences: may stay in float32 beside weights of 16 bits
 LATEST = "latest"  # in a run directory: a link to its newest checkpoint, which is a model folder
@@ -76,25 +76,18 @@ def load_config(folder: str | Path) -> Config:
     return Config.from_dict(tree, str(path))
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The one file of a folder's weights, or its shards."""
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    index = folder / INDEX
-    if not index.is_file():
-        raise AmorError(
-            f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}"
-        )
-    return on_disk.shard_files(index)
-
-
 def list_weights(folder: Path, config: Config) -> dict[Path, dict[str, on_disk.Listed]]:
     """Every file of a folder's weights with what it lists, if together they are what a model of
     this config holds.
     """
     found: dict[Path, dict[str, on_disk.Listed]] = {}
     together: dict[str, on_disk.Listed] = {}
-    for path in weight_files(folder):
+    files = on_disk.weight_files(folder)
+    if not files:
+        raise AmorError(
+            f"{folder} holds no {WEIGHTS}; a model folder has {CONFIG}, {WEIGHTS} and {TOKENIZER}"
+        )
+    for path in files:
         with on_disk.opened(path) as file:
             found[path] = on_disk.listed(file, path)
         for name in sorted(found[path].keys() & together.keys()):

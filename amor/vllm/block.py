@@ -1,4 +1,4 @@
-"""The gated block on the flat tokens of a step: attention of all of them, kept where the gate fires."""
+"""The gated block on the flat tokens of a step: attention of all, kept where the gate fires."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from amor.gates.base import Gate
 from amor.mixers.attention import AttentionOptions
 from amor.models.block import floored_sigmoid, gate_of
 from amor.vllm.gate import Decider
-from amor.vllm.layers import Attention, SwiGLU
+from amor.vllm.layers import VllmAttention, VllmSwiGLU
 
 
-class Block(nn.Module):
+class VllmBlock(nn.Module):
+    """One gated block, as amor/models/block.py."""
+
     def __init__(
         self,
         config: Config,
@@ -29,15 +31,19 @@ class Block(nn.Module):
         super().__init__()
         blocks, width, eps = config.blocks, config.width, config.eps("block")
         self.norm = RMSNorm(width, eps) if index else None
-        self.attention = Attention(width, AttentionOptions(blocks.head_size, blocks.rope_theta), vllm, f"{prefix}.attention")
+        options = AttentionOptions(blocks.head_size, blocks.rope_theta)
+        self.attention = VllmAttention(width, options, vllm, f"{prefix}.attention")
         self.alpha, self.alpha_floor = nn.Parameter(torch.zeros(width)), blocks.alpha_floor
-        self.decider = Decider(gate_of(config, index, first), head, vllm, f"{prefix}.gate", f"{prefix}.attention.attn")
+        gate, pages = gate_of(config, index, first), f"{prefix}.attention.attn"
+        self.decider = Decider(gate, head, vllm, f"{prefix}.gate", pages)
         self.mlp_norm = RMSNorm(width, eps) if blocks.mlp else None
-        self.mlp = SwiGLU(width, config.d_ff, vllm, f"{prefix}.mlp") if blocks.mlp else None
+        self.mlp = VllmSwiGLU(width, config.d_ff, vllm, f"{prefix}.mlp") if blocks.mlp else None
 
-    def forward(self, h: Tensor, x: Tensor, asked: Tensor, positions: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, h: Tensor, x: Tensor, probe: Tensor, positions: Tensor, before: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The residual after the block, and where it fired; before: where the block before did."""
-        fire = self.decider(asked, x, positions, before)
+        fire = self.decider(probe, x, positions, before)
         opened = h + floored_sigmoid(self.alpha, self.alpha_floor) * self.attention(x, positions)
         if self.mlp is not None and self.mlp_norm is not None:
             opened = opened + self.mlp(self.mlp_norm(opened))

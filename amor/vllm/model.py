@@ -1,7 +1,8 @@
-"""Our models in vLLM's engine: embedding, layers, gated blocks and head on the flat tokens of a step, whoever they belong to.
+"""Our models in vLLM's engine: embedding, layers, gated blocks and head on the flat tokens of a
+step, whichever requests they belong to.
 
-Gated blocks run for all tokens of a step and are masked: the same numbers as our engine's, and no attention is saved
-(docs/how-to/vllm.md says what that means).
+Gated blocks run for all tokens of a step and are masked: the same numbers as our engine's, and no
+attention is saved (docs/how-to/vllm.md explains what that means).
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ from vllm.model_executor.layers.mamba.mamba_utils import (
     MambaStateDtypeCalculator,
     MambaStateShapeCalculator,
 )
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid, SupportsMambaPrefixCaching
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+from vllm.model_executor.models.interfaces import (
+    HasInnerState,
+    IsHybrid,
+    SupportsMambaPrefixCaching,
+)
 
 from amor.config import Config
-from amor.vllm.block import Block
-from amor.vllm.layers import Layer
+from amor.vllm.block import VllmBlock
+from amor.vllm.layers import VllmLayer
 from amor.vllm.own import fresh_state
 from amor.vllm.served import own_kind, scans
 from amor.vllm.stats import Ledger
@@ -35,7 +43,7 @@ from amor.vllm.weights import load
 
 @support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0, "inputs_embeds": 0})
 class Skeleton(nn.Module):
-    """Everything up to the vector that the head is asked about."""
+    """Everything up to the vector that the head reads."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
@@ -43,16 +51,20 @@ class Skeleton(nn.Module):
         self.embed = VocabParallelEmbedding(config.vocab, config.width, prefix="embed")
         head = ParallelLMHead(config.vocab, config.width, prefix="head")
         self.head = head.tie_weights(self.embed) if config.tied else head
-        self.layers = nn.ModuleList(Layer(config, kind, vllm_config, f"layers.{i}") for i, kind in enumerate(config.pattern))
+        self.layers = nn.ModuleList(
+            VllmLayer(config, kind, vllm_config, f"layers.{i}")
+            for i, kind in enumerate(config.pattern)
+        )
         self.norm_f = RMSNorm(config.width, config.eps("norm_f"))
         self.blocks = nn.ModuleList()
         for k in range(config.blocks.count):
             first = self.each_block()[0].decider.gate if k else None
-            self.blocks.append(Block(config, k, first, self.head, vllm_config, f"layers.{len(self.layers) + k}"))
+            name = f"layers.{len(self.layers) + k}"
+            self.blocks.append(VllmBlock(config, k, first, self.head, vllm_config, name))
         ends = config.blocks.count and config.blocks.final == "norm"
         self.final_norm = RMSNorm(config.width, config.eps("final_norm")) if ends else None
         self.prenorm = config.blocks.count > 0 and config.blocks.first == "prenorm"
-        self.asks_final = config.blocks.probe == "final"
+        self.probes_final = config.blocks.probe == "final"
 
     def forward(
         self,
@@ -70,20 +82,24 @@ class Skeleton(nn.Module):
         for block in self.each_block():
             norm = block.norm if block.norm is not None else self.norm_f if self.prenorm else None
             x = h if norm is None else norm(h)
-            asked = self.output_vector(h) if self.asks_final else x
-            h, fire = block(h, x, asked, positions, fire)
+            probe = self.output_vector(h) if self.probes_final else x
+            h, fire = block(h, x, probe, positions, fire)
         return self.output_vector(h)
 
     def output_vector(self, h: Tensor) -> Tensor:
-        """What the head reads of the residual h behind the blocks."""
+        """The input of the head for the residual h behind the blocks."""
         return h if self.final_norm is None else self.final_norm(h)
 
-    def each_block(self) -> list[Block]:
+    def each_block(self) -> list[VllmBlock]:
+        """The gated blocks, typed."""
         return list(self.blocks)  # type: ignore[arg-type]
 
 
-class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCaching):
-    """One class for every architecture: vLLM reads from the config's layer_types whether there are states and pages."""
+class VllmAmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCaching):
+    """One class for every architecture of ours; amor/vllm/__init__.py registers it by its name.
+
+    vLLM reads from the config's layer_types whether there are recurrent states and pages of keys.
+    """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         super().__init__()
@@ -106,7 +122,8 @@ class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCac
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        self.ledger.publish()  # here, because it is called every step and is never compiled nor captured
+        # here, because it is called every step and is never compiled nor captured
+        self.ledger.publish()
         return self.logits_processor(self.model.head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -116,17 +133,19 @@ class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCac
     def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype, ...]:
         cache = vllm_config.cache_config
         if scans(vllm_config.model_config.hf_config.built) is None:
-            return tuple(held.dtype for held in cls._own_state(vllm_config))
+            return tuple(state.dtype for state in cls._own_state(vllm_config))
         return MambaStateDtypeCalculator.mamba2_state_dtype(
             vllm_config.model_config.dtype, cache.mamba_cache_dtype, cache.mamba_ssm_cache_dtype
         )
 
     @classmethod
-    def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
+    def get_mamba_state_shape_from_config(
+        cls, vllm_config: VllmConfig
+    ) -> tuple[tuple[int, ...], ...]:
         config: Config = vllm_config.model_config.hf_config.built
         scan = scans(config)
         if scan is None:
-            return tuple(tuple(held.shape[1:]) for held in cls._own_state(vllm_config))
+            return tuple(tuple(state.shape[1:]) for state in cls._own_state(vllm_config))
         inner = scan.expand * config.width
         return MambaStateShapeCalculator.mamba2_state_shape(
             tp_world_size=vllm_config.parallel_config.tensor_parallel_size,
@@ -143,8 +162,9 @@ class AmorForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMambaPrefixCac
     def _own_state(cls, vllm_config: VllmConfig) -> tuple[Tensor, ...]:
         config: Config = vllm_config.model_config.hf_config.built
         kind = own_kind(config)
-        assert kind is not None, "asked only of models with recurrent layers"
-        return tuple(fresh_state(config, kind, vllm_config.model_config.dtype).values())  # type: ignore[arg-type]
+        assert kind is not None, "called only for models with recurrent layers"
+        state = fresh_state(config, kind, vllm_config.model_config.dtype)
+        return tuple(state.values())  # type: ignore[arg-type]
 
     @classmethod
     def get_mamba_state_copy_func(cls) -> tuple[MambaStateCopyFunc, ...]:

@@ -1,7 +1,8 @@
-"""A recurrent mixer of ours inside vLLM, by our own operators: for those that vLLM has no layer for.
+"""A recurrent mixer of ours inside vLLM, by our own operators, where vLLM has no layer for it.
 
-The mixer is the one of amor/mixers, whole: vLLM keeps its states, one a request, and says which rows of a step are whose. Every
-tensor parallel rank computes all of it. What a step holds is looked at from Python, so these models run without graphs.
+The mixer is the one of amor/mixers, whole: vLLM keeps one state per request, and its metadata name
+the rows of a step that belong to each. Every tensor parallel rank computes all of it. The contents
+of a step are read from Python, so these models run without graphs.
 """
 
 from __future__ import annotations
@@ -22,27 +23,34 @@ from amor.layout import Layout
 from amor.mixers.base import Mixer, find_mixer
 
 
+def own_mixer(config: Config, kind: str) -> Mixer:
+    """The mixer of a kind with the options of a config."""
+    return find_mixer(kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
+
+
 def fresh_state(config: Config, kind: str, dtype: torch.dtype) -> Part:
-    """Of one row, on the meta device."""
+    """The state of one row that has read nothing, on the meta device."""
     with torch.device("meta"):
-        mixer: Mixer = find_mixer(kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
+        mixer = own_mixer(config, kind)
         return mixer.start(1, torch.device("meta"), dtype)
 
 
-class Own(nn.Module, MambaBase):
+class OwnMixer(nn.Module, MambaBase):
+    """A mixer of amor/mixers as a recurrent layer of vLLM."""
+
     def __init__(self, config: Config, kind: str, vllm: VllmConfig, prefix: str):
         super().__init__()
-        self.inner: Mixer = find_mixer(kind)(config.width, config.mixer_options(kind), config.eps("mixer"))
+        self.inner = own_mixer(config, kind)
         self.state = fresh_state(config, kind, vllm.model_config.dtype)
         self.prefix = prefix
         self.kv_cache: tuple[Tensor, ...] = ()
         vllm.compilation_config.static_forward_context[prefix] = self
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(held.shape[1:]) for held in self.state.values())  # type: ignore[union-attr]
+        return tuple(tuple(t.shape[1:]) for t in self.state.values())  # type: ignore[union-attr]
 
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
-        return tuple(held.dtype for held in self.state.values())  # type: ignore[union-attr]
+        return tuple(t.dtype for t in self.state.values())  # type: ignore[union-attr]
 
     @property
     def mamba_type(self) -> MambaAttentionBackendEnum:
@@ -54,39 +62,45 @@ class Own(nn.Module, MambaBase):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """[N, D]: requests that write one token stand first, then those that read several."""
-        told = get_forward_context().attn_metadata
-        if told is None:  # vLLM tries how much memory a step takes
-            return self.inner(x[None], self.inner.start(1, x.device, x.dtype), _layout(1, len(x), x))[0][0]
-        metadata: LinearAttentionMetadata = told[self.prefix]
+        """x [N, D]: first the requests that write one token, then those that read several."""
+        metadata_of = get_forward_context().attn_metadata
+        if metadata_of is None:  # vLLM measures how much memory a step takes
+            state = self.inner.start(1, x.device, x.dtype)
+            return self.inner(x[None], state, _layout(1, len(x), x))[0][0]
+        metadata: LinearAttentionMetadata = metadata_of[self.prefix]
         ends, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
         out, single = torch.zeros_like(x), metadata.num_decodes
         groups = [(0, single)] if single else []
-        for first, last in groups + [(row, row + 1) for row in range(single, single + metadata.num_prefills)]:
+        groups += [(row, row + 1) for row in range(single, single + metadata.num_prefills)]
+        for first, last in groups:
             counts = [ends[row + 1] - ends[row] for row in range(first, last)]
-            begins = [lengths[row] == count for row, count in zip(range(first, last), counts, strict=True)]
+            begins = [
+                lengths[row] == count for row, count in zip(range(first, last), counts, strict=True)
+            ]
             here = slice(ends[first], ends[last])
-            y = self._rows(x[here].view(last - first, counts[0], -1), metadata.state_indices_tensor[first:last], begins)
+            rows = x[here].view(last - first, counts[0], -1)
+            y = self._rows(rows, metadata.state_indices_tensor[first:last], begins)
             out[here] = y.flatten(0, 1)
         return out
 
     def _rows(self, x: Tensor, places: Tensor, begins: list[bool]) -> Tensor:
-        """Requests [B, T, D] read on from the states at their places, or from nothing where they begin."""
+        """Requests [B, T, D] continue from the states at their places, or begin from nothing."""
         new = torch.tensor(begins, device=x.device)
         state: Part = {}
-        for name, held in self._held():
-            kept = held[places]
-            state[name] = torch.where(new.view(-1, *[1] * (kept.ndim - 1)), torch.zeros_like(kept), kept)
+        for name, cache in self._caches():
+            old = cache[places]
+            mask = new.view(-1, *[1] * (old.ndim - 1))
+            state[name] = torch.where(mask, torch.zeros_like(old), old)
         y, after = self.inner(x, state, _layout(x.shape[0], x.shape[1], x))
-        for name, held in self._held():
-            held[places] = after[name].to(held.dtype)
+        for name, cache in self._caches():
+            cache[places] = after[name].to(cache.dtype)
         return y
 
-    def _held(self) -> Iterator[tuple[str, Tensor]]:
-        """What vLLM keeps of every request, by the names of the mixer's state."""
+    def _caches(self) -> Iterator[tuple[str, Tensor]]:
+        """vLLM's caches of all requests, by the names of the mixer's state."""
         return zip(self.state, self.kv_cache, strict=True)
 
 
 def _layout(rows: int, columns: int, x: Tensor) -> Layout:
-    """Where recurrent mixers are, who know no positions."""
+    """The layout for recurrent mixers, which use no positions."""
     return Layout(torch.zeros(rows, dtype=torch.long, device=x.device), columns, True, 0)

@@ -1,7 +1,8 @@
-"""What gates did while serving, for whoever watches: counted in the workers, told in vLLM's log and under /metrics.
+"""Counts of gate decisions while serving: made in the workers, published in vLLM's log and under
+/metrics.
 
-The first worker of an engine writes its counts into a small file; the process that serves reads them there. Every rank decides
-alike, so one of them can speak for all.
+The first worker of an engine writes its counts into a small file; the process that serves reads
+them there. Every rank decides alike, so the counts of one are those of all.
 """
 
 from __future__ import annotations
@@ -30,33 +31,36 @@ if TYPE_CHECKING:
     from amor.vllm.gate import Decider
 
 log = init_logger("vllm.amor")
-PAUSE = 1.0  # seconds between two looks at counts that lie on a device: a look waits for it
+PAUSE = 1.0  # seconds between two copies of counts from a device: a copy waits for it
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Of one block: tokens that were computed (again too, after a pre-emption), and at how many of them it fired."""
+    """Tokens that one block computed (again after a pre-emption too), and where it fired."""
 
     tokens: int
     fired: int
 
 
 def counted(vllm_config: VllmConfig, engine: int | None = None) -> list[Counted]:
-    """What the gates of a running engine have decided so far, a block each; nothing where no step was made yet."""
+    """Counts of a running engine so far, one per block; an empty list before the first step."""
     try:
-        held = _file(vllm_config, engine).read_bytes()
+        content = _file(vllm_config, engine).read_bytes()
     except FileNotFoundError:
         return []
-    numbers = memoryview(held).cast("q").tolist()
-    return [Counted(tokens, fired) for tokens, fired in zip(numbers[0::2], numbers[1::2], strict=True)]
+    numbers = memoryview(content).cast("q").tolist()
+    pairs = zip(numbers[0::2], numbers[1::2], strict=True)
+    return [Counted(tokens, fired) for tokens, fired in pairs]
 
 
 def _file(vllm_config: VllmConfig, engine: int | None = None) -> Path:
-    """Where an engine's counts are; in a folder that nobody else can write to."""
+    """The file of an engine's counts, in a folder that nobody else can write to."""
     folder = Path(tempfile.gettempdir()) / f"amor-vllm-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if open_to := others_may_write(folder):
-        raise AmorError(f"counts of gates are not kept in a folder that is not yours alone: {open_to}")
+        raise AmorError(
+            f"counts of gates are not kept in a folder that is not yours alone: {open_to}"
+        )
     index = vllm_config.parallel_config.data_parallel_rank if engine is None else engine
     return folder / f"{vllm_config.instance_id}-{index}"
 
@@ -66,26 +70,28 @@ class Ledger:
 
     def __init__(self, vllm_config: VllmConfig, deciders: Sequence[Decider]):
         self.deciders = list(deciders) if get_tensor_model_parallel_rank() == 0 else []
-        self.told, self.file = 0.0, -1
+        self.published, self.file = 0.0, -1
         if self.deciders:
             path = _file(vllm_config)
             self.file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
             atexit.register(path.unlink, missing_ok=True)
 
     def publish(self) -> None:
+        """Write the counts, from a device at most once per PAUSE."""
         if not self.deciders:
             return
         if self.deciders[0].counts.device.type != "cpu":
-            if time.monotonic() < self.told + PAUSE or torch.cuda.is_current_stream_capturing():
+            early = time.monotonic() < self.published + PAUSE
+            if early or torch.cuda.is_current_stream_capturing():
                 return
-            self.told = time.monotonic()
+            self.published = time.monotonic()
         numbers = torch.stack([decider.counts for decider in self.deciders]).cpu()
         os.pwrite(self.file, numbers.numpy().tobytes(), 0)
 
 
 @cache
 def _counters() -> tuple[Counter, Counter]:
-    """Made once a process: prometheus refuses a second one of the same name."""
+    """Made once per process: prometheus refuses a second one of the same name."""
     labels = ["model_name", "engine", "block"]
     return (
         Counter("amor:gate_tokens", "Tokens at which the gate of a block decided.", labels),
@@ -94,7 +100,10 @@ def _counters() -> tuple[Counter, Counter]:
 
 
 class GateLogger(StatLoggerBase):
-    """vLLM makes one an engine (entry point `vllm.stat_logger_plugins`); for models that are not ours it does nothing."""
+    """vLLM makes one per engine (entry point `vllm.stat_logger_plugins`).
+
+    For models that are not ours it does nothing.
+    """
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0):
         config = vllm_config.model_config.hf_config
@@ -102,11 +111,19 @@ class GateLogger(StatLoggerBase):
         self.vllm_config, self.engine = vllm_config, engine_index
         self.known = self.logged = [Counted(0, 0)] * self.blocks
 
-    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
         if not self.blocks:
             return
         now = counted(self.vllm_config, self.engine) or self.known
-        names = self.vllm_config.model_config.served_model_name or self.vllm_config.model_config.model
+        names = (
+            self.vllm_config.model_config.served_model_name or self.vllm_config.model_config.model
+        )
         name = names[0] if isinstance(names, list) else names
         tokens, fired = _counters()
         for block, (old, new) in enumerate(zip(self.known, now, strict=True)):
@@ -116,10 +133,12 @@ class GateLogger(StatLoggerBase):
 
     def log(self) -> None:
         """One line of vLLM's log, about the time since the last."""
-        since = [(new.tokens - old.tokens, new.fired - old.fired) for old, new in zip(self.logged, self.known, strict=True)]
+        pairs = zip(self.logged, self.known, strict=True)
+        since = [(new.tokens - old.tokens, new.fired - old.fired) for old, new in pairs]
         if since and since[0][0]:
             rates = ", ".join(f"{fired / tokens:.1%}" for tokens, fired in since)
-            log.info("Engine %03d: Gates decided on %d tokens and fired on %s (a block each)", self.engine, since[0][0], rates)
+            line = "Engine %03d: Gates decided on %d tokens and fired on %s (per block)"
+            log.info(line, self.engine, since[0][0], rates)
         self.logged = self.known
 
     def log_engine_initialized(self) -> None:

@@ -114,7 +114,7 @@ def test_what_gates_did_is_under_metrics_and_in_the_log(served):
     until = time.monotonic() + 40  # vLLM logs every ten seconds
     while time.monotonic() < until and not re.search(r"Gates decided on \d+ tokens and fired on \d+\.\d%", log.read_text()):
         time.sleep(1)
-    assert re.search(r"Gates decided on \d+ tokens and fired on \d+\.\d%, \d+\.\d%, \d+\.\d% \(a block each\)", log.read_text())
+    assert re.search(r"Gates decided on \d+ tokens and fired on \d+\.\d%, \d+\.\d%, \d+\.\d% \(per block\)", log.read_text())
 
 
 def metrics(address):
