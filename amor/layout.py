@@ -2,7 +2,7 @@
 
 Whatever padding a caller uses, the model works on rows whose real tokens come first (`align`); what is left is a length
 a row. So a row is computed the same way alone, padded on either side, or beside longer neighbours.
-Letters: B rows, T columns, [B, T] tensors unless said otherwise.
+Letters: B rows, T columns, [B, T] tensors unless noted.
 """
 
 from dataclasses import dataclass, field

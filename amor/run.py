@@ -10,7 +10,7 @@ RUN/findings.json          what its newest model shows on held-out text: amor/ju
 RUN/recall.json            what the newest model of a task's run recalls: amor/judge/recall.py
 RUN/failures/              batches that gave numbers that are not finite
 
-What stands in them is said by the types of amor/records/; config.json is a recipe (amor/train/recipe.py) with a version.
+Their contents are the types of amor/records/; config.json is a recipe (amor/train/recipe.py) with a version.
 """
 
 import time
@@ -25,13 +25,13 @@ from amor.errors import AmorError
 from amor.files import replace_file
 from amor.records.findings import Findings
 from amor.records.recall import Recall
-from amor.records.run import Event, Line, Machine, Recipe, kind_of_line
+from amor.records.run import Event, Line, Machine, RecipeSummary, kind_of_line
 
 VERSION = 1  # of config.json
 
 
 class Run:
-    """A run directory; nothing is written until something is said."""
+    """A run directory; nothing is written before the first record."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -65,9 +65,9 @@ class Run:
             raise AmorError(f"{self.config}: of version {version!r}; this amor reads version {VERSION}")
         return tree
 
-    def recipe(self) -> Recipe:
-        """What of the recipe is told of a run."""
-        return typed.convert(Recipe, self.read_config(), str(self.config))
+    def recipe(self) -> RecipeSummary:
+        """The part of the recipe that a summary of a run shows."""
+        return typed.convert(RecipeSummary, self.read_config(), str(self.config))
 
     def read_machine(self) -> Machine:
         return typed.read(Machine, self.machine) if self.machine.is_file() else Machine()

@@ -43,7 +43,7 @@ class Ownership:
 
 
 @dataclass(frozen=True)
-class Step:
+class HistoryStep:
     """One call kept for `rollback`: the State before it, and its tokens."""
 
     before: State
@@ -60,7 +60,7 @@ class State:
     rows_aligned: bool = True  # all rows stand at the same position
     max_position: int = 0  # the largest position of a row
     memory: int = 0  # how many tokens can be taken back
-    steps: tuple[Step, ...] = field(default=(), repr=False)
+    steps: tuple[HistoryStep, ...] = field(default=(), repr=False)
     ownership: Ownership = field(default_factory=Ownership, repr=False, compare=False)
     generation: int = field(default=0, repr=False, compare=False)
     # the specification it was checked against; None for a State made by hand or by replace, which
@@ -92,7 +92,7 @@ class State:
             return ""
         least, most = (int(t) for t in self.position.aminmax())
         if least < 0 or most != self.max_position or (self.rows_aligned and least != most):
-            return f"its rows stand at {least} to {most}, but the largest position is said to be {self.max_position}" + (
+            return f"its rows stand at {least} to {most}, but the largest position is given as {self.max_position}" + (
                 " for all of them" if self.rows_aligned else ""
             )
         return ""
@@ -138,7 +138,7 @@ class State:
         if self.memory:
             if layout.reset is not None:
                 raise AmorError("a state that remembers tokens cannot read packed documents; feed one document a row")
-            steps = (*self.steps, Step(replace(self, steps=()), tokens, layout.lengths))
+            steps = (*self.steps, HistoryStep(replace(self, steps=()), tokens, layout.lengths))
             after = replace(after, steps=_needed(steps, self.memory))
         object.__setattr__(after, "spec", self.spec)
         return after
@@ -227,7 +227,7 @@ class State:
             return self
         steps = list(self.steps)
         undone = torch.zeros_like(back)
-        taken: list[Step] = []
+        taken: list[HistoryStep] = []
         while bool((undone < back).any()):
             taken.insert(0, steps.pop())
             undone = undone + _lengths(taken[0])
@@ -276,13 +276,13 @@ class State:
         path = Path(path)
         try:
             with tensors.opened(path, device) as file:
-                said = (file.metadata() or {}).get("amor")
+                text = (file.metadata() or {}).get("amor")
                 named = tensors.read(file, tensors.listed(file, path))
         except AmorError as error:
             raise AmorError(f"{path} is not a saved state ({error}); write one with state.save(path)") from None
-        if said is None or "position" not in named:
+        if text is None or "position" not in named:
             raise AmorError(f"{path} is a safetensors file but not a saved state; write one with state.save(path)")
-        facts = typed.from_json(Facts, said, f"{path}, its facts")
+        facts = typed.from_json(Facts, text, f"{path}, its facts")
         position = named.pop("position")
         tensors.check_finite(named, path)
         state = State(position, _parts(named, facts.layers, path), facts.even, facts.longest)
@@ -312,13 +312,13 @@ def _parts(named: Mapping[str, Tensor], count: int, path: Path) -> tuple[Part, .
     return tuple(parts)
 
 
-def _lengths(step: Step) -> Tensor:
+def _lengths(step: HistoryStep) -> Tensor:
     if step.lengths is not None:
         return step.lengths
     return torch.full_like(step.before.position, step.tokens.shape[1])
 
 
-def _needed(steps: tuple[Step, ...], memory: int) -> tuple[Step, ...]:
+def _needed(steps: tuple[HistoryStep, ...], memory: int) -> tuple[HistoryStep, ...]:
     """The newest steps that together hold `memory` tokens of every row."""
     held = torch.zeros_like(steps[-1].before.position)
     for count, step in enumerate(reversed(steps), 1):

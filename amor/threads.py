@@ -1,4 +1,5 @@
-"""How threads wait for each other: OpenMP's look some times, then sleep. It is told before torch is imported, which loads it.
+"""How OpenMP's threads wait for each other: they spin briefly, then sleep. Set before torch is imported, which
+loads OpenMP.
 
 Left as it comes, a thread that waits turns in place some hundred thousand times. On a quiet machine that is the fastest; beside
 another program that takes a core, the thread that is waited for does not run while the others turn, and everything stands still.
@@ -33,10 +34,10 @@ def set_waiting() -> None:
 
 
 def threads_are_ours() -> bool:
-    """Whether decode may use its own threads: nobody said how threads should wait."""
+    """Whether decode may use its own threads: no environment variable sets how threads wait."""
     return _ours
 
 
 def waiting() -> str:
-    """How the threads of this process wait, and who said so."""
+    """How the threads of this process wait, and which setting decided it."""
     return f"{_waiting}; decode has threads of its own" if _ours else _waiting

@@ -144,9 +144,9 @@ def _fits(model: Amor, found: dict[str, on_disk.Listed], path: Path) -> None:
         if name in weights and name.rpartition(".")[2] not in FLOAT32:
             fitting = (one,)
         if dtype not in fitting:
-            said = " or ".join(str(d).removeprefix("torch.") for d in fitting)
+            allowed = " or ".join(str(d).removeprefix("torch.") for d in fitting)
             raise AmorError(
-                f"{path}: {name} is {str(dtype).removeprefix('torch.')}, not {said} as the "
+                f"{path}: {name} is {str(dtype).removeprefix('torch.')}, not {allowed} as the "
                 "model's other tensors"
             )
 

@@ -1,4 +1,4 @@
-"""Which implementation of an operator runs: chosen per call by the tensor's device, said once, never in silence.
+"""Which implementation of an operator runs: chosen per call by the tensor's device and logged once.
 
 AMOR_KERNELS forces the choice: a backend name for every operator that has it ("reference", "chunked", "fla"), or pairs
 ("scan=chunked,head=reference"). A backend forced but unusable is an error; "auto" takes the first usable one.

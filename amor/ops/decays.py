@@ -1,7 +1,7 @@
 """Decays inside the chunks of a recurrence in matrix form, in torch; `scan` and `delta` share them.
 
 A decay is exp of a difference of running sums that is never positive, so it underflows to 0 and nothing is divided. The sums
-are float64: after a decay of e^-10000 the next ones are still told apart.
+are float64: after a decay of e^-10000 the next ones still differ.
 """
 
 from typing import NamedTuple

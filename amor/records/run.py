@@ -131,7 +131,7 @@ class Architecture(msgspec.Struct, frozen=True):
     changes: dict[str, Any] = {}
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class RecipeSummary(msgspec.Struct, frozen=True):
     """The part of a recipe that studies read; `amor.train.recipe` has the whole."""
 
     name: typed.Name

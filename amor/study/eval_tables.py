@@ -162,7 +162,7 @@ def level(row: SuiteResult, columns: list[ScoreColumn]) -> tuple[float, float | 
 
 
 def difference(a: SuiteResult, b: SuiteResult, columns: list[ScoreColumn]) -> Gap | None:
-    """By how much `a` is better, from documents; None where they are not told."""
+    """By how much `a` is better, from documents; None where they are not known."""
     gaps = []
     for column in columns:
         both = evals.paired(a, b, column)
@@ -302,7 +302,7 @@ def _provenance(row: SuiteResult) -> Iterator[str]:
 
 
 def _unpaired(suite_rows: SuiteRows, columns: tuple[ScoreColumn, ...]) -> Iterator[str]:
-    """Tasks whose documents are not known: nothing about them can be said to be clear."""
+    """Tasks whose documents are not known: nothing about them is clear."""
     rows = [*suite_rows.rows, *([suite_rows.floor] if suite_rows.floor else [])]
     if len(rows) < 2:
         return

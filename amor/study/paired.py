@@ -107,7 +107,7 @@ class Grid:
     Two things could have been drawn otherwise: the windows, and the seed (of weights and of the
     order of data). The error is the root of both squares: that of the windows' means over seeds,
     and that of the seeds' means over windows. What both share is counted twice, so it is rather too
-    large; of one seed only the windows tell, which is said where it is shown.
+    large; of one seed only the windows count, and the table notes it.
     """
 
     seeds: tuple[int, ...]

@@ -31,7 +31,7 @@ def head_statistics(x: Tensor, head: VocabParallelEmbedding, names: Set[str]) ->
     # without the pads that make the parts even
     weight = head.weight[: head.shard_indices.num_org_elements]
     if len(weight):
-        mine = parts.told(head_op.read(x, weight, entropy=True, topk=best))
+        mine = parts.pack_stats(head_op.read(x, weight, entropy=True, topk=best))
     else:
         mine = parts.nothing(len(x), best, x.device)
     whole = parts.joined(tensor_model_parallel_all_gather(mine[None], 0))

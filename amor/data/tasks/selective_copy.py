@@ -1,8 +1,8 @@
 """Selective copying: symbols among blanks, then a mark, then the symbols in their order without the
 blanks.
 
-As in Mamba's task the symbols stand anywhere; as in a text, each symbol that was to be said is read
-before the next one.
+As in Mamba's task the symbols stand anywhere; as in a text, each symbol that was to be written is
+read before the next one.
 """
 
 from dataclasses import dataclass

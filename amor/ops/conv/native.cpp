@@ -38,7 +38,7 @@ struct Taps {  // the taps of one token that see something
     }
     vec sum(const float* bias, long c, int n) const {
         vec y = bias ? get(bias + c, n) : vec{};
-        if (count == 4 && n == LANES) {  // the usual number, told to the compiler
+        if (count == 4 && n == LANES) {  // the usual number, as a constant for the compiler
             for (int j = 0; j < 4; j++) y += load(x[j] + c) * load(w[j] + c);
             return y;
         }

@@ -1,4 +1,5 @@
-"""The short causal convolution and its SiLU as C++ for this machine (native.cpp), with its gradient written by hand.
+"""The short causal convolution and its SiLU as C++ for this machine (native.cpp), with its gradient
+written by hand.
 
 Memory beyond inputs and outputs, in floats: B T C while the gradient runs; linear in T.
 """
@@ -18,18 +19,20 @@ from amor.ops.conv.reference import last_inputs, segments
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 MAX_TAPS = 64  # a token's taps are looked up at once
-BLOCK = 128  # tokens whose share of the weight's gradient is summed together: a fixed cut, so that sums do not depend on threads
+# tokens whose share of the weight's gradient is summed together: a fixed cut, so that sums do not
+# depend on threads
+BLOCK = 128
 
 
 def missing() -> str | None:
     return native.missing(SOURCE)
 
 
-class Shape(ctypes.Structure):
+class _Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("rows", "length", "channels", "taps", "block")]
 
 
-class Inputs(ctypes.Structure):
+class _Inputs(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "weight", "bias", "window", "start")] + [
         (name, ctypes.c_long) for name in ("x_row", "x_token")
     ]
@@ -37,7 +40,7 @@ class Inputs(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    return native.library(SOURCE, Shape, Inputs, MAX_TAPS=MAX_TAPS)
+    return native.library(SOURCE, _Shape, _Inputs, MAX_TAPS=MAX_TAPS)
 
 
 def conv(
@@ -60,7 +63,9 @@ def conv(
 
 
 def step(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """One token a row without a gradient; the window after it is written into `out`, which may be `window`."""
+    """One token a row without a gradient; the window after it is written into `out`, which may be
+    `window`.
+    """
     dense, past = x.float().contiguous(), window.float().contiguous()
     after = torch.empty_like(past) if out is None else out
     # kept by name: what only its pointer knew would be gone before the call
@@ -72,7 +77,9 @@ def step(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, out: Te
 
 
 def beginnings(reset: Tensor, taps: int) -> Tensor:
-    """[B, T] the column where each token's document begins; one that began before this call: below every window's column."""
+    """[B, T] the column where each token's document begins; one that began before this call: below
+    every window's column.
+    """
     column = torch.arange(reset.shape[1], device=reset.device)
     return torch.where(reset, column, -taps).cummax(1).values
 
@@ -85,13 +92,15 @@ def next_window(x: Tensor, reach: int, window: Tensor | None, lengths: Tensor | 
     return last_inputs(torch.cat([past, x], dim=1), reach, lengths, segments(reset, reach))
 
 
-def describe(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None) -> tuple[Shape, Inputs]:
+def describe(
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None
+) -> tuple[_Shape, _Inputs]:
     if len(weight) > MAX_TAPS:
         raise AmorError(
             f"a convolution of {len(weight)} taps; native code takes up to {MAX_TAPS}: set AMOR_KERNELS=conv=reference"
         )
     tensors = [native.pointer(t) for t in (x, weight, bias, window, start)]
-    return Shape(*x.shape, len(weight), BLOCK), Inputs(*tensors, x.stride(0), x.stride(1))
+    return _Shape(*x.shape, len(weight), BLOCK), _Inputs(*tensors, x.stride(0), x.stride(1))
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None) -> Tensor:

@@ -83,13 +83,13 @@ def channel_pairs(later: Tensor, earlier: Tensor, total: Tensor) -> Tensor:
     """
     found = (later * earlier[..., None, :]).sum(-1)[..., None, :, None]  # [.., blocks, rows, n, columns]
     while (half := found.shape[-1]) < total.shape[-2]:
-        (first, second), (_, asks), (told, _) = (
+        (first, second), (_, asks), (keys_part, _) = (
             t.unflatten(3, (-1, 2, half)).unbind(4) for t in (total, later, earlier)
         )  # [.., pairs of blocks, half, ..]
         edge = first[..., -1:, :].detach()  # the answer does not depend on it
         asks = asks * (second - edge).float().exp()[..., None, :]
-        told = told * (edge - first).float().exp()
-        square = (asks.flatten(-3, -2) @ told.mT).unflatten(-2, (half, -1))
+        keys_part = keys_part * (edge - first).float().exp()
+        square = (asks.flatten(-3, -2) @ keys_part.mT).unflatten(-2, (half, -1))
         above, below = found.unflatten(3, (-1, 2)).unbind(4)
         found = torch.cat([torch.cat([above, torch.zeros_like(square)], -1), torch.cat([square, below], -1)], -3)
     return found.squeeze(3)

@@ -262,9 +262,9 @@ struct ByChannel : Chunk {
                 vec keys{}, queries{};
                 if (t > s) times(run, run, factor + t * K);
                 over(K, [&](long i, int m) {
-                    const vec told = get(run + i, m);
-                    keys += told * get(k_of(t) + i, m);
-                    queries += told * get(q_of(t) + i, m);
+                    const vec retrieved = get(run + i, m);
+                    keys += retrieved * get(k_of(t) + i, m);
+                    queries += retrieved * get(q_of(t) + i, m);
                 });
                 same[t * ld + s] = sum(keys), asked[t * ld + s] = sum(queries);
             }
@@ -362,10 +362,10 @@ struct ByChannel : Chunk {
             dvec total = __builtin_convertvector(get(last + i, m), dvec);
             for (int t = n - 1; t >= 0; t--) {
                 const vec key = get(k_of(t) + i, m), asks = get(part + t * K + i, m);
-                const vec told = get(dk + t * ldk + i, m) + get(dk_solve + t * K + i, m);
-                const vec mine = get(q_of(t) + i, m) * get(dq + t * ldk + i, m) + key * asks - key * told;
+                const vec retrieved = get(dk + t * ldk + i, m) + get(dk_solve + t * K + i, m);
+                const vec mine = get(q_of(t) + i, m) * get(dq + t * ldk + i, m) + key * asks - key * retrieved;
                 total += __builtin_convertvector(mine, dvec);
-                put(dk + t * ldk + i, told + asks, m);
+                put(dk + t * ldk + i, retrieved + asks, m);
                 if (begins && begins[t]) total = dvec{};
                 put(dg + t * ldk + i, __builtin_convertvector(total, vec), m);
             }
@@ -411,7 +411,7 @@ template <class C>
 static void forward_head(const Head& h, float* o, float* solved, float* starts, float* state, float* room) {
     const Shape& d = h.d;
     const long area = d.keys * d.values, V = d.values, ldo = d.heads * V;
-    float *s = state + (h.row * d.heads + h.head) * area, *told = room + 3 * d.chunk * d.chunk, *mine = told + d.chunk * V;
+    float *s = state + (h.row * d.heads + h.head) * area, *retrieved = room + 3 * d.chunk * d.chunk, *mine = retrieved + d.chunk * V;
     C chunk(d, room, mine + d.chunk * V);
     if (h.in.state) std::copy_n(h.in.state + (h.row * d.heads + h.head) * area, area, s);
     else std::fill(s, s + area, 0.f);
@@ -422,15 +422,15 @@ static void forward_head(const Head& h, float* o, float* solved, float* starts, 
         if (starts) std::copy(s, s + area, starts + h.started(c));
         float* u = solved ? solved + h.token(c) * V : mine;
         const long ldu = solved ? ldo : V;
-        product(told, V, n, V, d.keys, chunk.telling, S, false);
+        product(retrieved, V, n, V, d.keys, chunk.telling, S, false);
         for (int t = 0; t < n; t++)
             for (long p = 0; p < V; p++)
-                u[t * ldu + p] = chunk.beta[t] * (v.p[t * v.row + p] - chunk.since[t] * told[t * V + p]);
+                u[t * ldu + p] = chunk.beta[t] * (v.p[t * v.row + p] - chunk.since[t] * retrieved[t * V + p]);
         solve(u, ldu, chunk.system, d.chunk, n, (int)V);
         float* out = o + h.token(c) * V;
-        product(told, V, n, V, d.keys, chunk.asking, S, false);
+        product(retrieved, V, n, V, d.keys, chunk.asking, S, false);
         for (int t = 0; t < n; t++)
-            for (long p = 0; p < V; p++) out[t * ldo + p] = chunk.since[t] * told[t * V + p];
+            for (long p = 0; p < V; p++) out[t * ldo + p] = chunk.since[t] * retrieved[t * V + p];
         product(out, ldo, n, V, n, {chunk.asked, d.chunk, 1}, {u, ldu, 1}, true, LOWER_A);
         chunk.fade(s, V);
         product(s, V, (int)d.keys, V, n, transposed(chunk.keeping), {u, ldu, 1}, true, FULL, chunk.until);
@@ -453,7 +453,7 @@ template <class C>
 static void backward_chunk(const Head& h, long c, const float* solved, const float* start, float* ds, const Grads& g, float* room) {
     const Shape& d = h.d;
     const long K = d.keys, V = d.values, ldk = d.heads * K, ldv = d.heads * V, ld = d.chunk;
-    float *pairs = room + 3 * ld * ld, *du = pairs + ld * ld, *told = du + ld * V, *part = told + ld * V;
+    float *pairs = room + 3 * ld * ld, *du = pairs + ld * ld, *retrieved = du + ld * V, *part = retrieved + ld * V;
     alignas(64) float against[MAX_CHUNK];  // minus beta since: what u takes from the state, a token
     C chunk(d, room, part + ld * K);
     chunk.prepare(h, c);
@@ -473,13 +473,13 @@ static void backward_chunk(const Head& h, long c, const float* solved, const flo
     product(dk, ldk, n, K, V, u, transposed(dS), false);
     product(dq, ldk, n, K, V, o, transposed(S), false);
     product(part, K, n, K, V, {du, V, 1}, transposed(S), false);
-    product(told, V, n, V, K, chunk.telling, S, false);
+    product(retrieved, V, n, V, K, chunk.telling, S, false);
     float* dbeta = g.beta + h.token(c);
     for (int t = 0; t < n; t++) {
         against[t] = -chunk.beta[t] * chunk.since[t];
         chunk.through_states(t, dk + t * ldk, dq + t * ldk, part + t * K, against[t]);
         const float* w = du + t * V;
-        dbeta[t * d.heads] = dot(w, v.p + t * v.row, V) - chunk.since[t] * dot(w, told + t * V, V);
+        dbeta[t * d.heads] = dot(w, v.p + t * v.row, V) - chunk.since[t] * dot(w, retrieved + t * V, V);
         for (long p = 0; p < V; p++) dv[t * ldv + p] = chunk.beta[t] * w[p];
     }
 

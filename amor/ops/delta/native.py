@@ -1,6 +1,6 @@
 """The gated delta rule in matrix form as C++ for this machine (native.cpp), with its gradient written by hand.
 
-A decay is one a head or one a channel: C++ is told how many.
+There is one decay per head or per channel; C++ gets their number.
 Memory beyond inputs and outputs, in floats a row: T H V + (T / chunk) H K V kept for the gradient; linear in T.
 """
 
@@ -25,23 +25,23 @@ def missing() -> str | None:
     return native.missing(SOURCE)
 
 
-class Shape(ctypes.Structure):
+class _Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("rows", "length", "heads", "keys", "values", "chunk", "decays")]
 
 
-class Inputs(ctypes.Structure):
+class _Inputs(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("q", "k", "v", "g", "beta", "state", "reset")] + [
         (name, ctypes.c_long) for name in ("q_row", "q_token", "k_row", "k_token", "v_row", "v_token")
     ]
 
 
-class Grads(ctypes.Structure):
+class _Grads(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("o", "state", "q", "k", "v", "g", "beta", "started")]
 
 
 @cache
 def library() -> ctypes.CDLL:
-    return native.library(SOURCE, Shape, Inputs, Grads, MAX_CHUNK=LARGEST, CHANNEL_ROOM=CHANNEL_ROOM)
+    return native.library(SOURCE, _Shape, _Inputs, _Grads, MAX_CHUNK=LARGEST, CHANNEL_ROOM=CHANNEL_ROOM)
 
 
 def delta(
@@ -79,15 +79,15 @@ def token_by_token(inputs: tuple[Tensor | None, ...], after: Tensor) -> tuple[Te
     return o, after
 
 
-def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[Shape, Inputs]:
+def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[_Shape, _Inputs]:
     q, k, v, g = inputs[:4]
     assert q is not None and k is not None and v is not None and g is not None
     strides = [t.stride(i) for t in (q, k, v) for i in (0, 1)]
     decays = 1 if g.ndim == 3 else g.shape[3]
-    return Shape(*k.shape, v.shape[3], chunk, decays), Inputs(*(native.pointer(t) for t in inputs), *strides)
+    return _Shape(*k.shape, v.shape[3], chunk, decays), _Inputs(*(native.pointer(t) for t in inputs), *strides)
 
 
-def channels(shape: Shape) -> int:
+def channels(shape: _Shape) -> int:
     """Floats a token of a chunk that decays of single channels need while they run."""
     return CHANNEL_ROOM * shape.keys if shape.decays > 1 else 0
 
@@ -133,7 +133,7 @@ class Delta(torch.autograd.Function):
         shape, described = describe(tuple(inputs), ctx.chunk)
         do, dstate = do.contiguous(), dstate.contiguous()
         wanted = [t.new_empty(t.shape) for t in (*inputs[:5], dstate)]
-        grads = Grads(*(native.pointer(t) for t in (do, dstate, *wanted)))
+        grads = _Grads(*(native.pointer(t) for t in (do, dstate, *wanted)))
         threads = native.threads()
         room = do.new_empty(threads.value, ctx.chunk * (4 * ctx.chunk + 2 * shape.values + shape.keys + channels(shape)))
         kept = [native.pointer(t) for t in (solved, starts)]

@@ -22,13 +22,13 @@ def missing() -> str | None:
 SIZES = ("rows", "tokens", "per_token", "n", "block", "x_row", "x_token", "z_row", "z_token")
 
 
-class Shape(ctypes.Structure):
+class _Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in SIZES] + [("eps", ctypes.c_float)]
 
 
 @cache
 def library() -> ctypes.CDLL:
-    return native.library(SOURCE, Shape)
+    return native.library(SOURCE, _Shape)
 
 
 def gate_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,9 +56,9 @@ def tokens_apart(t: Tensor) -> Tensor:
     return t
 
 
-def describe(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Shape:
+def describe(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> _Shape:
     n = len(weight)
-    return Shape(*x.shape[:2], x[0, 0].numel() // n, n, BLOCK, *x.stride()[:2], *z.stride()[:2], eps)
+    return _Shape(*x.shape[:2], x[0, 0].numel() // n, n, BLOCK, *x.stride()[:2], *z.stride()[:2], eps)
 
 
 def forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool) -> Tensor:

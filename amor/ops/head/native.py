@@ -28,7 +28,7 @@ def library() -> ctypes.CDLL:
     return native.library(SOURCE)
 
 
-class Sums(chunked.Sums):
+class NativeSums(chunked.Sums):
     def __init__(self, tokens: int, best: int, device: torch.device):
         super().__init__(tokens, best, device)
         self.m, self.total, self.weighted = (t.double() for t in (self.m, self.total, self.weighted))
@@ -66,7 +66,7 @@ def read(
     if ours and targets is None and not margin and not topk:
         return sums_only(x, weight, entropy)
     multiply = products.multiply if ours and alone() else chunked.multiply
-    return chunked.read(x, weight, targets, entropy, margin, topk, Sums, READ_TILE, multiply)
+    return chunked.read(x, weight, targets, entropy, margin, topk, NativeSums, READ_TILE, multiply)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from torch import Tensor
 from amor.ops.head.reference import HeadStats
 
 
-def told(reading: HeadStats) -> Tensor:
+def pack_stats(reading: HeadStats) -> Tensor:
     """[N, 2 + k] what one part has to tell: log-sum, entropy and its best logits."""
     assert reading.logsumexp is not None and reading.entropy is not None
     best = reading.topk[0].unbind(1) if reading.topk else ()
@@ -19,7 +19,7 @@ def nothing(tokens: int, best: int, device: torch.device) -> Tensor:
 
 
 def joined(parts: Tensor) -> HeadStats:
-    """From [parts, N, 2 + k]; the margin where every part told its two best.
+    """From [parts, N, 2 + k]; the margin where every part has its two best.
 
     With w the share of a part: H = sum w (H_part - log w).
     """

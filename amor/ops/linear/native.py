@@ -28,17 +28,17 @@ def missing() -> str | None:
     return native.missing(SOURCE)
 
 
-class Matrix(ctypes.Structure):
+class _Matrix(ctypes.Structure):
     _fields_ = [("p", c_void_p), ("row", c_long), ("col", c_long)]
 
 
 class Sides(ctypes.Structure):
-    _fields_ = [("a", Matrix), ("b", Matrix), *((name, c_long) for name in ("m", "n", "inner", "row"))]
+    _fields_ = [("a", _Matrix), ("b", _Matrix), *((name, c_long) for name in ("m", "n", "inner", "row"))]
 
 
 @cache
 def library() -> ctypes.CDLL:
-    found = native.library(SOURCE, Matrix, Sides)
+    found = native.library(SOURCE, _Matrix, Sides)
     found.linear.argtypes = [c_void_p, c_void_p, c_int, c_int]
     return found
 

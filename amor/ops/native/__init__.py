@@ -3,14 +3,16 @@
     library = native.library(SOURCE, Shape, MAX_TAPS=MAX_TAPS)     # a ctypes.CDLL, or an AmorError that says why not
     reason = native.missing(SOURCE)                                # None, or the same reason as a sentence
 
-A source is plain C++17 with `extern "C"` functions; it may include the headers beside this file, and as "<operator>/step.h"
-the one-token kernels that stand beside their operators. Functions take raw pointers (`tensor.data_ptr()`) and
-`native.threads()`, torch's own number, as the argument of their `num_threads` clauses. Structs and numbers that both sides
-believe are stated by `LAYOUT` (layout.h) and compared when a library is loaded.
-The file name holds a hash of the source, the headers, the compiler, its flags and the processor, so that a changed source
-or another machine on the same disk compiles anew, and one of the content, so that a file that is not whole is built anew; it
-appears by one rename, so that processes may race. The folder must be the user's alone (owner.py).
-AMOR_NATIVE=0 switches native code off, AMOR_CACHE moves the folder, CXX names the compiler.
+A source is plain C++17 with `extern "C"` functions; it may include the headers beside this file,
+and as "<operator>/step.h" the one-token kernels that stand beside their operators. Functions take
+raw pointers (`tensor.data_ptr()`) and `native.threads()`, torch's own number, as the argument of
+their `num_threads` clauses. Structs and numbers that both sides believe are stated by `LAYOUT`
+(layout.h) and compared when a library is loaded. The file name holds a hash of the source, the
+headers, the compiler, its flags and the processor, so that a changed source or another machine on
+the same disk compiles anew, and one of the content, so that a file that is not whole is built anew;
+it appears by one rename, so that processes may race. The folder must be the user's alone
+(owner.py). AMOR_NATIVE=0 switches native code off, AMOR_CACHE moves the folder, CXX names the
+compiler.
 """
 
 import ctypes
@@ -72,9 +74,9 @@ def compiler() -> tuple[str, str] | None:
     for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
         path = shutil.which(name)
         if path:
-            said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-            if said.returncode == 0:
-                return path, said.stdout.splitlines()[0]
+            result = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            if result.returncode == 0:
+                return path, result.stdout.splitlines()[0]
     return None
 
 
@@ -106,20 +108,26 @@ def _digest(content: bytes) -> str:
 
 
 def _whole(library: Path) -> bool:
-    """Whether a file holds what its name says, and only the user can have written it; else it is built anew."""
+    """Whether a file holds what its name says, and only the user can have written it; else it is
+    built anew.
+    """
     if not library.is_file() or others_may_write(library):
         return False
     return library.stem.endswith(f"-{_digest(library.read_bytes())}")
 
 
 def _compile(path: str, source: Path, folder: Path, name: str) -> tuple[Path | None, str]:
-    """Compile into place, under a name that ends with a digest of what was built; or None and why it failed."""
+    """Compile into place, under a name that ends with a digest of what was built; or None and why
+    it failed.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as room:
         fresh = Path(room) / source.stem
         command = [path, *FLAGS, f"-I{HERE}", f"-I{OPERATORS}", str(source), "-o", str(fresh)]
-        said = subprocess.run(command, capture_output=True, text=True, check=False)
-        if said.returncode:
-            errors = [line for line in said.stderr.splitlines() if "error" in line] or said.stderr.splitlines() or ["no words"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            errors = (
+                [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines() or ["no words"]
+            )
             return None, f"{path} could not compile {source.name}: {errors[0].strip()}"
         fresh.chmod(0o700)
         target = folder / f"{name}-{_digest(fresh.read_bytes())}.so"
@@ -143,7 +151,9 @@ def _loaded(source: Path) -> tuple[ctypes.CDLL | None, str]:
 
 
 def library(source: Path, *structs: type[ctypes.Structure], **numbers: int) -> ctypes.CDLL:
-    """The compiled source, loaded once a process; its structs and numbers must be those that Python has (layout.h)."""
+    """The compiled source, loaded once a process; its structs and numbers must be those that Python
+    has (layout.h).
+    """
     loaded, why = _loaded(source)
     if loaded is None:
         raise AmorError(f"native code {source.name}: {why}")
@@ -162,6 +172,8 @@ def pointer(t: torch.Tensor | None) -> ctypes.c_void_p:
 
 
 def inner_dense(t: torch.Tensor) -> torch.Tensor:
-    """t [B, T, h, n] with its last two dimensions dense; rows and tokens may stand apart, as after a split."""
+    """t [B, T, h, n] with its last two dimensions dense; rows and tokens may stand apart, as after
+    a split.
+    """
     dense = t.stride(3) == 1 and t.stride(2) == t.shape[3]
     return t if dense else t.contiguous()

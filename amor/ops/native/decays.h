@@ -8,7 +8,7 @@
 constexpr int MAX_CHUNK = 256;
 
 // The running sums of one head's log decays in one chunk. They are kept as two floats (value and remainder), because a
-// difference of large sums must stay exact: after a decay of e^-10000 the next ones are still told apart.
+// difference of large sums must stay exact: after a decay of e^-10000 the next ones still differ.
 struct Decays {
     int tokens;
     float high[MAX_CHUNK + LANES], low[MAX_CHUNK + LANES];

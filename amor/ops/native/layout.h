@@ -1,4 +1,4 @@
-// What a source has for structs and numbers that Python must know too, told as text when its library is loaded: native.library
+// Layouts of structs and numbers that Python mirrors, exported as text and checked when the library is loaded: native.library
 // compares it with the ctypes of the same names.
 //   LAYOUT(STRUCT(Shape, rows, length) STRUCT(Inputs, x, weight) NUMBER(TILE, TILE))
 #pragma once

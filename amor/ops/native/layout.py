@@ -17,17 +17,17 @@ def agree(loaded: ctypes.CDLL, structs: Sequence[type[ctypes.Structure]], number
         there = dict(line.split(" = ", 1) for line in loaded.layout().decode().splitlines())
     for name in [*here, *there]:
         if here.get(name) != there.get(name):
-            said = f"{name} is {there.get(name, 'not told')} in C++ and {here.get(name, 'not told')} in Python"
-            raise AmorError(f"native code {source.name} does not fit its Python: {said}")
+            differs = f"{name} is {there.get(name, 'missing')} in C++ and {here.get(name, 'missing')} in Python"
+            raise AmorError(f"native code {source.name} does not fit its Python: {differs}")
 
 
 def layout(struct: type[ctypes.Structure]) -> dict[str, str]:
     """Where the fields of a struct lie, in the words of layout.h. A struct is named as in C++, or with Struct behind it."""
-    name, told = struct.__name__.removesuffix("Struct"), {}
+    name, fields = struct.__name__.removesuffix("Struct").removeprefix("_"), {}
     for field, kind, *_ in struct._fields_:
         place = getattr(struct, field)
-        told[f"{name}.{field}"] = f"{_kind(kind)} of {place.size} bytes at {place.offset}"
-    return told | {name: f"{ctypes.sizeof(struct)} bytes"}
+        fields[f"{name}.{field}"] = f"{_kind(kind)} of {place.size} bytes at {place.offset}"
+    return fields | {name: f"{ctypes.sizeof(struct)} bytes"}
 
 
 def _kind(kind: type) -> str:

@@ -1,6 +1,6 @@
 // Threads for work that comes in short pieces, one after the other: a token of decode.
 //   together(threads, [&](Member me) { ... me.wait(); ... });     // me.mine of me.of; all meet at wait()
-// While a decode goes on (the team is told by expect()) these are the threads of team.cpp, else OpenMP's. How many there are
+// While a decode goes on (expect() starts it) these are the threads of team.cpp, else OpenMP's. How many there are
 // may change from call to call, so no number may depend on it.
 #pragma once
 

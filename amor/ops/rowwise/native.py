@@ -68,7 +68,7 @@ class Norm(torch.autograd.Function):
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     inputs = gate.float().contiguous(), up.float().contiguous()
-    return (SwiGLU.apply(*inputs) if learns(*inputs) else swiglu_forward(*inputs)).to(gate.dtype)
+    return (_SwiGLU.apply(*inputs) if learns(*inputs) else swiglu_forward(*inputs)).to(gate.dtype)
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     return y
 
 
-class SwiGLU(torch.autograd.Function):
+class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)

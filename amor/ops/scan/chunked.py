@@ -45,12 +45,12 @@ def scan(
         befores.append(s)
         s = torch.addcmul(added, carry, s)
     before = torch.stack(befores, dim=1).unflatten(2, (groups, -1)).flatten(3, 4)
-    told = heads_last(C_ @ before.mT)
+    readout = heads_last(C_ @ before.mT)
 
     scores = (C_ @ B_.mT)[:, :, :, None]  # [B, n, G, 1, Q, Q]
     weights = (scores * e.between.unflatten(2, (groups, -1))).flatten(2, 3)
     inside = (weights @ fed.transpose(2, 3)).transpose(2, 3)
-    y = torch.addcmul(inside, told, e.since.mT[..., None])
+    y = torch.addcmul(inside, readout, e.since.mT[..., None])
     if D is not None:
         y = y + x_ * D.float()[:, None]
     return y.flatten(1, 2)[:, :length], s

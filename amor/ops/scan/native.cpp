@@ -97,9 +97,9 @@ static void forward_head(const Head& h, const float* scores, float* y, float* ca
             const float* from = x.p + t * x.row;
 #pragma omp simd
             for (long p = 0; p < d.size; p++) {
-                const float told = e.since[t] * to[p];
-                kept[p] = told;
-                to[p] = told + skip * from[p];
+                const float carried = e.since[t] * to[p];
+                kept[p] = carried;
+                to[p] = carried + skip * from[p];
             }
         }
         weigh(weights, h.scores(scores, c), e, dt, d.chunk);
@@ -127,9 +127,9 @@ struct Grads {
 };
 
 struct Rooms {  // one thread's floats
-    float *weights, *pairs, *fed, *said;
+    float *weights, *pairs, *fed, *readout;
     Rooms(float* p, const Shape& d)
-        : weights(p), pairs(p + d.chunk * d.chunk), fed(pairs + d.chunk * d.chunk), said(fed + d.chunk * d.size) {}
+        : weights(p), pairs(p + d.chunk * d.chunk), fed(pairs + d.chunk * d.chunk), readout(fed + d.chunk * d.size) {}
     static long floats(const Shape& d) { return 2 * d.chunk * (d.chunk + d.size); }
 };
 

@@ -25,23 +25,23 @@ def missing() -> str | None:
     return native.missing(SOURCE)
 
 
-class Shape(ctypes.Structure):
+class _Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("rows", "length", "heads", "size", "groups", "width", "chunk")]
 
 
-class Inputs(ctypes.Structure):
+class _Inputs(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("x", "dt", "A", "B", "C", "D", "state", "reset")] + [
         (name, ctypes.c_long) for name in ("x_row", "x_token", "B_row", "B_token", "C_row", "C_token")
     ]
 
 
-class Grads(ctypes.Structure):
+class _Grads(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("y", "state", "x", "dt", "A", "D", "started", "B", "C", "scores")]
 
 
 @cache
 def library() -> ctypes.CDLL:
-    return native.library(SOURCE, Shape, Inputs, Grads, MAX_CHUNK=LARGEST)
+    return native.library(SOURCE, _Shape, _Inputs, _Grads, MAX_CHUNK=LARGEST)
 
 
 def scan(
@@ -82,11 +82,11 @@ def room_for_scores(x: Tensor, B: Tensor, chunk: int) -> Tensor:
     return x.new_empty(len(x), B.shape[2], -(-x.shape[1] // chunk), chunk, chunk)
 
 
-def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[Shape, Inputs]:
+def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[_Shape, _Inputs]:
     x, _, _, B, C = inputs[:5]
     assert x is not None and B is not None and C is not None
     strides = [t.stride(i) for t in (x, B, C) for i in (0, 1)]
-    return Shape(*x.shape, *B.shape[2:], chunk), Inputs(*(native.pointer(t) for t in inputs), *strides)
+    return _Shape(*x.shape, *B.shape[2:], chunk), _Inputs(*(native.pointer(t) for t in inputs), *strides)
 
 
 def forward(
@@ -137,7 +137,7 @@ class Scan(torch.autograd.Function):
         parts = shape.rows * shape.heads // block, scores.shape[2]
         turned = [x.new_empty(*parts, shape.width, ctx.chunk) for _ in range(2)]
         pairs = x.new_empty(*parts, ctx.chunk, ctx.chunk)
-        grads = Grads(*(native.pointer(t) for t in (dy, dstate, dx, ddt, dA, dD, started, *turned, pairs)))
+        grads = _Grads(*(native.pointer(t) for t in (dy, dstate, dx, ddt, dA, dD, started, *turned, pairs)))
         threads = native.threads()
         room = x.new_empty(threads.value, 2 * ctx.chunk * (ctx.chunk + shape.size) + block * shape.width * shape.size)
         kept, last = ([native.pointer(t) for t in ts] for ts in ((scores, carried, starts), (dB, dC, room)))

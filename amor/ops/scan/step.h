@@ -8,12 +8,12 @@ static inline void scan_token(const float* x, float dt, float decay, const float
                               const float* from, float* now, float* y) {
     for (long p = 0; p < P; p++, now += S) {
         const float fed = dt * x[p];
-        vec said{};
+        vec readout{};
         over(S, [&](long j, int n) {
             const vec kept = from ? get(from + p * S + j, n) * decay : vec{}, v = kept + fed * get(B + j, n);
             put(now + j, v, n);
-            said += v * get(C + j, n);
+            readout += v * get(C + j, n);
         });
-        y[p] = sum(said) + D * x[p];
+        y[p] = sum(readout) + D * x[p];
     }
 }
