@@ -385,7 +385,7 @@ def test_rows_of_a_gated_model_are_not_cut_off(theirs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(("--shard-size", "5GB"), "for --to authors"), (("--tokenizer", "gone.json"), "gone.json")]
+    ("words", "said"), [(("--shard-size", "5GB"), "for --to hf or authors"), (("--tokenizer", "gone.json"), "gone.json")]
 )
 def test_options_that_do_not_fit_are_refused(theirs, tmp_path, capsys, words, said):
     assert convert(theirs, tmp_path / "out", *words) == 2

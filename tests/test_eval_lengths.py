@@ -254,10 +254,10 @@ def test_a_wrong_row_is_one_line_with_its_place(tmp_path):
 
 
 def test_without_a_hub_a_set_is_left_out_with_the_command_that_supplies_it(monkeypatch):
-    def nobody(name, reading):
+    def nobody(name, config, split, verb, streaming):
         raise AmorError(f"hf:{name} cannot be opened: no network")
 
-    monkeypatch.setattr("amor.data.hub._opened", nobody)
+    monkeypatch.setattr("amor.data.hub._load", nobody)
     found, skipped = texts.find(None)
     assert not found and set(skipped) == set(SETS)
     assert all(f"FOLDER/lengths_{name}.jsonl" in why and "\n" not in why for name, why in skipped.items())
@@ -270,11 +270,12 @@ def test_the_hub_s_sets_are_streamed(monkeypatch):
         def skip(self, n):
             return self[n:]
 
-    def opened(name, reading):
-        asked.append((name, reading.config, reading.split))
-        return Rows({reading.field: text} for text in ("one", "one", "two"))
+    def opened(name, config, split, verb, streaming):
+        asked.append((name, config, split))
+        assert streaming
+        return Rows({each.hub.field: text for each in SETS.values()} for text in ("one", "one", "two"))
 
-    monkeypatch.setattr("amor.data.hub._opened", opened)
+    monkeypatch.setattr("amor.data.hub._load", opened)
     found, skipped = texts.find(None)
     assert not skipped and {name: list(each) for name, each in found.items()} == {name: ["one", "two"] for name in SETS}
     assert ("Xnhyacinth/LongBench", "qmsum", "test") in asked and "qmsum" in found["qmsum"].source

@@ -175,7 +175,7 @@ def test_a_missing_file_skips_its_task_by_name_with_the_command_that_supplies_it
 def test_a_hub_out_of_reach_is_asked_once_and_every_task_skipped_by_name(monkeypatch):
     asked = []
 
-    def down(name, config, split):
+    def down(name, config, split, streaming):
         asked.append(name)
         raise ConnectionError(f"Couldn't reach {name}\non the Hub")
 
@@ -193,7 +193,7 @@ def test_a_hub_out_of_reach_is_asked_once_and_every_task_skipped_by_name(monkeyp
 
 def test_rows_of_the_hub_are_checked_like_those_of_a_file(monkeypatch, folder):
     held = {"EleutherAI/lambada_openai": ROWS["lambada_openai_test"], "baber/piqa": ROWS["piqa_validation"]}
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: datasets.Dataset.from_list(held[name]))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split, streaming: datasets.Dataset.from_list(held[name]))
     loaded = load("common-sense", None, names=["lambada_openai", "piqa"])
     assert loaded.data["lambada_openai"].source == "hf:EleutherAI/lambada_openai (default, test)"
     assert loaded.data["piqa"].rows == 2 and len(loaded.data["piqa"].sha256) == 64

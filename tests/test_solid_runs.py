@@ -205,7 +205,7 @@ def test_a_broken_benchmark_is_shown_or_refused_in_one_line(tmp_path):
     tree, file, drawn = decoded(), tmp_path / "decode.json", 0
     cases = [(where, value) for where in nodes(tree) for value in NONSENSE]
     for where, value in random.Random(0).sample(cases, 120):
-        drawn += survives(file, json.dumps(replaced(tree, where, value)), lambda: report_verb.decoded(file, None))
+        drawn += survives(file, json.dumps(replaced(tree, where, value)), lambda: report_verb.decode_report(file, None))
     assert 0 < drawn < 100
     figures.draw("decode", typed.convert(DecodeFile, tree, "F"))
 

@@ -60,10 +60,10 @@ def naming(pattern, package=PACKAGE):
     ("pattern", "file"),
     [
         ('"losses"', "study/figures/losses.py"),
-        ('"choices"', "measures/choices.py"),
+        ('"choices"(?!: resume)', "measures/choices.py"),
         (r"\bMargin\b", "gates/margin.py"),
         ("mamba2[-_]ssm", "convert/mamba2_ssm.py"),
-        ("gated[-_]deltanet[-_]fla", "convert/gated_deltanet_fla.py"),
+        ("gated[-_]deltanet[-_]fla(?! import)", "convert/gated_deltanet_fla.py"),
         (r"\bkda\b(?! import)", "mixers/kda.py"),
         (r"\bpiqa\b", "eval/tasks/piqa.py"),
     ],
