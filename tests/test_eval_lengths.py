@@ -273,7 +273,7 @@ def test_the_hub_s_sets_are_streamed(monkeypatch):
     def opened(name, config, split, verb, streaming):
         asked.append((name, config, split))
         assert streaming
-        return Rows({each.hub.field: text for each in SETS} for text in ("one", "one", "two"))
+        return Rows({hub.field: text for hub, _ in SETS.values()} for text in ("one", "one", "two"))
 
     monkeypatch.setattr("amor.data.hub._load", opened)
     found, skipped = texts.find(None)

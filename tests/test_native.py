@@ -143,12 +143,12 @@ def test_a_field_of_another_type_or_a_struct_that_one_side_does_not_know_is_refu
         other.__name__ = "Some"
         with pytest.raises(AmorError, match=rf"Some.eps is float of 4 bytes at 8 in C.. and {said} in Python"):
             native.library(told, other)
-    with pytest.raises(AmorError, match=r"Some.count is .* in C.. and not told in Python"):
+    with pytest.raises(AmorError, match=r"Some.count is .* in C.. and missing in Python"):
         native.library(told)
     silent = source(tmp_path / "silent", 'extern "C" int answer() { return 42; }')
-    with pytest.raises(AmorError, match=r"Some.count is not told in C"):
+    with pytest.raises(AmorError, match=r"Some.count is missing in C"):
         native.library(silent, Some)
-    with pytest.raises(AmorError, match="TILE is not told in C"):
+    with pytest.raises(AmorError, match="TILE is missing in C"):
         native.library(silent, TILE=16)
 
 

@@ -19,6 +19,7 @@ from amor.ops.head import IGNORE, chunked, parts
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
 
 GUESTS = [b.name for b in BACKENDS["head"] if b.name != "reference" and missing("head", b, "cpu") is None]
+SUMS = {"chunked": module("head", "chunked").Sums, "native": module("head", "native").NativeSums}
 # tokens, vocabulary: one, a few, more vocabulary than one slice, no whole number of vectors, none at all
 SHAPES = [(1, 2), (7, 301), (65, 5000), (3, 9001), (0, 50)]
 
@@ -80,7 +81,7 @@ def test_the_loss_does_not_depend_on_its_tiles(finish: chunked.Finish) -> None:
             close(got, want)
 
 
-@pytest.mark.parametrize("sums", [module("head", guest).Sums for guest in GUESTS], ids=GUESTS)
+@pytest.mark.parametrize("sums", [SUMS[guest] for guest in GUESTS], ids=GUESTS)
 def test_a_reading_does_not_depend_on_its_tiles(sums: type[chunked.Sums]) -> None:
     x, weight, targets, _ = made(29, 301)
     one, other = (chunked.read(x, weight, targets, True, True, 4, sums, tile) for tile in ((100, 301), (3, 7)))
