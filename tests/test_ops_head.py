@@ -177,7 +177,7 @@ def test_a_vocabulary_in_parts_says_what_the_whole_says(cuts):
     x, weight = torch.randn(9, 16), torch.randn(211, 16)
     ends = [0, *cuts, len(weight)]
     each = [weight[a:b] for a, b in pairwise(ends)]
-    told = [parts.told(head.read(x, w, entropy=True, topk=2)) if len(w) else parts.nothing(9, 2, x.device) for w in each]
+    told = [parts.pack_stats(head.read(x, w, entropy=True, topk=2)) if len(w) else parts.nothing(9, 2, x.device) for w in each]
     found, whole = parts.joined(torch.stack(told)), head.read(x, weight, entropy=True, margin=True)
     close(found.entropy, whole.entropy, "entropy")
     close(found.margin, whole.margin, "margin")
