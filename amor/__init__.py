@@ -46,7 +46,9 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # names are imported on first use, so that `import amor` stays quick
+def __getattr__(
+    name: str,
+) -> Any:  # names are imported on first use, so that `import amor` stays quick
     if name not in _HOMES:
         raise AttributeError(f"module 'amor' has no attribute {name!r}")
     import importlib

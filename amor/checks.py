@@ -51,10 +51,16 @@ def divides(where: str, whole: int, part: int, what: str) -> None:
     """`part` must divide `whole`; the message names the nearest size that would."""
     if part < 1 or whole % part:
         small = [p for p in range(1, math.isqrt(whole) + 1) if whole % p == 0]
-        best = min((p for pair in small for p in (pair, whole // pair)), key=lambda p: (abs(p - part), p))
-        raise AmorError(f"{where}: {what} {part} does not divide {whole}; the nearest that does is {best}")
+        best = min(
+            (p for pair in small for p in (pair, whole // pair)), key=lambda p: (abs(p - part), p)
+        )
+        raise AmorError(
+            f"{where}: {what} {part} does not divide {whole}; the nearest that does is {best}"
+        )
 
 
 def even_heads(where: str, head_size: int) -> None:
     if head_size % 2:
-        raise AmorError(f"{where} is {head_size}; rotary embedding turns pairs, so it must be even, e.g. {head_size + 1}")
+        raise AmorError(
+            f"{where} is {head_size}; rotary embedding turns pairs, so it must be even, e.g. {head_size + 1}"
+        )

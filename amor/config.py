@@ -28,7 +28,9 @@ def read_pattern(given: str | Mapping[str, Any]) -> tuple[str, ...]:
     for part in filter(None, (p.strip() for p in given.split(","))):
         match = re.fullmatch(r"(\S+?)(?:\s+x\s*(\d{1,18}))?", part)
         if not match:
-            raise AmorError(f"pattern: cannot read {part[:80]!r}; write it like 'mamba2 x4, attention, mamba2 x7'")
+            raise AmorError(
+                f"pattern: cannot read {part[:80]!r}; write it like 'mamba2 x4, attention, mamba2 x7'"
+            )
         count = int(match[2] or 1)
         _few(len(layers) + count)
         layers += [match[1]] * count
@@ -105,9 +107,13 @@ class Blocks:
     def check(self, width: int) -> None:
         for key, words in CHOICES.items():
             if getattr(self, key) not in words:
-                raise AmorError(f"blocks.{key}: no {getattr(self, key)!r}; {nearest(getattr(self, key), words)}")
+                raise AmorError(
+                    f"blocks.{key}: no {getattr(self, key)!r}; {nearest(getattr(self, key), words)}"
+                )
         if self.final == "none" and self.first == "prenorm":
-            raise AmorError('blocks.final "none" needs blocks.first "plain": with "prenorm" no norm would stand before the head')
+            raise AmorError(
+                'blocks.final "none" needs blocks.first "plain": with "prenorm" no norm would stand before the head'
+            )
         if self.count:
             divides("blocks.head_size", width, self.head_size, "head size")
             even_heads("blocks.head_size", self.head_size)
@@ -120,7 +126,11 @@ class Blocks:
         attention, alpha, mlp = 4 * width**2, width, 3 * width * d_ff + width if self.mlp else 0
         norms = self.count - 1 + (self.final == "norm")  # block 0 has none
         gates = 1 if self.decide == "once" else self.count
-        return self.count * (attention + alpha + mlp) + norms * width + gates * self._gate_parameters(width)
+        return (
+            self.count * (attention + alpha + mlp)
+            + norms * width
+            + gates * self._gate_parameters(width)
+        )
 
     def _gate_parameters(self, width: int) -> int:
         """What the gate's options count; most gates have statistics only and count nothing."""
@@ -129,7 +139,9 @@ class Blocks:
 
     def options(self) -> Any:
         """The options of the gate."""
-        return typed.convert(registry.find("gates", self.gate).Options, self.gate_options, f"gate {self.gate}")
+        return typed.convert(
+            registry.find("gates", self.gate).Options, self.gate_options, f"gate {self.gate}"
+        )
 
 
 @dataclass(frozen=True)
@@ -172,24 +184,32 @@ class Config:
         if self.version != VERSION:
             raise AmorError(f"of version {self.version}; this amor reads version {VERSION}")
         if self.blocks.mlp and not self.d_ff:
-            raise AmorError("blocks.mlp is true but d_ff is 0; give the MLP a width, e.g. d_ff=1216")
+            raise AmorError(
+                "blocks.mlp is true but d_ff is 0; give the MLP a width, e.g. d_ff=1216"
+            )
         if not self.pattern:
             raise AmorError("pattern is empty; give at least one layer, e.g. 'mamba2 x12'")
         for norm in self.norm_eps_of:
             if norm not in NORMS:
                 raise AmorError(f"norm_eps_of: no norm {norm!r}; {nearest(norm, NORMS)}")
         if self.conv_init not in CONV_INITS:
-            raise AmorError(f"conv_init: no {self.conv_init!r}; {nearest(self.conv_init, CONV_INITS)}")
+            raise AmorError(
+                f"conv_init: no {self.conv_init!r}; {nearest(self.conv_init, CONV_INITS)}"
+            )
         for kind in self.mixers:
             self._options(kind)
         for kind in sorted(set(self.pattern)):
             self.mixer_options(kind)
         self.blocks.check(self.width)
         if self.parameters > MOST_PARAMETERS:
-            raise AmorError(f"{self.parameters:.2g} parameters; more than {MOST_PARAMETERS:.2g} are a slip, so they are refused")
+            raise AmorError(
+                f"{self.parameters:.2g} parameters; more than {MOST_PARAMETERS:.2g} are a slip, so they are refused"
+            )
 
     def _options(self, kind: str) -> Any:
-        return typed.convert(registry.find("mixers", kind).Options, self.mixers.get(kind, {}), f"mixers.{kind}")
+        return typed.convert(
+            registry.find("mixers", kind).Options, self.mixers.get(kind, {}), f"mixers.{kind}"
+        )
 
     def mixer_options(self, kind: str) -> Any:
         """The checked options of one mixer kind at this width."""
@@ -214,7 +234,8 @@ class Config:
         embedding = self.vocab * self.width * (1 if self.tied else 2)
         mlp = 3 * self.width * self.d_ff + self.width if self.d_ff else 0  # with the norm before it
         mixers = sum(
-            self.pattern.count(kind) * self.mixer_options(kind).parameters(self.width) for kind in sorted(set(self.pattern))
+            self.pattern.count(kind) * self.mixer_options(kind).parameters(self.width)
+            for kind in sorted(set(self.pattern))
         )
         layers = mixers + len(self.pattern) * (self.width + mlp)
         return embedding + layers + self.width + self.blocks.parameters(self.width, self.d_ff)

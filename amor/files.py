@@ -22,7 +22,9 @@ def disk_errors(path: str | Path, advice: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = "a file stands there" if isinstance(error, FileExistsError) else error.strerror or error
+        why = (
+            "a file stands there" if isinstance(error, FileExistsError) else error.strerror or error
+        )
         words = f"{error.filename or path} cannot be written ({why})"
         raise AmorError(f"{words}; {advice}" if advice else words) from error
 

@@ -66,7 +66,9 @@ def _names(part: Mapping[str, TensorSpec]) -> str:
 
 def spec_of(parts: Sequence[Part]) -> StateSpec:
     """The specification of a State's parts."""
-    return StateSpec(tuple({name: _tensor_spec(entry) for name, entry in part.items()} for part in parts))
+    return StateSpec(
+        tuple({name: _tensor_spec(entry) for name, entry in part.items()} for part in parts)
+    )
 
 
 def _tensor_spec(entry: Tensor | KV) -> TensorSpec:

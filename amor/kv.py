@@ -24,7 +24,9 @@ class Buffer:
 
     def __init__(self, k: Tensor, v: Tensor):
         self.k, self.v = k, v
-        self.version = 0  # grows with every append; only the holder of the newest version may append in place
+        self.version = (
+            0  # grows with every append; only the holder of the newest version may append in place
+        )
         self.epoch = 0  # grows with every rollback; a State that was rolled back is refused
 
     @property
@@ -46,7 +48,9 @@ class KV:
         return cls(Buffer(k, v), 0, 0, k.shape[2])
 
     @classmethod
-    def empty(cls, batch: int, heads: int, size: int, device: torch.device, dtype: torch.dtype) -> KV:
+    def empty(
+        cls, batch: int, heads: int, size: int, device: torch.device, dtype: torch.dtype
+    ) -> KV:
         nothing = torch.zeros(batch, heads, 0, size, device=device, dtype=dtype)
         return cls.of(nothing, nothing)
 
@@ -62,7 +66,9 @@ class KV:
 
     def _fresh(self) -> None:
         if self.epoch != self.buffer.epoch:
-            raise AmorError("this state was rolled back and is gone; fork it before rollback to keep both")
+            raise AmorError(
+                "this state was rolled back and is gone; fork it before rollback to keep both"
+            )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> KV:
         return KV.of(change(self.k), change(self.v))
@@ -99,10 +105,15 @@ class KV:
     def _append_by_value(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
         if layout.rows_aligned:
             past = layout.max_position
-            return KV.of(torch.cat([self.k[:, :, :past], k], 2), torch.cat([self.v[:, :, :past], v], 2))
+            return KV.of(
+                torch.cat([self.k[:, :, :past], k], 2), torch.cat([self.v[:, :, :past], v], 2)
+            )
         used, where = layout.max_position + layout.columns, (_rows(layout), layout.positions)
         grown = [
-            with_room(old, used, exact=True).transpose(1, 2).index_put(where, new.transpose(1, 2)).transpose(1, 2)
+            with_room(old, used, exact=True)
+            .transpose(1, 2)
+            .index_put(where, new.transpose(1, 2))
+            .transpose(1, 2)
             for old, new in ((self.k, k), (self.v, v))
         ]
         return KV.of(*grown)
@@ -110,7 +121,11 @@ class KV:
     def _append_documents(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
         """Keep the keys of each row's last document only, moved to the slots of its positions."""
         slots = torch.arange(max(int(layout.end.max()), 1), device=k.device)[None]
-        kept = torch.where(slots < layout.start[:, None], slots, layout.max_position + slots - layout.start[:, None])
+        kept = torch.where(
+            slots < layout.start[:, None],
+            slots,
+            layout.max_position + slots - layout.start[:, None],
+        )
         began = layout.last_reset[:, None]
         source = torch.where(began < 0, kept, layout.max_position + began + slots)
         source = source.clamp(max=layout.max_position + layout.columns - 1)[:, None, :, None]
@@ -141,7 +156,9 @@ class KV:
 
 
 def _rows(layout: Layout) -> Tensor:
-    return torch.arange(len(layout.start), device=layout.start.device)[:, None].expand_as(layout.positions)
+    return torch.arange(len(layout.start), device=layout.start.device)[:, None].expand_as(
+        layout.positions
+    )
 
 
 def with_room(t: Tensor, used: int, exact: bool = False) -> Tensor:

@@ -20,7 +20,9 @@ class Layout:
     max_position: int  # the largest start: how many slots a state holds at the most
     lengths: Tensor | None = None  # [B] real tokens a row; None: all columns are real
     reset: Tensor | None = None  # True where a document begins and nothing before it may be seen
-    _shared: dict = field(default_factory=dict, repr=False)  # what layers compute alike, computed once
+    _shared: dict = field(
+        default_factory=dict, repr=False
+    )  # what layers compute alike, computed once
 
     @cached_property
     def valid(self) -> Tensor | None:
@@ -56,7 +58,9 @@ class Layout:
     @cached_property
     def end(self) -> Tensor:
         """[B] the position after this call."""
-        lengths = torch.full_like(self.start, self.columns) if self.lengths is None else self.lengths
+        lengths = (
+            torch.full_like(self.start, self.columns) if self.lengths is None else self.lengths
+        )
         if self.reset is None:
             return self.start + lengths
         return torch.where(self.last_reset < 0, self.start + lengths, lengths - self.last_reset)
@@ -79,14 +83,18 @@ class Layout:
         """Cosine and sine of every position, [B, T, head_size / 2] in float32."""
         key = (head_size, theta)
         if key not in self._shared:
-            angles = self.positions[..., None].float() * frequencies(head_size, theta, self.start.device)
+            angles = self.positions[..., None].float() * frequencies(
+                head_size, theta, self.start.device
+            )
             self._shared[key] = angles.cos(), angles.sin()
         return self._shared[key]
 
     def last(self) -> "Layout":
         """The layout of each row's last real token alone, as seen after this call."""
         even = self.rows_aligned and self.lengths is None and self.reset is None
-        past = self.max_position + self.columns if self.reset is None else max(int(self.end.max()), 1)
+        past = (
+            self.max_position + self.columns if self.reset is None else max(int(self.end.max()), 1)
+        )
         return Layout((self.end - 1).clamp(min=0), 1, even, past - 1)
 
 

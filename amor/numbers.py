@@ -9,4 +9,6 @@ def finite(value: float) -> float | None:
 
 
 def perplexity(nll: float) -> float:
-    return math.exp(min(nll, 700.0))  # past 700 a float overflows; such a model knows nothing anyway
+    return math.exp(
+        min(nll, 700.0)
+    )  # past 700 a float overflows; such a model knows nothing anyway

@@ -33,7 +33,12 @@ class Cost:
         )
 
     def __mul__(self, times: float) -> Cost:
-        return Cost(self.flops * times, self.weights * times, self.state_read * times, self.state_held * times)
+        return Cost(
+            self.flops * times,
+            self.weights * times,
+            self.state_read * times,
+            self.state_held * times,
+        )
 
 
 def same_anywhere(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -75,7 +80,12 @@ class Linear(nn.Linear):
 
 def touched(module: nn.Module) -> str:
     """Why a module does more than its class says: a hook watches it, or it was given another forward; "" where it does not."""
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+    if (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    ):
         return f"a hook watches {type(module).__name__}"
     return f"{type(module).__name__} was given another forward" if "forward" in vars(module) else ""
 
@@ -109,7 +119,9 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(d_ff, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(rowwise.swiglu(*linears_sharing_input(x, [self.gate_proj], [self.up_proj])))
+        return self.down_proj(
+            rowwise.swiglu(*linears_sharing_input(x, [self.gate_proj], [self.up_proj]))
+        )
 
     def cost(self) -> Cost:
         return linear_cost(self.gate_proj, self.up_proj, self.down_proj)
@@ -128,7 +140,9 @@ class ShortConv(nn.Module):
         return torch.zeros(batch, taps - 1, channels, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, window: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
-        return conv(x, self.weight[:, 0].to(x.dtype), self.bias, window, layout.lengths, layout.reset)
+        return conv(
+            x, self.weight[:, 0].to(x.dtype), self.bias, window, layout.lengths, layout.reset
+        )
 
 
 def fan_heads(x: Tensor, head_size: int) -> Tensor:

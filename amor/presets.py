@@ -58,7 +58,9 @@ GATED_BLOCKS = 3
 
 
 def _changed(names: Iterable[str], changes: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"{name}-{change}" for name in names if name.startswith("amor-") for change in changes)
+    return tuple(
+        f"{name}-{change}" for name in names if name.startswith("amor-") for change in changes
+    )
 
 
 ABLATION_NAMES = _changed(NAMES, ABLATIONS)
@@ -67,7 +69,11 @@ VARIANT_NAMES = _changed(NAMES, VARIANTS)
 
 def more_names() -> tuple[str, ...]:
     """Architectures of mixers that the paper does not have."""
-    known = {kind for everywhere, special, _, _ in ARCHITECTURES.values() for kind in (everywhere, special)}
+    known = {
+        kind
+        for everywhere, special, _, _ in ARCHITECTURES.values()
+        for kind in (everywhere, special)
+    }
     kinds = [kind.replace("_", "-") for kind in registry.kinds("mixers") if kind not in known]
     return tuple(name for kind in kinds for name in (kind, f"amor-{kind}"))
 
@@ -82,7 +88,12 @@ def architecture(name: str) -> tuple[str, str, dict[int, tuple[int, ...]], int]:
     """As a row of ARCHITECTURES."""
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
-    return name.removeprefix("amor-").replace("-", "_"), "", {}, GATED_BLOCKS if name.startswith("amor-") else 0
+    return (
+        name.removeprefix("amor-").replace("-", "_"),
+        "",
+        {},
+        GATED_BLOCKS if name.startswith("amor-") else 0,
+    )
 
 
 def scaled(scale: str) -> dict[str, Any]:
@@ -119,5 +130,7 @@ def pattern(name: str, depth: int) -> tuple[str, ...]:
     everywhere, special, where, _ = architecture(name)
     places = where.get(depth, ())
     if where and not places:
-        raise AmorError(f"{name} is laid out for depths {sorted(where)}, not {depth}; give a pattern of your own")
+        raise AmorError(
+            f"{name} is laid out for depths {sorted(where)}, not {depth}; give a pattern of your own"
+        )
     return tuple(special if layer in places else everywhere for layer in range(depth))

@@ -220,10 +220,34 @@ class SiluDotOp:
 
 
 Instruction = (
-    ProductOp | NormOp | GatedNormOp | GateOp | AddOp | ConvOp | ScanOp | DeltaOp | KeysOp | AttendOp | DotOp | SiluDotOp
+    ProductOp
+    | NormOp
+    | GatedNormOp
+    | GateOp
+    | AddOp
+    | ConvOp
+    | ScanOp
+    | DeltaOp
+    | KeysOp
+    | AttendOp
+    | DotOp
+    | SiluDotOp
 )
 INSTRUCTIONS: tuple[type[Instruction], ...] = (
-    *(ProductOp, NormOp, GatedNormOp, GateOp, AddOp, ConvOp, ScanOp, DeltaOp, KeysOp, AttendOp, DotOp, SiluDotOp),
+    *(
+        ProductOp,
+        NormOp,
+        GatedNormOp,
+        GateOp,
+        AddOp,
+        ConvOp,
+        ScanOp,
+        DeltaOp,
+        KeysOp,
+        AttendOp,
+        DotOp,
+        SiluDotOp,
+    ),
 )
 SCRATCH = -1
 
@@ -257,7 +281,9 @@ class Program:
         self.instructions.append(ProductOp(x, out, 0, layers))
         return out
 
-    def norm(self, x: Vector, norm: RMSNorm, scale: Tensor | None = None, out: Vector | None = None) -> Vector:
+    def norm(
+        self, x: Vector, norm: RMSNorm, scale: Tensor | None = None, out: Vector | None = None
+    ) -> Vector:
         """RMS norm of the whole vector, or of heads as wide as the norm; `scale` is multiplied into
         its weights.
         """
@@ -270,14 +296,18 @@ class Program:
     def unit_norm(self, x: Vector, size: int, length: float, eps: float) -> Vector:
         """Heads of `size` scaled to a length: eps is added to the mean of squares."""
         out = self.vector(x.width)
-        self.instructions.append(NormOp(x, out, torch.full((size,), length * size**-0.5), size, eps))
+        self.instructions.append(
+            NormOp(x, out, torch.full((size,), length * size**-0.5), size, eps)
+        )
         return out
 
     def gated_norm(self, x: Vector, z: Vector, norm: RMSNorm, gate_first: bool) -> Vector:
         """RMS norm of x gated by silu(z), before (gate_first) or after the norm."""
         require_unwrapped(norm)
         out = self.vector(x.width)
-        self.instructions.append(GatedNormOp(x, z, out, norm.weight, norm.weight.numel(), int(gate_first), norm.eps))
+        self.instructions.append(
+            GatedNormOp(x, z, out, norm.weight, norm.weight.numel(), int(gate_first), norm.eps)
+        )
         return out
 
     def gate(self, x: Vector, z: Vector, act: Literal["silu", "sigmoid"]) -> Vector:
@@ -289,10 +319,14 @@ class Program:
     def swiglu(self, x: Vector, mlp: SwiGLU) -> Vector:
         """The MLP of a layer."""
         require_unwrapped(mlp)
-        gate, up = self.linear(x, mlp.gate_proj, mlp.up_proj).split(*(2 * [mlp.gate_proj.weight.shape[0]]))
+        gate, up = self.linear(x, mlp.gate_proj, mlp.up_proj).split(
+            *(2 * [mlp.gate_proj.weight.shape[0]])
+        )
         return self.linear(self.gate(up, gate, "silu"), mlp.down_proj)
 
-    def add(self, x: Vector, y: Vector, scale: Tensor | None = None, out: Vector | None = None) -> Vector:
+    def add(
+        self, x: Vector, y: Vector, scale: Tensor | None = None, out: Vector | None = None
+    ) -> Vector:
         """x + scale y; scale per channel, None: 1."""
         out = out or self.vector(x.width)
         self.instructions.append(AddOp(x, y, out, scale))
@@ -311,20 +345,43 @@ class Program:
         require_unwrapped(conv)
         out, taps = self.vector(x.width), conv.weight.detach()[:, 0].T.contiguous()
         reach = len(taps) - 1
-        self.instructions.append(ConvOp(x, out, taps, conv.bias, self.state_ref(name, reach, x.width), reach))
+        self.instructions.append(
+            ConvOp(x, out, taps, conv.bias, self.state_ref(name, reach, x.width), reach)
+        )
         return out
 
     def scan(
-        self, u: Vector, dt: Vector, B: Vector, C: Vector, A: Tensor, D: Tensor, dt_bias: Tensor, groups: int, name: str
+        self,
+        u: Vector,
+        dt: Vector,
+        B: Vector,
+        C: Vector,
+        A: Tensor,
+        D: Tensor,
+        dt_bias: Tensor,
+        groups: int,
+        name: str,
     ) -> Vector:
         """The Mamba2 recurrence; dt as projected, A < 0 per head."""
         out, heads = self.vector(u.width), A.numel()
         size, states = u.width // heads, B.width // groups
         ref = self.state_ref(name, heads, size, states)
-        self.instructions.append(ScanOp(u, dt, B, C, out, A, D, dt_bias, ref, heads, size, groups, states))
+        self.instructions.append(
+            ScanOp(u, dt, B, C, out, A, D, dt_bias, ref, heads, size, groups, states)
+        )
         return out
 
-    def delta(self, q: Vector, k: Vector, v: Vector, a: Vector, b: Vector, A: Tensor, dt_bias: Tensor, name: str) -> Vector:
+    def delta(
+        self,
+        q: Vector,
+        k: Vector,
+        v: Vector,
+        a: Vector,
+        b: Vector,
+        A: Tensor,
+        dt_bias: Tensor,
+        name: str,
+    ) -> Vector:
         """The gated delta rule; a and b as projected, A < 0 per head.
 
         a and dt_bias: per head, or per channel of its keys.
@@ -332,21 +389,29 @@ class Program:
         out, heads = self.vector(v.width), A.numel()
         size, value = k.width // heads, v.width // heads
         ref = self.state_ref(name, heads, size, value)
-        self.instructions.append(DeltaOp(q, k, v, a, b, out, A, dt_bias, ref, heads, size, value, a.width // heads))
+        self.instructions.append(
+            DeltaOp(q, k, v, a, b, out, A, dt_bias, ref, heads, size, value, a.width // heads)
+        )
         return out
 
     def keys(self, k: Vector, v: Vector, size: int, theta: float, name: str) -> None:
         """Rotated keys and values into the State."""
         heads = k.width // size
-        self.instructions.append(KeysOp(k, v, self.state_ref(name, heads, size, theta=theta), heads, size))
+        self.instructions.append(
+            KeysOp(k, v, self.state_ref(name, heads, size, theta=theta), heads, size)
+        )
 
     def attend(self, q: Vector, size: int, theta: float, name: str) -> Vector:
         """Attention over the keys of the State, with rotated queries."""
         out, heads = self.vector(q.width), q.width // size
-        self.instructions.append(AttendOp(q, out, self.state_ref(name, heads, size, theta=theta), heads, size))
+        self.instructions.append(
+            AttendOp(q, out, self.state_ref(name, heads, size, theta=theta), heads, size)
+        )
         return out
 
-    def dot(self, x: Vector, weight: Tensor, bias: Tensor | None = None, out: Vector | None = None) -> Vector:
+    def dot(
+        self, x: Vector, weight: Tensor, bias: Tensor | None = None, out: Vector | None = None
+    ) -> Vector:
         """weight . x + bias, one number per row."""
         out = out or self.vector(1)
         self.instructions.append(DotOp(x, out, weight, bias))
@@ -367,7 +432,9 @@ PLAIN = (Linear, RMSNorm, ShortConv, SwiGLU)
 def require_unwrapped(module: nn.Module) -> None:
     """Refuse a module that is more than its weights: replaced, wrapped by an adapter, or hooked."""
     if type(module) not in PLAIN:
-        raise NoProgramError(f"{type(module).__name__} stands where {' or '.join(cls.__name__ for cls in PLAIN)} is expected")
+        raise NoProgramError(
+            f"{type(module).__name__} stands where {' or '.join(cls.__name__ for cls in PLAIN)} is expected"
+        )
     if touched(module):
         raise NoProgramError(touched(module))
 
@@ -377,9 +444,13 @@ def require_program(module: nn.Module) -> None:
     cls = type(module)
     if not hasattr(cls, "program"):
         raise NoProgramError(f"{cls.__name__} states no program")
-    forward, program = (next(base for base in cls.__mro__ if name in vars(base)) for name in ("forward", "program"))
+    forward, program = (
+        next(base for base in cls.__mro__ if name in vars(base)) for name in ("forward", "program")
+    )
     if not issubclass(program, forward):
-        raise NoProgramError(f"{cls.__name__} has a forward of its own, and only {program.__name__}'s program")
+        raise NoProgramError(
+            f"{cls.__name__} has a forward of its own, and only {program.__name__}'s program"
+        )
     for part in module.modules():
         if touched(part):
             raise NoProgramError(touched(part))

@@ -121,7 +121,9 @@ def make_bar(console: Console, transient: bool = False) -> RichProgress:
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
-    texts = [TextColumn(f"{{task.{key}}}", markup=False) for key in ("description", "fields[state]")]
+    texts = [
+        TextColumn(f"{{task.{key}}}", markup=False) for key in ("description", "fields[state]")
+    ]
     columns = texts[0], BarColumn(bar_width=None), texts[1]
     return RichProgress(*columns, console=console, transient=transient, expand=True)
 

@@ -32,9 +32,13 @@ def find(room: str, kind: str, has: str = "Options") -> type[Any]:
         try:
             outside = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
-            raise AmorError(f"{room}: cannot import {kind!r} ({error}); give package.module.Class") from error
+            raise AmorError(
+                f"{room}: cannot import {kind!r} ({error}); give package.module.Class"
+            ) from error
         if not isinstance(outside, type) or not hasattr(outside, has):
-            raise AmorError(f"{room}: {kind!r} is not a class with {has}, as those of amor/{room} are")
+            raise AmorError(
+                f"{room}: {kind!r} is not a class with {has}, as those of amor/{room} are"
+            )
         return outside
     if kind not in kinds(room):
         raise AmorError(f"{room}: no kind {kind!r}; {nearest(kind, kinds(room))}")

@@ -62,7 +62,9 @@ class Run:
             raise AmorError(f"{self.folder} is not a run: {error}") from None
         version = tree.pop("version", VERSION)
         if version != VERSION:
-            raise AmorError(f"{self.config}: of version {version!r}; this amor reads version {VERSION}")
+            raise AmorError(
+                f"{self.config}: of version {version!r}; this amor reads version {VERSION}"
+            )
         return tree
 
     def recipe(self) -> RecipeSummary:
@@ -82,7 +84,9 @@ class Run:
         _append(self.metrics, line)
 
     def happened(self, event: Event) -> None:
-        _append(self.events, msgspec.structs.replace(event, time=time.strftime("%Y-%m-%dT%H:%M:%S%z")))
+        _append(
+            self.events, msgspec.structs.replace(event, time=time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+        )
 
     def lines(self) -> Iterator[Line]:
         """The metrics written so far; a line cut short by a kill ends them."""
@@ -96,7 +100,10 @@ class Run:
     def rewind(self, step: int) -> None:
         """Forget what was measured after a step: it will be measured again."""
         if self.metrics.is_file():
-            replace_file(self.metrics, "".join(typed.line(line) for line in self.lines() if line.step <= step))
+            replace_file(
+                self.metrics,
+                "".join(typed.line(line) for line in self.lines() if line.step <= step),
+            )
 
 
 def _append(path: Path, line: Line | Event) -> None:

@@ -92,8 +92,9 @@ class State:
             return ""
         least, most = (int(t) for t in self.position.aminmax())
         if least < 0 or most != self.max_position or (self.rows_aligned and least != most):
-            return f"its rows stand at {least} to {most}, but the largest position is given as {self.max_position}" + (
-                " for all of them" if self.rows_aligned else ""
+            return (
+                f"its rows stand at {least} to {most}, but the largest position is given as {self.max_position}"
+                + (" for all of them" if self.rows_aligned else "")
             )
         return ""
 
@@ -114,7 +115,11 @@ class State:
         """Bytes of all tensors, including spare capacity of key buffers and rollback history."""
         own = sum(held.nbytes for part in self.parts for held in part.values())
         recurrent = sum(
-            held.nbytes for step in self.steps for part in step.before.parts for held in part.values() if isinstance(held, Tensor)
+            held.nbytes
+            for step in self.steps
+            for part in step.before.parts
+            for held in part.values()
+            if isinstance(held, Tensor)
         )
         return own + self.position.nbytes + recurrent
 
@@ -122,7 +127,9 @@ class State:
         self.check_not_consumed()
         return Layout(self.position, columns, self.rows_aligned, self.max_position, lengths, reset)
 
-    def advance(self, layout: Layout, parts: Sequence[Part], tokens: Tensor, in_place: bool = False) -> State:
+    def advance(
+        self, layout: Layout, parts: Sequence[Part], tokens: Tensor, in_place: bool = False
+    ) -> State:
         """The State after a call.
 
         in_place: the call has overwritten the recurrent tensors, so this State is consumed.
@@ -137,7 +144,9 @@ class State:
             after = replace(after, ownership=self.ownership, generation=self.ownership.generation)
         if self.memory:
             if layout.reset is not None:
-                raise AmorError("a state that remembers tokens cannot read packed documents; feed one document a row")
+                raise AmorError(
+                    "a state that remembers tokens cannot read packed documents; feed one document a row"
+                )
             steps = (*self.steps, HistoryStep(replace(self, steps=()), tokens, layout.lengths))
             after = replace(after, steps=_needed(steps, self.memory))
         object.__setattr__(after, "spec", self.spec)
@@ -155,7 +164,10 @@ class State:
     def map(self, change: Callable[[Tensor], Tensor]) -> State:
         """A new State of changed tensors (batch first in each)."""
         self.check_not_consumed()
-        parts = tuple({k: t.map(change) if isinstance(t, KV) else change(t) for k, t in part.items()} for part in self.parts)
+        parts = tuple(
+            {k: t.map(change) if isinstance(t, KV) else change(t) for k, t in part.items()}
+            for part in self.parts
+        )
         return State(change(self.position), parts, self.rows_aligned, self.max_position)
 
     def reserve(self, slots: int) -> State:
@@ -163,7 +175,10 @@ class State:
 
         Until they are read, no key is copied again.
         """
-        parts = tuple({k: t.reserve(slots) if isinstance(t, KV) else t for k, t in part.items()} for part in self.parts)
+        parts = tuple(
+            {k: t.reserve(slots) if isinstance(t, KV) else t for k, t in part.items()}
+            for part in self.parts
+        )
         return replace(self, parts=parts)
 
     def detach(self) -> State:
@@ -196,13 +211,17 @@ class State:
                 return KV.of(k, v)
             return torch.cat([entry for entry in held if isinstance(entry, Tensor)])
 
-        parts = tuple({name: joined(name, i) for name in part} for i, part in enumerate(states[0].parts))
+        parts = tuple(
+            {name: joined(name, i) for name in part} for i, part in enumerate(states[0].parts)
+        )
         return State(torch.cat([s.position for s in states]), parts, False, longest)._tight()
 
     def _tight(self) -> State:
         """The same State with max_position and rows_aligned computed from the positions."""
         longest = int(self.position.max()) if self.rows else 0
-        return replace(self, max_position=longest, rows_aligned=bool((self.position == longest).all()))
+        return replace(
+            self, max_position=longest, rows_aligned=bool((self.position == longest).all())
+        )
 
     def keep_history(self, tokens: int) -> State:
         """From here on, the last `tokens` tokens can be taken back by `rollback`."""
@@ -268,7 +287,11 @@ class State:
                 else:
                     named[f"{layer}.{name}"] = held
         facts = Facts(layers=len(self.parts), even=self.rows_aligned, longest=self.max_position)
-        save_file({k: t.contiguous().clone() for k, t in named.items()}, str(path), metadata={"amor": typed.line(facts)})
+        save_file(
+            {k: t.contiguous().clone() for k, t in named.items()},
+            str(path),
+            metadata={"amor": typed.line(facts)},
+        )
 
     @staticmethod
     def load(path: str | Path, device: str | torch.device = "cpu") -> State:
@@ -279,9 +302,13 @@ class State:
                 text = (file.metadata() or {}).get("amor")
                 named = tensors.read(file, tensors.listed(file, path))
         except AmorError as error:
-            raise AmorError(f"{path} is not a saved state ({error}); write one with state.save(path)") from None
+            raise AmorError(
+                f"{path} is not a saved state ({error}); write one with state.save(path)"
+            ) from None
         if text is None or "position" not in named:
-            raise AmorError(f"{path} is a safetensors file but not a saved state; write one with state.save(path)")
+            raise AmorError(
+                f"{path} is a safetensors file but not a saved state; write one with state.save(path)"
+            )
         facts = typed.from_json(Facts, text, f"{path}, its facts")
         position = named.pop("position")
         tensors.check_finite(named, path)
@@ -298,14 +325,18 @@ def _parts(named: Mapping[str, Tensor], count: int, path: Path) -> tuple[Part, .
     for key, tensor in named.items():
         layer, _, name = key.partition(".")
         if not name or not layer.isdecimal() or len(layer) > 9 or not 0 <= int(layer) < count:
-            raise AmorError(f"{path}: tensor {key!r} belongs to none of the {count} parts of this state")
+            raise AmorError(
+                f"{path}: tensor {key!r} belongs to none of the {count} parts of this state"
+            )
         whole = key[:-2]
         if name.endswith((".k", ".v")):
             if f"{whole}.k" not in named or f"{whole}.v" not in named:
                 raise AmorError(f"{path}: tensor {key!r} is alone; keys and values come together")
             k, v = named[f"{whole}.k"], named[f"{whole}.v"]
             if k.ndim != 4:
-                raise AmorError(f"{path}: tensor {key!r} has shape {list(k.shape)}, not [rows, heads, slots, size]")
+                raise AmorError(
+                    f"{path}: tensor {key!r} has shape {list(k.shape)}, not [rows, heads, slots, size]"
+                )
             parts[int(layer)][name[:-2]] = KV.of(k, v)
         else:
             parts[int(layer)][name] = tensor

@@ -45,7 +45,9 @@ def opened(path: Path, device: str | torch.device = "cpu") -> Iterator[Any]:
         with safe_open(str(path), "pt", device=str(device)) as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise AmorError(f"{path} cannot be read as safetensors ({error}); it may be cut short, copy it again") from None
+        raise AmorError(
+            f"{path} cannot be read as safetensors ({error}); it may be cut short, copy it again"
+        ) from None
 
 
 def listed(file: Any, path: Path) -> dict[str, Listed]:
@@ -88,7 +90,9 @@ def read_file(path: Path, device: str | torch.device = "cpu") -> dict[str, Tenso
         return read(file, listed(file, path))
 
 
-def read_files(paths: Iterable[Path], reader: Callable[[Path], dict[str, Tensor]] = read_file) -> dict[str, Tensor]:
+def read_files(
+    paths: Iterable[Path], reader: Callable[[Path], dict[str, Tensor]] = read_file
+) -> dict[str, Tensor]:
     """The tensors of several files, each in one of them only and all finite; `reader` opens one file."""
     tensors: dict[str, Tensor] = {}
     for path in paths:
@@ -118,12 +122,18 @@ def _shards(index: Path) -> list[Path]:
     """
     tree = typed.json_tree(typed.read_text(index), str(index))
     names = tree.get("weight_map") if isinstance(tree, dict) else None
-    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+    if (
+        not isinstance(names, dict)
+        or not names
+        or not all(isinstance(name, str) for name in names.values())
+    ):
         raise AmorError(f"{index}: no weight_map of tensor names to files")
     files = sorted(set(names.values()))
     for name in files:
         if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):
-            raise AmorError(f"{index}: {name[:200]!r} is no shard beside it; shards are named as {WEIGHTS}")
+            raise AmorError(
+                f"{index}: {name[:200]!r} is no shard beside it; shards are named as {WEIGHTS}"
+            )
         if not (index.parent / name).is_file():
             raise AmorError(f"{index} names {name}, which is not there; copy the folder again")
     return [index.parent / name for name in files]
@@ -133,5 +143,9 @@ def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
     """A NaN or an infinity names its tensor here, not some step of a model much later."""
     for name, t in tensors.items():
         # the least and largest number: one pass, no memory, and a NaN is both
-        if t.is_floating_point() and t.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(t))).all()):
+        if (
+            t.is_floating_point()
+            and t.numel()
+            and not bool(torch.isfinite(torch.stack(torch.aminmax(t))).all())
+        ):
             raise AmorError(f"{path}: {name} holds a number that is not finite")

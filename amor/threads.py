@@ -23,9 +23,13 @@ def set_waiting() -> None:
     """Called once, when amor is imported. Programs that are started from here inherit it."""
     global _waiting, _ours
     given = [f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ]
-    _ours = not given or given == [f"{OURS}={SPINS}"]  # the second: set by amor in the process that started this one
+    _ours = not given or given == [
+        f"{OURS}={SPINS}"
+    ]  # the second: set by amor in the process that started this one
     if "torch" in sys.modules:
-        _waiting = f"as it came: torch was imported before amor{''.join(f', {words}' for words in given)}"
+        _waiting = (
+            f"as it came: torch was imported before amor{''.join(f', {words}' for words in given)}"
+        )
     elif given:
         _waiting = f"as the environment says: {', '.join(given)}"
     else:

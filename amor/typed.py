@@ -61,7 +61,9 @@ def convert(kind: type[T], value: Any, where: str) -> T:
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
     if isinstance(result, File) and result.version not in (result.newest, *result.earlier):
-        raise AmorError(f"{where}: of version {result.version}; this amor reads version {result.newest}")
+        raise AmorError(
+            f"{where}: of version {result.version}; this amor reads version {result.newest}"
+        )
     return result
 
 
@@ -131,7 +133,9 @@ def set_key(tree: dict[str, Any], key: str, value: Any, where: str) -> None:
         head, _, key = key.partition(".")
         inner = tree.get(head, {})
         if not isinstance(inner, Mapping):
-            raise AmorError(f"{where}: {head!r} is {inner!r} and has no keys, so {whole!r} reaches nothing")
+            raise AmorError(
+                f"{where}: {head!r} is {inner!r} and has no keys, so {whole!r} reaches nothing"
+            )
         tree[head] = dict(inner)
         tree = tree[head]
     tree[key] = value
@@ -188,7 +192,9 @@ def extended(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     tree = toml_tree(read_text(path), str(path))
     bases = tree.pop("extends", [])
     below: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [bases]:
+    for base in (
+        [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [bases]
+    ):
         if not isinstance(base, str):
             raise AmorError(f"{path}: extends: {base!r} is not the path of a file")
         if not (path.parent / base).is_file():
@@ -206,7 +212,9 @@ def _deep_merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def read_lines(kind: type[T] | Callable[[Any], type[T]], path: Path, most: int = 1 << 30) -> Iterator[T]:
+def read_lines(
+    kind: type[T] | Callable[[Any], type[T]], path: Path, most: int = 1 << 30
+) -> Iterator[T]:
     """Read a file of one JSON value per line; `kind` is their type, or chooses it by the value.
 
     A last line without a newline was cut off by a kill, and is left out.
@@ -254,8 +262,16 @@ def _given(path: str, value: Any) -> str:
     """
     for step in re.findall(r"[^.\[\]]+", path):
         inside = value.get(step) if isinstance(value, Mapping) else None
-        value = value[int(step)] if isinstance(value, list | tuple) and step.isdecimal() and int(step) < len(value) else inside
-    return f", not {value:.12g}" if isinstance(value, int | float) and not abs(value) >= 2**1000 else ""
+        value = (
+            value[int(step)]
+            if isinstance(value, list | tuple) and step.isdecimal() and int(step) < len(value)
+            else inside
+        )
+    return (
+        f", not {value:.12g}"
+        if isinstance(value, int | float) and not abs(value) >= 2**1000
+        else ""
+    )
 
 
 def _known_keys(kind: Any, value: Any, where: str, path: str = "") -> None:
@@ -266,7 +282,9 @@ def _known_keys(kind: Any, value: Any, where: str, path: str = "") -> None:
     for option in _options(kind):
         if get_origin(option) is tuple and isinstance(value, list | tuple):
             for number, inner in enumerate(value):
-                _known_keys(get_args(option)[0], inner, where, f"{path.removesuffix('.')}[{number}].")
+                _known_keys(
+                    get_args(option)[0], inner, where, f"{path.removesuffix('.')}[{number}]."
+                )
             return
         fields = _fields(option)
         if fields is None or not isinstance(value, Mapping):

@@ -22,10 +22,18 @@ def load_file(path: str | Path) -> Tokenizer:
         raise AmorError(f"no file {path}; a tokenizer is {NAMES}")
     try:
         found = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for whatever is wrong in the file
-        raise AmorError(f"{path} is not a tokenizer.json that the package tokenizers can read ({error})") from error
-    if not 1 <= vocabulary(found) <= MOST_TOKENS:  # asked first: the library counts every id up to the largest
-        raise AmorError(f"{path}: ids need a vocabulary of {vocabulary(found):,}; it may be 1 to {MOST_TOKENS:,}")
+    except (
+        Exception
+    ) as error:  # the library raises plain Exception for whatever is wrong in the file
+        raise AmorError(
+            f"{path} is not a tokenizer.json that the package tokenizers can read ({error})"
+        ) from error
+    if (
+        not 1 <= vocabulary(found) <= MOST_TOKENS
+    ):  # asked first: the library counts every id up to the largest
+        raise AmorError(
+            f"{path}: ids need a vocabulary of {vocabulary(found):,}; it may be 1 to {MOST_TOKENS:,}"
+        )
     return found
 
 

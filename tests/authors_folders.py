@@ -7,8 +7,21 @@ import torch
 from safetensors.torch import save_file
 
 WIDTH, D_FF, LAYERS, VOCAB, HEAD, STATES, HEADS = 64, 96, 2, 300, 16, 24, 4
-KWARGS = {"d_model": WIDTH, "n_layer": LAYERS, "d_ff": D_FF, "n_heads": HEADS, "head_dim": HEAD, "d_state": STATES}
-KWARGS |= {"vocab_size": VOCAB, "max_seq_len": 4096, "attention_mode": "full_with_mask", "n_groups": 1, "expand": 2}
+KWARGS = {
+    "d_model": WIDTH,
+    "n_layer": LAYERS,
+    "d_ff": D_FF,
+    "n_heads": HEADS,
+    "head_dim": HEAD,
+    "d_state": STATES,
+}
+KWARGS |= {
+    "vocab_size": VOCAB,
+    "max_seq_len": 4096,
+    "attention_mode": "full_with_mask",
+    "n_groups": 1,
+    "expand": 2,
+}
 
 
 def model_kwargs(backbone="mamba2", blocks=3, mode="classic", **more):
@@ -17,15 +30,25 @@ def model_kwargs(backbone="mamba2", blocks=3, mode="classic", **more):
 
 def shapes_of(kwargs):
     """Tensor names and shapes of a released folder without its copy of the head."""
-    shapes = {"embed.weight": (VOCAB, WIDTH), "norm_f.weight": (WIDTH,), "final_norm.weight": (WIDTH,)}
+    shapes = {
+        "embed.weight": (VOCAB, WIDTH),
+        "norm_f.weight": (WIDTH,),
+        "final_norm.weight": (WIDTH,),
+    }
     for k in range(kwargs["n_amor_blocks"]):
         at = f"amor_blocks.{k}"
-        shapes |= {f"{at}.raw_alpha": (WIDTH,), f"{at}.gate.running_threshold": (), f"{at}.gate.running_std": ()}
+        shapes |= {
+            f"{at}.raw_alpha": (WIDTH,),
+            f"{at}.gate.running_threshold": (),
+            f"{at}.gate.running_std": (),
+        }
         names = ("q_proj", "kv_proj.k_proj", "kv_proj.v_proj", "out_proj")
         shapes |= {f"{at}.{name}.weight": (WIDTH, WIDTH) for name in names}
         shapes |= {f"amor_pre_norms.{k}.weight": (WIDTH,)} if k else {}
     for i in range(LAYERS):
-        shapes |= gdn_layer(i) if kwargs["backbone"] == "gdn" else mamba2_layer(i, kwargs["n_groups"])
+        shapes |= (
+            gdn_layer(i) if kwargs["backbone"] == "gdn" else mamba2_layer(i, kwargs["n_groups"])
+        )
     return shapes
 
 
@@ -90,7 +113,9 @@ def released(folder, kwargs, tensors=None, shards=1, head=False, **top):
     if head:
         tensors["lm_head.weight"] = tensors["embed.weight"].clone()
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_kwargs": kwargs, "tokenizer": "some/hub-name"} | top))
+    (folder / "config.json").write_text(
+        json.dumps({"model_kwargs": kwargs, "tokenizer": "some/hub-name"} | top)
+    )
     write_tensors(folder, tensors, shards)
     return folder
 
@@ -101,9 +126,14 @@ def write_tensors(folder, tensors, shards=1):
     names = sorted(tensors)
     files = {"model.safetensors": names}
     if shards > 1:
-        files = {f"model-{s + 1:05d}-of-{shards:05d}.safetensors": names[s::shards] for s in range(shards)}
+        files = {
+            f"model-{s + 1:05d}-of-{shards:05d}.safetensors": names[s::shards]
+            for s in range(shards)
+        }
         where = {name: file for file, some in files.items() for name in some}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": where})
+        )
     for file, some in files.items():
         save_file({name: tensors[name] for name in some}, folder / file)
     write_manifest(folder)

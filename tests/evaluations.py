@@ -7,14 +7,27 @@ from pathlib import Path
 
 import numpy as np
 
-COMMON = ("hellaswag", "piqa", "arc_easy", "arc_challenge", "winogrande", "openbookqa", "truthfulqa_mc2")
+COMMON = (
+    "hellaswag",
+    "piqa",
+    "arc_easy",
+    "arc_challenge",
+    "winogrande",
+    "openbookqa",
+    "truthfulqa_mc2",
+)
 LONG = ("narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique", "gov_report")
 LONG += ("qmsum", "multi_news", "trec", "triviaqa", "samsum", "lcc", "repobench-p")
 
 
 def about(suite, name="a", gates="model", path="likelihood", tasks=(), fires=(30, 40), **more):
     """The key `amor`; keyword arguments such as `limit`, `harness`, `sha256`, `tokens`, `curves` change it."""
-    settings = {"gates": gates, "path": path, "harness": more.pop("harness", "0.4.13"), "limit": more.pop("limit", None)}
+    settings = {
+        "gates": gates,
+        "path": path,
+        "harness": more.pop("harness", "0.4.13"),
+        "limit": more.pop("limit", None),
+    }
     model = {
         "name": name,
         "folder": f"runs/{name}",
@@ -22,7 +35,10 @@ def about(suite, name="a", gates="model", path="likelihood", tasks=(), fires=(30
         "parameters": 1000,
         "tokens": more.pop("tokens", 5000),
     }
-    data = {task: {"source": f"{task}.jsonl", "sha256": more.pop("sha256", "f" * 64), "rows": 9} for task in tasks}
+    data = {
+        task: {"source": f"{task}.jsonl", "sha256": more.pop("sha256", "f" * 64), "rows": 9}
+        for task in tasks
+    }
     return {
         "version": 1,
         "suite": suite,
@@ -31,7 +47,10 @@ def about(suite, name="a", gates="model", path="likelihood", tasks=(), fires=(30
         "settings": settings,
         "data": data,
         "gates": {
-            task: {"prefill": {"tokens": 100, "fires": list(fires)}, "target": {"tokens": 100, "fires": list(fires)}}
+            task: {
+                "prefill": {"tokens": 100, "fires": list(fires)},
+                "target": {"tokens": 100, "fires": list(fires)},
+            }
             for task in tasks
         },
         "timing": {"seconds": 1.0, "computed": 1, "reused": 0, "tokens": 1},
@@ -61,7 +80,9 @@ def evaluated(folder, suite, scores, samples=True, **more):
         for metric, values in metrics.items():
             for row, value in zip(rows, values):
                 row |= {} if value is None else {metric: value}
-        (folder / f"samples_{suite}_{task}{mark}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"samples_{suite}_{task}{mark}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     return file
 
 
@@ -89,7 +110,9 @@ def common_sense(folder, name, better=0.0, seed=0, count=200, **more):
     scores = {}
     for task in ("lambada_openai", *COMMON):
         ease = hard.random(count)
-        scores[task] = {"acc": [float(x) for x in ease + better + 0.05 * rng.standard_normal(count) > 0.7]}
+        scores[task] = {
+            "acc": [float(x) for x in ease + better + 0.05 * rng.standard_normal(count) > 0.7]
+        }
     scores["lambada_openai"]["perplexity"] = [-float(x) for x in 5 - 5 * better + rng.random(count)]
     return evaluated(folder, "common-sense", scores, name=name, **more)
 
@@ -107,13 +130,21 @@ def needles(folder, name, share, lengths=(1024, 2048, 4096), count=20, seed=0, *
             column[place * count : (place + 1) * count] = mine
             scores[task][str(length)] = column
     file = evaluated(
-        folder, "niah", scores, name=name, lengths={f"{task}/{n}": 0.9 * n for task in scores for n in lengths}, **more
+        folder,
+        "niah",
+        scores,
+        name=name,
+        lengths={f"{task}/{n}": 0.9 * n for task in scores for n in lengths},
+        **more,
     )
     tree = json.loads(file.read_text())
     for task, metrics in scores.items():
         for length in lengths:
             values = [v for v in metrics[str(length)] if v not in (None, -1.0)]
-            tree["results"][task] |= {f"{length},none": sum(values) / len(values), f"{length}_stderr,none": "N/A"}
+            tree["results"][task] |= {
+                f"{length},none": sum(values) / len(values),
+                f"{length}_stderr,none": "N/A",
+            }
     file.write_text(json.dumps(tree))
     return file
 
@@ -143,7 +174,10 @@ def folders(root):
         needles(root / name, f"amor-{name}", 0.9 - 0.3 * seed, seed=seed)
         extrapolated(root / name, f"amor-{name}", 0.2 + seed)
         evaluated(
-            root / name, "retrieval", {"swde": {"contains": drawn(np.random.default_rng(seed), 40, 0.5)}}, name=f"amor-{name}"
+            root / name,
+            "retrieval",
+            {"swde": {"contains": drawn(np.random.default_rng(seed), 40, 0.5)}},
+            name=f"amor-{name}",
         )
     common_sense(root / "a", "amor-a", 0.0, 5, gates="closed", fires=(0, 0))
     common_sense(root / "a", "amor-a", 0.12, 6, gates="open", fires=(100, 100))

@@ -42,8 +42,38 @@ WORKERS = multiprocessing.get_context("forkserver")
 WORKERS.set_forkserver_preload(["amor.train.loop", "amor.cli"])
 
 NONSENSE: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 3, 2**31, 2**63, 2**64, 10**12, 10**30, -(2**63), 0.5, -0.5, 1e308, 1e-308),
-    *("", "x", "mamba2", "../../etc/passwd", "/dev/null", "nan", "a\x00b", "ä" * 300, "{}", "\ud800", "1e400"),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        3,
+        2**31,
+        2**63,
+        2**64,
+        10**12,
+        10**30,
+        -(2**63),
+        0.5,
+        -0.5,
+        1e308,
+        1e-308,
+    ),
+    *(
+        "",
+        "x",
+        "mamba2",
+        "../../etc/passwd",
+        "/dev/null",
+        "nan",
+        "a\x00b",
+        "ä" * 300,
+        "{}",
+        "\ud800",
+        "1e400",
+    ),
     *([], {}, [[]], [None], [1, 2, 3], {"x": 1}, {"": None}, [0] * 1000),
 )
 
@@ -68,7 +98,9 @@ def spoiled(tree: Any, chance: random.Random) -> Any:
     elif what < 0.87:
         del above[key]
     elif isinstance(above, dict):
-        above[chance.choice(["x", "", str(key) + "s", "version", "__class__"])] = above.pop(key) if what < 0.95 else above[key]
+        above[chance.choice(["x", "", str(key) + "s", "version", "__class__"])] = (
+            above.pop(key) if what < 0.95 else above[key]
+        )
     else:
         above.insert(key, above[key])
     return tree
@@ -87,15 +119,30 @@ def scratched(held: bytes, chance: random.Random) -> bytes:
     if what < 0.3:
         return held[:where]
     if what < 0.6:
-        return held[:where] + bytes(chance.randrange(256) for _ in range(chance.choice([1, 8, 100]))) + held[where + 1 :]
+        return (
+            held[:where]
+            + bytes(chance.randrange(256) for _ in range(chance.choice([1, 8, 100])))
+            + held[where + 1 :]
+        )
     if what < 0.75:
         return held[:where] + held[where // 2 :]
     if what < 0.85:
         return chance.choice(
-            [b"", b"\xff\xfe", b"\0" * 1000, b"[" * 100_000, b'{"a":' * 50_000, b"\xef\xbb\xbf" + held, b"null", b"NaN\n"]
+            [
+                b"",
+                b"\xff\xfe",
+                b"\0" * 1000,
+                b"[" * 100_000,
+                b'{"a":' * 50_000,
+                b"\xef\xbb\xbf" + held,
+                b"null",
+                b"NaN\n",
+            ]
         )
     return (
-        held[:where] + chance.choice([b"NaN", b"Infinity", b"null", b"-1", b"1e999", b'"', b"}", b"\n", b"\xc3"]) + held[where:]
+        held[:where]
+        + chance.choice([b"NaN", b"Infinity", b"null", b"-1", b"1e999", b'"', b"}", b"\n", b"\xc3"])
+        + held[where:]
     )
 
 
@@ -103,7 +150,9 @@ def spoil_json(path: Path, chance: random.Random) -> None:
     if chance.random() < 0.25:
         path.write_bytes(scratched(path.read_bytes(), chance))
     else:
-        path.write_text(json.dumps(spoiled(json.loads(path.read_text()), chance)), errors="surrogatepass")
+        path.write_text(
+            json.dumps(spoiled(json.loads(path.read_text()), chance)), errors="surrogatepass"
+        )
 
 
 def spoil_lines(path: Path, chance: random.Random) -> None:
@@ -132,7 +181,11 @@ def toml(tree: dict[str, Any]) -> str:
 
 def toml_value(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(str(k))} = {toml_value(v)}" for k, v in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(str(k))} = {toml_value(v)}" for k, v in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     return json.dumps("" if value is None else value)
@@ -152,7 +205,12 @@ def spoil_safetensors(path: Path, chance: random.Random) -> None:
             header = spoiled(header, chance)
         words = json.dumps(header).encode()
         path.write_bytes(
-            struct.pack("<Q", len(words) + (0 if what < 0.35 else chance.choice([1, 2**40, -1 % 2**64]) % 2**63)) + words + body
+            struct.pack(
+                "<Q",
+                len(words) + (0 if what < 0.35 else chance.choice([1, 2**40, -1 % 2**64]) % 2**63),
+            )
+            + words
+            + body
         )
     elif what < 0.6:
         from safetensors.torch import load_file, save_file
@@ -174,7 +232,15 @@ def respelled(t: Any, chance: random.Random) -> Any:
     """A tensor of another type, shape or none."""
     import torch
 
-    kinds = [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.bool, torch.complex64]
+    kinds = [
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.int8,
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+    ]
     what = chance.random()
     if what < 0.4:
         return t.to(chance.choice(kinds))
@@ -272,7 +338,10 @@ READS_RUN = (
 )
 TARGETS: dict[str, Target] = {
     "config": Target(
-        ("model",), "model/config.json", spoil_json, (verb("info", "@/model"), verb("generate", "@/model", *GENERATE))
+        ("model",),
+        "model/config.json",
+        spoil_json,
+        (verb("info", "@/model"), verb("generate", "@/model", *GENERATE)),
     ),
     "weights": Target(
         ("model",),
@@ -280,8 +349,12 @@ TARGETS: dict[str, Target] = {
         spoil_safetensors,
         (verb("generate", "@/model", *GENERATE), verb("trace", "@/model", "--text", "ab c")),
     ),
-    "tokenizer": Target(("model",), "model/tokenizer.json", spoil_json, (verb("generate", "@/model", *GENERATE),)),
-    "recipe": Target(("data", "recipe.toml"), "recipe.toml", spoil_toml, (verb("train", "@/recipe.toml", *DRY),)),
+    "tokenizer": Target(
+        ("model",), "model/tokenizer.json", spoil_json, (verb("generate", "@/model", *GENERATE),)
+    ),
+    "recipe": Target(
+        ("data", "recipe.toml"), "recipe.toml", spoil_toml, (verb("train", "@/recipe.toml", *DRY),)
+    ),
     "manifest": Target(
         ("data", "recipe.toml"),
         "data/train/manifest.json",
@@ -291,7 +364,12 @@ TARGETS: dict[str, Target] = {
             verb("train", "@/recipe.toml", *DRY),
         ),
     ),
-    "valid": Target(("data", "recipe.toml"), "data/valid/manifest.json", spoil_json, (verb("train", "@/recipe.toml", *DRY),)),
+    "valid": Target(
+        ("data", "recipe.toml"),
+        "data/valid/manifest.json",
+        spoil_json,
+        (verb("train", "@/recipe.toml", *DRY),),
+    ),
     "shard": Target(
         ("data", "recipe.toml"),
         "data/train/SHARD",
@@ -302,13 +380,33 @@ TARGETS: dict[str, Target] = {
         ("data", "texts"),
         "data/JOURNAL",
         spoil_json,
-        (verb("prepare", "@/texts", "--out", "@/data", "--tokenizer", "bytes", "--valid", "0.1", "--workers", "1"),),
+        (
+            verb(
+                "prepare",
+                "@/texts",
+                "--out",
+                "@/data",
+                "--tokenizer",
+                "bytes",
+                "--valid",
+                "0.1",
+                "--workers",
+                "1",
+            ),
+        ),
     ),
     "state": Target(("model", "state"), "state", spoil_safetensors, (read_on,)),
     "bars": Target(("bars.toml",), "bars.toml", spoil_toml, (bars_of,)),
-    "bench": Target(("decode.json",), "decode.json", spoil_json, (verb("report", "@/decode.json"),)),
-    **{f"run/{name}": Target(("run", "data", "recipe.toml"), f"run/{name}", how, READS_RUN) for name, how in RUN_FILES.items()},
-    "run/checkpoint": Target(("run", "data", "recipe.toml"), "run/latest/ANY", spoil_json, READS_RUN[2:]),
+    "bench": Target(
+        ("decode.json",), "decode.json", spoil_json, (verb("report", "@/decode.json"),)
+    ),
+    **{
+        f"run/{name}": Target(("run", "data", "recipe.toml"), f"run/{name}", how, READS_RUN)
+        for name, how in RUN_FILES.items()
+    },
+    "run/checkpoint": Target(
+        ("run", "data", "recipe.toml"), "run/latest/ANY", spoil_json, READS_RUN[2:]
+    ),
 }
 
 COMMANDS = (
@@ -411,10 +509,24 @@ def stock(folder: Path) -> Path:
     recipe = small_recipe(folder / "data", steps=4)
     tree = recipe.to_dict() | {"data": ""}
     (folder / "recipe.toml").write_text(toml({k: v for k, v in tree.items() if v is not None}))
-    assert main(["train", str(folder / "recipe.toml"), "--data", str(folder / "data"), "--out", str(folder / "run")]) == 0
+    assert (
+        main(
+            [
+                "train",
+                str(folder / "recipe.toml"),
+                "--data",
+                str(folder / "data"),
+                "--out",
+                str(folder / "run"),
+            ]
+        )
+        == 0
+    )
     Run(folder / "run").happened(Event(event="resumed", step=2))
     shutil.copytree((folder / "run/latest").resolve(), folder / "model")
-    (folder / "model/tokenizer.json").exists() or shutil.copy(folder / "data/tokenizer.json", folder / "model/tokenizer.json")
+    (folder / "model/tokenizer.json").exists() or shutil.copy(
+        folder / "data/tokenizer.json", folder / "model/tokenizer.json"
+    )
     model, _ = amor.load(folder / "model")
     amor.Engine(model).prefill([[1, 2, 3], [4, 5]]).state.save(folder / "state")
     shutil.copy(Path(__file__).parent.parent / "benchmarks" / "bars.toml", folder / "bars.toml")
@@ -426,7 +538,18 @@ def stock(folder: Path) -> Path:
 
 def laid_out(target: Target | None, stock: Path, folder: Path) -> None:
     names = (
-        target.needs if target else ("model", "run", "data", "texts", "recipe.toml", "prompts.txt", "bars.toml", "decode.json")
+        target.needs
+        if target
+        else (
+            "model",
+            "run",
+            "data",
+            "texts",
+            "recipe.toml",
+            "prompts.txt",
+            "bars.toml",
+            "decode.json",
+        )
     )
     for name in names:
         if (stock / name).is_dir():
@@ -462,12 +585,19 @@ def play(name: str, number: int, seed: int, stock: Path, folder: Path) -> str:
         act, said = verb(*words), " ".join(words)
     else:
         for _ in range(chance.choice([1, 1, 1, 2])):
-            with contextlib.suppress(Exception):  # spoilt before, so that it cannot be read to be spoilt again
+            with contextlib.suppress(
+                Exception
+            ):  # spoilt before, so that it cannot be read to be spoilt again
                 target.spoil(found(folder, target.file, chance), chance)
         act, said = chance.choice(target.acts), ""
     out, err = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings_off(), standard_input():
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings_off(),
+            standard_input(),
+        ):
             os.chdir(folder)
             code = act(folder)
     except SystemExit as leaving:
@@ -567,20 +697,30 @@ def run(cases: int, seed: int, stock: Path, only: str = "") -> list[str]:
         name, number = names[index % len(names)], index // len(names)
         wrong = worker.ask(name, number)
         if wrong:
-            failures.append(f"python tests/fuzz.py --seed {seed} --only {name} --case {number}: {wrong}")
+            failures.append(
+                f"python tests/fuzz.py --seed {seed} --only {name} --case {number}: {wrong}"
+            )
         if not worker.alive:
             worker = Worker(seed, stock)
         if (index + 1) % 500 == 0:
-            print(f"{index + 1} cases, {len(failures)} failures, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{index + 1} cases, {len(failures)} failures, {time.monotonic() - began:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     worker.end()
     return failures
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help=f"targets that begin so: {', '.join(every_target())}")
+    parser.add_argument(
+        "--only", default="", help=f"targets that begin so: {', '.join(every_target())}"
+    )
     parser.add_argument("--case", type=int, help="this case of a target alone, in this process")
     args = parser.parse_args()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -589,7 +729,11 @@ def main() -> int:
             held = stock(Path(made))
         if args.case is not None:
             folder = Path(tempfile.mkdtemp(prefix="amor-case-"))
-            print(play(args.only, args.case, args.seed, held, folder) or "nothing is wrong", folder, sep="\n")
+            print(
+                play(args.only, args.case, args.seed, held, folder) or "nothing is wrong",
+                folder,
+                sep="\n",
+            )
             return 0
         failures = run(args.cases, args.seed, held, args.only)
     for failure in failures:

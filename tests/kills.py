@@ -98,20 +98,29 @@ def kill(recipe: Recipe, out: Path, step: int, wait: float, threads: int = 1) ->
     time.sleep(wait)
     process.kill()
     process.join()
-    assert process.exitcode == -signal.SIGKILL, f"the run ended with {process.exitcode} before it was killed"
+    assert process.exitcode == -signal.SIGKILL, (
+        f"the run ended with {process.exitcode} before it was killed"
+    )
 
 
-def moments(recipe: Recipe, kills: int, seconds: float, chance: random.Random) -> Iterator[tuple[int, float]]:
+def moments(
+    recipe: Recipe, kills: int, seconds: float, chance: random.Random
+) -> Iterator[tuple[int, float]]:
     """(step, seconds after it): by turns anywhere, and inside the `seconds` that the write of a checkpoint takes."""
     every = recipe.checkpoint.every
     for number in range(kills):
         if number % 2:
-            yield every * chance.randint(1, (recipe.total_steps - 1) // every), chance.uniform(0, seconds)
+            yield (
+                every * chance.randint(1, (recipe.total_steps - 1) // every),
+                chance.uniform(0, seconds),
+            )
         else:
             yield chance.randint(1, recipe.total_steps - 2), chance.uniform(0, 0.01)
 
 
-def survives(recipe: Recipe, out: Path, whole: dict[str, Any], step: int, wait: float) -> dict[str, Any]:
+def survives(
+    recipe: Recipe, out: Path, whole: dict[str, Any], step: int, wait: float
+) -> dict[str, Any]:
     """Kill a fresh run once, see that every checkpoint it lists is whole, let it go on, and compare the bits."""
     kill(recipe, out, step, wait)
     known = checkpoint.listed(Run(out))
@@ -133,7 +142,9 @@ def campaign(name: str, data: Path, folder: Path, kills: int, steps: int) -> lis
     whole, seconds = finished(recipe, folder / "whole")
     assert whole["trainer"]["step"] == steps
     found = []
-    for step, wait in moments(recipe, kills, min(seconds), random.Random(f"{name} {kills} {steps}")):
+    for step, wait in moments(
+        recipe, kills, min(seconds), random.Random(f"{name} {kills} {steps}")
+    ):
         found.append(survives(recipe, folder / "run", whole, step, wait))
         print(json.dumps({"model": name, **found[-1]}), flush=True)
         shutil.rmtree(folder / "run")
@@ -178,7 +189,11 @@ FEW = [
 def alone(metrics: list[dict[str, Any]], recipe: Recipe) -> list[int]:
     """The steps, of one micro-batch each, in which a block fired on one token."""
     assert recipe.batch == recipe.micro_batch
-    return [line["step"] for line in metrics if any(round(b["fire"] * recipe.step_tokens) == 1 for b in line.get("blocks", ()))]
+    return [
+        line["step"]
+        for line in metrics
+        if any(round(b["fire"] * recipe.step_tokens) == 1 for b in line.get("blocks", ()))
+    ]
 
 
 def survives_three(case: Case, data: Path, folder: Path) -> list[int]:
@@ -192,7 +207,9 @@ def survives_three(case: Case, data: Path, folder: Path) -> list[int]:
     lone = alone(whole["metrics"], recipe)
     for killed, following in zip(KILLED_AFTER, (*KILLED_AFTER[1:], STEPS), strict=True):
         began = killed // EVERY * EVERY
-        assert any(began < step <= following for step in lone), f"no lone token fired in steps {began + 1}..{following}: {lone}"
+        assert any(began < step <= following for step in lone), (
+            f"no lone token fired in steps {began + 1}..{following}: {lone}"
+        )
     for step in KILLED_AFTER:
         kill(recipe, folder / "run", step, 0.0, case.threads)
     same(finished(recipe, folder / "run", case.threads)[0], whole)
@@ -205,12 +222,19 @@ def all_cases(folder: Path) -> None:
     for number, case in enumerate(ALL):
         began = time.perf_counter()
         lone = survives_three(case, data[case.tokenizer], folder / str(number))
-        print(f"{case}: bit-identical, a lone token in {len(lone)} steps; {time.perf_counter() - began:.0f} s", flush=True)
+        print(
+            f"{case}: bit-identical, a lone token in {len(lone)} steps; {time.perf_counter() - began:.0f} s",
+            flush=True,
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(NAMES), help="architectures, with commas (default: all eight)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--models", default=",".join(NAMES), help="architectures, with commas (default: all eight)"
+    )
     parser.add_argument("--kills", type=int, default=20, help="a model (default 20)")
     parser.add_argument("--steps", type=int, default=200, help="of the whole run (default 200)")
     parser.add_argument("--all", action="store_true", help="three kills of every case instead")

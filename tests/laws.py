@@ -32,7 +32,13 @@ SMALL = {
 
 # a variant changes the gate and nothing of the mixer: one backbone stands for all, and another for the one that learns
 VARIED = (
-    *("amor-mamba2-final", "amor-mamba2-once", "amor-mamba2-gain", "amor-gated-deltanet-gain", "amor-mamba2-router"),
+    *(
+        "amor-mamba2-final",
+        "amor-mamba2-once",
+        "amor-mamba2-gain",
+        "amor-gated-deltanet-gain",
+        "amor-mamba2-router",
+    ),
     *("amor-mamba2 untied bare", "amor-gated-deltanet-final bare"),
 )
 # words behind a name: what models of other people are, whose heads are their own, and what is attached to them (docs/how-to)

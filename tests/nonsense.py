@@ -8,7 +8,13 @@ from typing import Any
 def nodes(tree: Any, path: tuple = ()) -> Iterator[tuple]:
     """The path of every node."""
     yield path
-    inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    inside = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in inside:
         yield from nodes(value, (*path, key))
 

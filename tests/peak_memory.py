@@ -19,7 +19,11 @@ from amor.train.recipe import load
 def status(key: str) -> int:
     """A line of /proc/self/status, in bytes."""
     return 1024 * int(
-        next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)).split()[1]
+        next(
+            line
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith(key)
+        ).split()[1]
     )
 
 
@@ -32,7 +36,9 @@ def measured(recipe_name: str, changes: list[str]) -> int:
 
     def both_passes(rows: int, columns: int) -> None:
         tokens = torch.randint(0, model.config.vocab, (rows, columns))
-        loss = model(tokens, targets=tokens, compute="full_with_mask").loss  # as if every gate fired
+        loss = model(
+            tokens, targets=tokens, compute="full_with_mask"
+        ).loss  # as if every gate fired
         assert loss is not None
         loss.backward()
 

@@ -25,7 +25,12 @@ class Forked:
             said_into(job.log)
             _, flag, module, *words = job.command
             assert flag == "-m" and threads == 1, job.command
-            ended({"amor.experiment.locked": locked.main, "amor.experiment.judging": judging.main}[module], words)
+            ended(
+                {"amor.experiment.locked": locked.main, "amor.experiment.judging": judging.main}[
+                    module
+                ],
+                words,
+            )
 
     def poll(self) -> int | None:
         if self.returncode is None and (status := os.waitpid(self.pid, os.WNOHANG))[0]:

@@ -18,7 +18,10 @@ SPEED = {"suite": "ops", "row": "head", "name": "speed", "at_least": 1.0}
 
 def written(folder: Path, *entries: dict) -> str:
     """A file of bars; JSON writes texts and numbers as TOML does."""
-    lines = ["{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in entry.items()) + "}" for entry in entries]
+    lines = [
+        "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in entry.items()) + "}"
+        for entry in entries
+    ]
     (folder / "bars.toml").write_text(f"bars = [{', '.join(lines)}]")
     return str(folder / "bars.toml")
 
@@ -55,7 +58,9 @@ def judged(row: BenchmarkRow, *limits: bars.Bar, **changes: object) -> list[str]
 def test_a_ratio_is_judged_by_the_median_of_its_rounds(row: BenchmarkRow) -> None:
     row.add_ratio("speed", from_rounds([2.0, 2.0, 2.0]), from_rounds([1.0, 2.5, 2.5]))
     assert row.ratios["speed"].best == 2 and row.ratios["speed"].median == 0.8
-    assert judged(row, bar(), bar(limit=0.8), bar(kind="at_most", limit=0.8), bar(kind="at_most", limit=0.7)) == [
+    assert judged(
+        row, bar(), bar(limit=0.8), bar(kind="at_most", limit=0.8), bar(kind="at_most", limit=0.7)
+    ) == [
         "MISSED",
         "met",
         "met",
@@ -63,28 +68,47 @@ def test_a_ratio_is_judged_by_the_median_of_its_rounds(row: BenchmarkRow) -> Non
     ]
 
 
-def test_a_missed_bar_exits_with_1(row: BenchmarkRow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missed_bar_exits_with_1(
+    row: BenchmarkRow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     row.numbers |= {"speed": 2.0, "memory, MB": 2.0}
     limits = [SPEED, {"suite": "ops", "row": "head", "name": "memory, MB", "at_most": 1}]
-    words = ["ops", "--json", "--bars", written(tmp_path, *limits), "--out", str(tmp_path / "found.json")]
+    words = [
+        "ops",
+        "--json",
+        "--bars",
+        written(tmp_path, *limits),
+        "--out",
+        str(tmp_path / "found.json"),
+    ]
     assert main(words) == 1
     *told, found = capsys.readouterr().out.splitlines()
-    assert "  head, speed: 2 (≥ 1: met)" in told and told[-1] == "1 met, 1 MISSED, 0 not judged, 0 not measured"
+    assert (
+        "  head, speed: 2 (≥ 1: met)" in told
+        and told[-1] == "1 met, 1 MISSED, 0 not judged, 0 not measured"
+    )
     assert json.loads(found) == json.loads((tmp_path / "found.json").read_text())
-    assert json.loads(found)["missed"] == ["head, memory, MB: 2 (≤ 1: MISSED)"] and not json.loads(found)["ok"]
+    assert (
+        json.loads(found)["missed"] == ["head, memory, MB: 2 (≤ 1: MISSED)"]
+        and not json.loads(found)["ok"]
+    )
     assert [one["verdict"] for one in json.loads(found)["bars"]] == ["met", "MISSED"]
     row.numbers["memory, MB"] = 1.0
     assert main(words) == 0
 
 
-def test_without_bars_nothing_is_judged(row: BenchmarkRow, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_bars_nothing_is_judged(
+    row: BenchmarkRow, capsys: pytest.CaptureFixture[str]
+) -> None:
     row.numbers["speed"] = 0.0
     assert main(["ops", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["ok"] and found["bars"] == found["missed"] == []
 
 
-def test_a_quick_run_is_not_judged(row: BenchmarkRow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_run_is_not_judged(
+    row: BenchmarkRow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     row.numbers["speed"] = 0.0
     assert main(["ops", "--quick", "--bars", written(tmp_path, SPEED)]) == 0
     assert "head, speed: 0 (≥ 1: not judged)" in capsys.readouterr().out
@@ -92,7 +116,9 @@ def test_a_quick_run_is_not_judged(row: BenchmarkRow, tmp_path: Path, capsys: py
     assert judged(row, bar()) == ["MISSED"]
 
 
-def test_a_bar_that_was_not_measured_is_named(row: BenchmarkRow, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_that_was_not_measured_is_named(
+    row: BenchmarkRow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     row.numbers["sped"] = 2.0
     assert main(["ops", "--bars", written(tmp_path, SPEED), "--json"]) == 0
     *told, found = capsys.readouterr().out.splitlines()
@@ -104,14 +130,20 @@ def test_a_bar_about_what_was_not_asked_for_is_left_out(row: BenchmarkRow) -> No
     row.numbers["speed"] = 2.0
     assert judged(row, bar(row="product"), bar(suite="peers")) == []
     assert judged(row, bar(scale="440m"), scale="180m") == []
-    assert judged(row, bar(scale="440m"), scale="440m") == ["not measured"], "the row is of no scale"
+    assert judged(row, bar(scale="440m"), scale="440m") == ["not measured"], (
+        "the row is of no scale"
+    )
     row.shape = {"scale": "440m"}
     assert judged(row, bar(scale="440m"), scale="440m") == ["met"]
 
 
-def test_a_number_known_to_lie_beyond_another_is_judged_where_that_decides(row: BenchmarkRow) -> None:
+def test_a_number_known_to_lie_beyond_another_is_judged_where_that_decides(
+    row: BenchmarkRow,
+) -> None:
     row.lower_bounds["speed"] = 100
-    limits = [bar(kind=kind, limit=limit) for kind in ("at_most", "at_least") for limit in (100, 101)]
+    limits = [
+        bar(kind=kind, limit=limit) for kind in ("at_most", "at_least") for limit in (100, 101)
+    ]
     assert judged(row, *limits) == ["MISSED", "not judged", "met", "not judged"]
 
 
@@ -139,7 +171,11 @@ def test_a_wrong_bar_is_refused_by_name(entry: dict, words: str, tmp_path: Path)
     given = {key: value for key, value in (SPEED | entry).items() if value is not None}
     with pytest.raises(AmorError) as refused:
         bars.load(written(tmp_path, SPEED, given), ROWS)
-    assert words in str(refused.value) and "bars[1]" in str(refused.value) and "\n" not in str(refused.value)
+    assert (
+        words in str(refused.value)
+        and "bars[1]" in str(refused.value)
+        and "\n" not in str(refused.value)
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,9 @@ ROWS = {
     **{"peers": 5, "busy": 2, "scoring": 1, "memory": 4, "savings": 1, "dense": 2},
 }
 # a quick run takes the step of one architecture, because each needs a process of its own and that takes seconds
-EXEMPT = {("memory", "training", f"GB at the peak, {name}") for name in NAMES if name != "amor-mamba2"}
+EXEMPT = {
+    ("memory", "training", f"GB at the peak, {name}") for name in NAMES if name != "amor-mamba2"
+}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,9 @@ def quickly() -> Callable[[str], dict]:
 
 
 @pytest.mark.parametrize(("suite", "rows"), list(ROWS.items()))
-def test_every_row_carries_shapes_backends_times_and_numbers(suite: str, rows: int, quickly: Callable[[str], dict]) -> None:
+def test_every_row_carries_shapes_backends_times_and_numbers(
+    suite: str, rows: int, quickly: Callable[[str], dict]
+) -> None:
     found = quickly(suite)
     assert found["suite"] == suite and found["quick"] and found["ok"]
     assert {"cpu", "cores", "threads", "gemm_gflops", "read_gbs"} <= found["machine"].keys()
@@ -98,14 +102,28 @@ def test_every_row_carries_shapes_backends_times_and_numbers(suite: str, rows: i
             assert ratio["low"] <= ratio["median"] <= ratio["high"] and ratio["best"] > 0
 
 
-@pytest.mark.parametrize("suite", [suite for suite in SUITES if suite not in ("dense", "batch")])  # these have no bars
-def test_every_bar_of_this_project_names_a_number_that_its_suite_finds(suite: str, quickly: Callable[[str], dict]) -> None:
+@pytest.mark.parametrize(
+    "suite", [suite for suite in SUITES if suite not in ("dense", "batch")]
+)  # these have no bars
+def test_every_bar_of_this_project_names_a_number_that_its_suite_finds(
+    suite: str, quickly: Callable[[str], dict]
+) -> None:
     found = quickly(suite)
-    numbers = {(suite, row["name"], name) for row in found["rows"] for kind in KINDS for name in row[kind]}
-    wanted = {(bar.suite, bar.row, bar.name) for bar in bars.load(BARS, rows_of_suites()) if bar.suite == suite}
+    numbers = {
+        (suite, row["name"], name) for row in found["rows"] for kind in KINDS for name in row[kind]
+    }
+    wanted = {
+        (bar.suite, bar.row, bar.name)
+        for bar in bars.load(BARS, rows_of_suites())
+        if bar.suite == suite
+    }
     assert wanted and wanted - numbers <= EXEMPT
-    assert {bar["verdict"] for bar in found["bars"] if (suite, bar["row"], bar["name"]) not in EXEMPT} == {"not judged"}
-    assert {bar["verdict"] for bar in found["bars"] if (suite, bar["row"], bar["name"]) in EXEMPT} <= {"not measured"}
+    assert {
+        bar["verdict"] for bar in found["bars"] if (suite, bar["row"], bar["name"]) not in EXEMPT
+    } == {"not judged"}
+    assert {
+        bar["verdict"] for bar in found["bars"] if (suite, bar["row"], bar["name"]) in EXEMPT
+    } <= {"not measured"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,14 +131,20 @@ def test_a_peer_has_our_parameters_between_two_whole_depths(name: str) -> None:
     ours = steps.parameters(build(preset(name, "tiny"), device="meta"))
     depth = peer_models.mamba2_depth(ours, 256, 4096)
     with torch.device("meta"):
-        low, high = (steps.parameters(peer_models.mamba2(256, n, 4096)) for n in (math.floor(depth), math.floor(depth) + 1))
+        low, high = (
+            steps.parameters(peer_models.mamba2(256, n, 4096))
+            for n in (math.floor(depth), math.floor(depth) + 1)
+        )
     assert low <= ours < high
     assert low + (depth - math.floor(depth)) * (high - low) == pytest.approx(ours)
 
 
 def test_the_time_of_a_peer_is_read_off_between_two_depths() -> None:
     row = BenchmarkTable("peers", quick=True).row("training step")
-    row.times |= {f"{steps.MAMBA2} x {n}": from_rounds(taken) for n, taken in ((5, (2.0, 1.0)), (6, (1.4, 3.0)))}
+    row.times |= {
+        f"{steps.MAMBA2} x {n}": from_rounds(taken)
+        for n, taken in ((5, (2.0, 1.0)), (6, (1.4, 3.0)))
+    }
     between = steps.at_depth(row, 5.25)
     assert between.rounds == pytest.approx((1.85, 1.5)), "round by round"
     assert between.best == pytest.approx(1.1), "and by the bests"
@@ -128,7 +152,9 @@ def test_the_time_of_a_peer_is_read_off_between_two_depths() -> None:
 
 
 def test_products_are_counted_whoever_multiplies() -> None:
-    row = train.throughput(BenchmarkTable("train", quick=True), 1, batch=2, micro_batch=2, context=16)
+    row = train.throughput(
+        BenchmarkTable("train", quick=True), 1, batch=2, micro_batch=2, context=16
+    )
     model = build(preset("amor-mamba2", "tiny"), device="meta")
     tokens, head = 2 * 16, 2 * model.embed.weight.numel()
     extra = row.numbers["GFLOP of products, amor-mamba2"] - row.numbers["GFLOP of products, mamba2"]
@@ -137,10 +163,21 @@ def test_products_are_counted_whoever_multiplies() -> None:
 
 
 def test_amor_is_compared_with_its_own_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
-    slower = {"amor-mamba2": 3.9, "amor-gated-deltanet": 4.1, "amor-mamba2-once": 3.2, "amor-mamba2-gain": 3.1}
+    slower = {
+        "amor-mamba2": 3.9,
+        "amor-gated-deltanet": 4.1,
+        "amor-mamba2-once": 3.2,
+        "amor-mamba2-gain": 3.1,
+    }
     taken = dict.fromkeys(NAMES, 3.0) | slower
-    monkeypatch.setattr(train, "alternate", lambda sides, *_, **__: {name: from_rounds([taken[name], 5.0]) for name in sides})
-    row = train.throughput(BenchmarkTable("train", quick=False), 1, batch=2, micro_batch=2, context=8)
+    monkeypatch.setattr(
+        train,
+        "alternate",
+        lambda sides, *_, **__: {name: from_rounds([taken[name], 5.0]) for name in sides},
+    )
+    row = train.throughput(
+        BenchmarkTable("train", quick=False), 1, batch=2, micro_batch=2, context=8
+    )
     assert {name: ratio.best for name, ratio in row.ratios.items()} == {
         "amor-mamba2 over its backbone": pytest.approx(3 / 3.9),
         "amor-gated-deltanet over its backbone": pytest.approx(3 / 4.1),
@@ -151,7 +188,9 @@ def test_amor_is_compared_with_its_own_backbone(monkeypatch: pytest.MonkeyPatch)
     assert row.numbers["firing rate, amor-mamba2"] > 0, "gates decide as in training"
     recipe = load("tiny/amor-mamba2", batch=2, context=8)
     second = recipe.lr.peak * shape(1, recipe.total_steps, recipe.lr)
-    assert train.stepper(recipe)().lr == pytest.approx(second), "the first step, which meets, is not timed"
+    assert train.stepper(recipe)().lr == pytest.approx(second), (
+        "the first step, which meets, is not timed"
+    )
 
 
 def test_the_products_of_a_step_are_counted() -> None:
@@ -160,7 +199,9 @@ def test_the_products_of_a_step_are_counted() -> None:
     row = train.throughput(table, 1, batch=2, micro_batch=1, context=8)
     model = build(preset("transformer", "tiny"), device="meta")
     matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
-    assert row.numbers["GFLOP of products, transformer"] == pytest.approx(6 * 16 * matrices / 1e9, rel=0.02)
+    assert row.numbers["GFLOP of products, transformer"] == pytest.approx(
+        6 * 16 * matrices / 1e9, rel=0.02
+    )
 
 
 def test_the_memory_of_a_step_is_that_of_its_process(tmp_path: Path) -> None:
@@ -169,7 +210,10 @@ def test_the_memory_of_a_step_is_that_of_its_process(tmp_path: Path) -> None:
     wide = tmp_path / "wide.toml"
     wide.write_text("steps = 1\n[model]\nscale = 'tiny'\nchanges = {vocab = 300_000}\n")
     row = memory.step_memory(BenchmarkTable("memory", quick=True), str(wide), 8, ["mamba2"])
-    standing, at_peak = row.numbers["GB of weights, gradients and moments, mamba2"], row.numbers["GB at the peak, mamba2"]
+    standing, at_peak = (
+        row.numbers["GB of weights, gradients and moments, mamba2"],
+        row.numbers["GB at the peak, mamba2"],
+    )
     assert standing == pytest.approx(16 * (4_484_448 + 256 * (300_000 - 4096)) / 1e9)
     matrix = 4 * 256 * 300_000 / 1e9
     assert standing < at_peak < standing + 2 * matrix + 0.6, (
@@ -179,24 +223,48 @@ def test_the_memory_of_a_step_is_that_of_its_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--batches", "--prefill"])
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1,2.5"])
-def test_counts_of_a_batch_that_are_none_are_refused(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_of_a_batch_that_are_none_are_refused(
+    option: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", "batch", "--quick", f"{option}={text}"]) == 2
     assert "whole numbers of at least 1" in capsys.readouterr().err
 
 
-def test_the_suites_of_the_package_are_those_of_a_user_s_own_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_suites_of_the_package_are_those_of_a_user_s_own_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert set(suites()) == {"batch", "decode", "ops", "train"}
-    assert set(rows_of_suites()) >= {*suites(), "peers", "busy", "scoring", "memory", "savings", "dense", "beside", "firing"}
+    assert set(rows_of_suites()) >= {
+        *suites(),
+        "peers",
+        "busy",
+        "scoring",
+        "memory",
+        "savings",
+        "dense",
+        "beside",
+        "firing",
+    }
     with pytest.raises(SystemExit) as left:
         main(["bench", "peers"])
     assert left.value.code == 2
 
 
-def test_another_program_takes_turns_with_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_program_takes_turns_with_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = tmp_path / "other.sh"
     other.write_text("#!/bin/sh\necho '{\"tok_s_best\": 100.0}'\n")
     other.chmod(0o755)
-    words = ["--models=mamba2", "--weights=int4", "--batches=2", "--prefill=", "--rounds=2", "--quick", "--json"]
+    words = [
+        "--models=mamba2",
+        "--weights=int4",
+        "--batches=2",
+        "--prefill=",
+        "--rounds=2",
+        "--quick",
+        "--json",
+    ]
     assert benchmark(["beside", "--command", str(other), *words]) == 0
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert row["numbers"]["tokens/s beside, mamba2 int4 decode:2:8"] == pytest.approx(100)
@@ -210,10 +278,17 @@ def test_a_table_is_printed_whole_whatever_the_width_of_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    print_table(["best ms", "tokens/s"], {"a side with a long name [and brackets]": ["1.00", "2,000"], "b": ["10.00", ""]})
+    print_table(
+        ["best ms", "tokens/s"],
+        {"a side with a long name [and brackets]": ["1.00", "2,000"], "b": ["10.00", ""]},
+    )
     head, first, second = (line.rstrip() for line in capsys.readouterr().out.splitlines())
     assert head.split("  ")[-1].strip() == "tokens/s" and "best ms" in head
-    assert first.startswith("a side with a long name [and brackets]") and first.endswith("2,000") and "1.00" in first
+    assert (
+        first.startswith("a side with a long name [and brackets]")
+        and first.endswith("2,000")
+        and "1.00" in first
+    )
     assert second.startswith("b ") and second.endswith("10.00"), second
 
 
@@ -260,7 +335,9 @@ def test_sides_that_come_in_pieces_take_turns_piece_by_piece(monkeypatch):
         return begin
 
     found = timing.interleaved({"a": side("a", [1, 2]), "b": side("b", [3, 1, 1])}, rounds=2)
-    assert order == ["a0", "a1", "b0", "b1", "b2"] + 2 * ["a0", "b0", "a1", "b1", "b2"], "the first time to warm up, one by one"
+    assert order == ["a0", "a1", "b0", "b1", "b2"] + 2 * ["a0", "b0", "a1", "b1", "b2"], (
+        "the first time to warm up, one by one"
+    )
     assert found["a"].rounds == (3.5, 3.5) and found["b"].rounds == (5.5, 5.5)
 
 

@@ -82,7 +82,9 @@ def test_a_wrong_input_is_one_line_that_says_what_to_do(words, capsys):
 def test_info_counts_without_building(name, capsys):
     assert main(["info", "--model", name, "--scale", "1.5b", "--json"]) == 0
     found = last_json(capsys)
-    whole = sum(p.numel() for p in amor.build(amor.preset(name, "1.5b"), device="meta").parameters())
+    whole = sum(
+        p.numel() for p in amor.build(amor.preset(name, "1.5b"), device="meta").parameters()
+    )
     assert found["parameters"] == whole == sum(found["parts"].values())
 
 
@@ -101,7 +103,10 @@ def test_doctor_says_which_backend_runs_and_why(capsys, monkeypatch):
 def test_doctor_names_the_code_of_a_decode_step(capsys):
     assert main(["doctor", "--quick", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["operators"]
-    assert [row["backend"] for row in rows if row["operator"] == "decode step"] in (["compiled"], ["the model's forward"])
+    assert [row["backend"] for row in rows if row["operator"] == "decode step"] in (
+        ["compiled"],
+        ["the model's forward"],
+    )
 
 
 def test_doctor_measures_chunks_and_keeps_them(tmp_path, capsys, monkeypatch):
@@ -117,7 +122,11 @@ def test_doctor_measures_chunks_and_keeps_them(tmp_path, capsys, monkeypatch):
     assert rows["scan"]["shape"] == [8, 64, 128] and rows["delta"]["shape"] == [3, 64, 128]
     for op, row in rows.items():
         fastest = min(row["seconds"], key=row["seconds"].get)
-        assert row["chunk"] == int(fastest) == chunks.chunk_size(op, row["backend"], 1024, tuple(row["shape"]))
+        assert (
+            row["chunk"]
+            == int(fastest)
+            == chunks.chunk_size(op, row["backend"], 1024, tuple(row["shape"]))
+        )
     assert chunks.chunk_size("scan", "native", 1024, (1, 2, 3)) == 16, "what was kept before stays"
     assert main(["doctor", "--quick", "--measure", "2b"]) == 2
 
@@ -183,7 +192,9 @@ def test_a_model_folder_opens_as_it_was_saved(tmp_path):
     save(model, tmp_path)
     again, tokenizer = amor.load(tmp_path)
     assert tokenizer is None
-    for (name, a), (_, b) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+    for (name, a), (_, b) in zip(
+        model.state_dict().items(), again.state_dict().items(), strict=True
+    ):
         assert torch.equal(a, b), name
 
 

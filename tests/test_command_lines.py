@@ -43,7 +43,10 @@ WRONG = [
     (["prepare", "file.txt", "--out", "new", "--tokenizer", "bpe:x"], "bpe:x"),
     (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--valid", "2"], "2"),
     (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--workers", "0"], "workers"),
-    (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--errors", "ignore"], "strict"),
+    (
+        ["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--errors", "ignore"],
+        "strict",
+    ),
     (["train", ""], "no recipe ''"),
     (["train", LONG], "no recipe"),
     (["train", "folder"], "no recipe 'folder'"),
@@ -68,18 +71,56 @@ WRONG = [
     (["convert", "model", "--out", "new", "--to", "llama"], "use --to hf"),
     (["attach", "plain"], "--out"),
     (["attach", "plain", "--out", "new"], "give --text FILE"),
-    (["attach", "plain", "--out", "new", "--text", "nowhere.txt", "--head-size", "16"], "nowhere.txt: no such file"),
-    (["attach", "plain", "--out", "new", "--text", "empty", "--head-size", "16"], "less than two windows"),
+    (
+        ["attach", "plain", "--out", "new", "--text", "nowhere.txt", "--head-size", "16"],
+        "nowhere.txt: no such file",
+    ),
+    (
+        ["attach", "plain", "--out", "new", "--text", "empty", "--head-size", "16"],
+        "less than two windows",
+    ),
     (["attach", "plain", "--out", "new", "--text", "file.txt"], "less than two windows"),
-    (["attach", "plain", "--out", "new", "--text", "file.txt", "--head-size", "7"], "does not divide 64"),
+    (
+        ["attach", "plain", "--out", "new", "--text", "file.txt", "--head-size", "7"],
+        "does not divide 64",
+    ),
     (["attach", "plain", "--out", "new", "--text", "file.txt", "--blocks", "0"], "--blocks 0"),
-    (["attach", "plain", "--out", "new", "--text", "file.txt", "--gate", "entropi"], "did you mean 'entropy'"),
-    (["attach", "plain", "--out", "new", "--text", "file.txt", "--fire-rate", "2"], "--fire-rate 2"),
-    (["attach", "plain", "--out", "new", "--text", "file.txt", "--fire-rate", "nan"], "--fire-rate nan"),
-    (["attach", "plain", "--out", "new", "--text", "file.txt", "--gate", "never", "--fire-rate", "0.1"], "no firing rate"),
+    (
+        ["attach", "plain", "--out", "new", "--text", "file.txt", "--gate", "entropi"],
+        "did you mean 'entropy'",
+    ),
+    (
+        ["attach", "plain", "--out", "new", "--text", "file.txt", "--fire-rate", "2"],
+        "--fire-rate 2",
+    ),
+    (
+        ["attach", "plain", "--out", "new", "--text", "file.txt", "--fire-rate", "nan"],
+        "--fire-rate nan",
+    ),
+    (
+        [
+            "attach",
+            "plain",
+            "--out",
+            "new",
+            "--text",
+            "file.txt",
+            "--gate",
+            "never",
+            "--fire-rate",
+            "0.1",
+        ],
+        "no firing rate",
+    ),
     (["attach", "plain", "--out", "new", "--text", "file.txt", "--probe", "last"], "--probe"),
-    (["attach", "plain", "--out", "new", "--text", "file.txt", "--train-steps", "3"], "needs --data"),
-    (["attach", "plain", "--out", "new", "--text", "file.txt", "--train-steps", "-3"], "--train-steps -3"),
+    (
+        ["attach", "plain", "--out", "new", "--text", "file.txt", "--train-steps", "3"],
+        "needs --data",
+    ),
+    (
+        ["attach", "plain", "--out", "new", "--text", "file.txt", "--train-steps", "-3"],
+        "--train-steps -3",
+    ),
     (["attach", "plain", "--out", "new", "--data", "folder"], "manifest.json"),
     (["attach", "plain", "--out", "model", "--text", "file.txt"], "holds something already"),
     (["attach", "model", "--out", "new", "--text", "file.txt"], "gated blocks already"),
@@ -106,9 +147,15 @@ WRONG = [
     (["table", "folder", "folder"], "the same folder twice"),
     (["table", "folder", "--scale", "3B"], "3B"),
     (["table", "folder", "--suite", "niah", "--figure", "nosuch:a.svg"], "no figure 'nosuch'"),
-    (["table", "folder", "--suite", "niah", "--figure", "firing:a.svg"], "firing is drawn of length-extrapolation"),
+    (
+        ["table", "folder", "--suite", "niah", "--figure", "firing:a.svg"],
+        "firing is drawn of length-extrapolation",
+    ),
     (["table", "folder", "--suite", "niah", "--figure", "a.bmp"], "a figure is one of"),
-    (["table", "folder", "--suite", "perplexity", "--figure", "a.svg"], "no figure is drawn of perplexity"),
+    (
+        ["table", "folder", "--suite", "perplexity", "--figure", "a.svg"],
+        "no figure is drawn of perplexity",
+    ),
     (["compare", "folder", NUL], "NUL"),
     (["compare", "folder", "list.json"], "two folders or two files"),
     (["compare", "list.json", "list.json"], "list.json: expected object"),
@@ -175,7 +222,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("words", "named"), WRONG, ids=[" ".join(words)[:60].replace("\0", "NUL") for words, _ in WRONG])
+@pytest.mark.parametrize(
+    ("words", "named"), WRONG, ids=[" ".join(words)[:60].replace("\0", "NUL") for words, _ in WRONG]
+)
 def test_a_wrong_command_line_is_answered_in_one_line(words, named, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
@@ -192,5 +241,8 @@ def test_a_wrong_command_line_is_answered_in_one_line(words, named, folder, monk
 
 def test_bytes_that_are_no_text_become_a_mark(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     save(small("amor-mamba2", vocab=257), tmp_path, bytes_tokenizer())
-    for words in (["generate", "--prompt", "a\ud800\udc80", "--max-tokens", "2"], ["trace", "--text", "a\ud800b"]):
+    for words in (
+        ["generate", "--prompt", "a\ud800\udc80", "--max-tokens", "2"],
+        ["trace", "--text", "a\ud800b"],
+    ):
         assert main([words[0], str(tmp_path), *words[1:]]) == 0, capsys.readouterr().err

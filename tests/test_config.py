@@ -30,7 +30,9 @@ def parameters(config: Config) -> int:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_architecture_has_the_parameters_the_paper_prints(name):
-    found = tuple(round(parameters(amor.preset(name, scale)) / 1e6, 1) for scale in ("180m", "440m", "1.5b"))
+    found = tuple(
+        round(parameters(amor.preset(name, scale)) / 1e6, 1) for scale in ("180m", "440m", "1.5b")
+    )
     assert found == PAPER[name]
 
 
@@ -125,7 +127,9 @@ class Outside(torch.nn.Module):
 
 
 def test_a_mixer_from_outside_the_house_whose_options_do_not_count_is_refused():
-    with pytest.raises(amor.AmorError, match=r"Options of '.*Outside' need check\(width\) and parameters\(width\)"):
+    with pytest.raises(
+        amor.AmorError, match=r"Options of '.*Outside' need check\(width\) and parameters\(width\)"
+    ):
         amor.preset("mamba2", "tiny", pattern=[f"{__name__}.Outside"])
 
 
@@ -180,8 +184,14 @@ def test_an_unknown_name_or_scale_names_the_nearest():
 
 def test_a_pattern_can_be_written_three_ways():
     listed = amor.preset("mamba2", "tiny", pattern=["mamba2", "mamba2", "attention", "mamba2"])
-    assert listed.pattern == amor.preset("mamba2", "tiny", pattern="mamba2 x2, attention, mamba2").pattern
-    assert listed.pattern == amor.preset("mamba2", "tiny", pattern={"mamba2": 4, "attention": [2]}).pattern
+    assert (
+        listed.pattern
+        == amor.preset("mamba2", "tiny", pattern="mamba2 x2, attention, mamba2").pattern
+    )
+    assert (
+        listed.pattern
+        == amor.preset("mamba2", "tiny", pattern={"mamba2": 4, "attention": [2]}).pattern
+    )
 
 
 def test_a_mixer_from_outside_the_house_is_reached_by_its_path():

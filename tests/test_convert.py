@@ -37,9 +37,18 @@ def stirred(model, seed=0):
 
 
 def mamba2_hf(**changes):
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 1,
+    }
     more = {"vocab_size": 257, "chunk_size": 16, "expand": 2}
-    return stirred(transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**shape | more | changes)))
+    return stirred(
+        transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**shape | more | changes))
+    )
 
 
 def llama(**changes):
@@ -50,17 +59,51 @@ def llama(**changes):
         "num_key_value_heads": 2,
         "intermediate_size": 48,
     }
-    return stirred(transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape | {"vocab_size": 257} | changes)))
+    return stirred(
+        transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**shape | {"vocab_size": 257} | changes)
+        )
+    )
 
 
 def gdn_fla(folder, tied=False, **changes):
     """A folder as fla publishes one: sizes, names and defaults of its config and model."""
     width, heads, key, d_ff = 32, 2, 8, 48
-    tree = {"model_type": "gated_deltanet", "architectures": ["GatedDeltaNetForCausalLM"], "attn_mode": "chunk", "attn": None}
-    tree |= {"hidden_size": width, "num_heads": heads, "head_dim": key, "expand_v": 2.0, "conv_size": 4, "hidden_ratio": 4}
-    tree |= {"intermediate_size": None, "num_hidden_layers": 2, "norm_eps": 1e-6, "vocab_size": 257, "use_gate": True}
-    tree |= {"use_short_conv": True, "hidden_act": "swish", "tie_word_embeddings": tied, "max_position_embeddings": 2048}
-    sizes = {"q": heads * key, "k": heads * key, "v": 2 * heads * key, "g": 2 * heads * key, "a": heads, "b": heads}
+    tree = {
+        "model_type": "gated_deltanet",
+        "architectures": ["GatedDeltaNetForCausalLM"],
+        "attn_mode": "chunk",
+        "attn": None,
+    }
+    tree |= {
+        "hidden_size": width,
+        "num_heads": heads,
+        "head_dim": key,
+        "expand_v": 2.0,
+        "conv_size": 4,
+        "hidden_ratio": 4,
+    }
+    tree |= {
+        "intermediate_size": None,
+        "num_hidden_layers": 2,
+        "norm_eps": 1e-6,
+        "vocab_size": 257,
+        "use_gate": True,
+    }
+    tree |= {
+        "use_short_conv": True,
+        "hidden_act": "swish",
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 2048,
+    }
+    sizes = {
+        "q": heads * key,
+        "k": heads * key,
+        "v": 2 * heads * key,
+        "g": 2 * heads * key,
+        "a": heads,
+        "b": heads,
+    }
     shapes = {"model.embeddings.weight": (257, width), "model.norm.weight": (width,)} | (
         {} if tied else {"lm_head.weight": (257, width)}
     )
@@ -69,8 +112,15 @@ def gdn_fla(folder, tied=False, **changes):
         shapes |= {f"{at}.attn_norm.weight": (width,), f"{at}.mlp_norm.weight": (width,)}
         shapes |= {f"{at}.attn.{n}_proj.weight": (size, width) for n, size in sizes.items()}
         shapes |= {f"{at}.attn.{n}_conv1d.weight": (sizes[n], 1, 4) for n in "qkv"}
-        shapes |= {f"{at}.attn.A_log": (heads,), f"{at}.attn.dt_bias": (heads,), f"{at}.attn.o_norm.weight": (2 * key,)}
-        shapes |= {f"{at}.attn.o_proj.weight": (width, 2 * heads * key), f"{at}.mlp.down_proj.weight": (width, d_ff)}
+        shapes |= {
+            f"{at}.attn.A_log": (heads,),
+            f"{at}.attn.dt_bias": (heads,),
+            f"{at}.attn.o_norm.weight": (2 * key,),
+        }
+        shapes |= {
+            f"{at}.attn.o_proj.weight": (width, 2 * heads * key),
+            f"{at}.mlp.down_proj.weight": (width, d_ff),
+        }
         shapes |= {f"{at}.mlp.{n}_proj.weight": (d_ff, width) for n in ("gate", "up")}
     return published(folder, tree | changes, shapes, "model.safetensors")
 
@@ -78,15 +128,41 @@ def gdn_fla(folder, tied=False, **changes):
 def mamba2_ssm(folder, ssm=None, d_intermediate=0, tied=True, **changes):
     """A folder as state-spaces publishes one: 205 tokens in an embedding of 208 rows, a pickle of tensors."""
     width, heads, states, d_ff = 32, 4, 8, 128
-    tree = {"d_model": width, "n_layer": 2, "vocab_size": 205, "d_intermediate": d_intermediate, "rms_norm": True}
-    tree |= {"residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 16, "tie_embeddings": tied}
-    tree |= {"ssm_cfg": {"layer": "Mamba2", "headdim": 16, "d_state": states} | (ssm or {}), "attn_layer_idx": [], "attn_cfg": {}}
-    shapes = {"backbone.embedding.weight": (208, width), "backbone.norm_f.weight": (width,), "lm_head.weight": (208, width)}
+    tree = {
+        "d_model": width,
+        "n_layer": 2,
+        "vocab_size": 205,
+        "d_intermediate": d_intermediate,
+        "rms_norm": True,
+    }
+    tree |= {
+        "residual_in_fp32": True,
+        "fused_add_norm": True,
+        "pad_vocab_size_multiple": 16,
+        "tie_embeddings": tied,
+    }
+    tree |= {
+        "ssm_cfg": {"layer": "Mamba2", "headdim": 16, "d_state": states} | (ssm or {}),
+        "attn_layer_idx": [],
+        "attn_cfg": {},
+    }
+    shapes = {
+        "backbone.embedding.weight": (208, width),
+        "backbone.norm_f.weight": (width,),
+        "lm_head.weight": (208, width),
+    }
     for i in range(2):
         at = f"backbone.layers.{i}"
-        shapes |= {f"{at}.norm.weight": (width,), f"{at}.mixer.norm.weight": (64,), f"{at}.mixer.out_proj.weight": (width, 64)}
+        shapes |= {
+            f"{at}.norm.weight": (width,),
+            f"{at}.mixer.norm.weight": (64,),
+            f"{at}.mixer.out_proj.weight": (width, 64),
+        }
         shapes |= {f"{at}.mixer.in_proj.weight": (64 + 64 + 2 * states + heads, width)}
-        shapes |= {f"{at}.mixer.conv1d.weight": (64 + 2 * states, 1, 4), f"{at}.mixer.conv1d.bias": (64 + 2 * states,)}
+        shapes |= {
+            f"{at}.mixer.conv1d.weight": (64 + 2 * states, 1, 4),
+            f"{at}.mixer.conv1d.bias": (64 + 2 * states,),
+        }
         shapes |= {f"{at}.mixer.{n}": (heads,) for n in ("A_log", "dt_bias", "D")}
         if d_intermediate:  # mamba_ssm rounds it up to a multiple of 128
             shapes |= {
@@ -94,7 +170,9 @@ def mamba2_ssm(folder, ssm=None, d_intermediate=0, tied=True, **changes):
                 f"{at}.mlp.fc1.weight": (2 * d_ff, width),
                 f"{at}.mlp.fc2.weight": (width, d_ff),
             }
-    return published(folder, tree | changes, shapes, "pytorch_model.bin", "lm_head.weight" if tied else None)
+    return published(
+        folder, tree | changes, shapes, "pytorch_model.bin", "lm_head.weight" if tied else None
+    )
 
 
 def published(folder, tree, shapes, file, copy_of_embedding=None):
@@ -103,7 +181,11 @@ def published(folder, tree, shapes, file, copy_of_embedding=None):
     for name, shape in shapes.items():
         spread = 0.5 if "conv1d" in name else shape[-1] ** -0.5
         t = torch.randn(shape, generator=generator)
-        held[name] = (0.3 * t).exp() if len(shape) == 1 and "norm" in name else t * (1.0 if len(shape) == 1 else spread)
+        held[name] = (
+            (0.3 * t).exp()
+            if len(shape) == 1 and "norm" in name
+            else t * (1.0 if len(shape) == 1 else spread)
+        )
     if copy_of_embedding:
         held[copy_of_embedding] = held["backbone.embedding.weight"]
     folder.mkdir(parents=True)
@@ -117,7 +199,9 @@ def sources(tmp_path_factory):
     """Every kind of source once, with a tokenizer beside it."""
     root = tmp_path_factory.mktemp("sources")
     mamba2_hf(tie_word_embeddings=True).save_pretrained(root / "mamba2-hf")
-    llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}).save_pretrained(root / "llama")
+    llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}).save_pretrained(
+        root / "llama"
+    )
     gdn_fla(root / "gdn-fla")
     mamba2_ssm(root / "mamba2-ssm")
     for folder in root.iterdir():
@@ -134,12 +218,22 @@ def sources(tmp_path_factory):
         ("mamba2-ssm", "written out", 205),
     ],
 )
-def test_every_source_is_converted_and_shown_to_say_the_same(sources, tmp_path, capsys, name, by, vocab):
+def test_every_source_is_converted_and_shown_to_say_the_same(
+    sources, tmp_path, capsys, name, by, vocab
+):
     assert main(["convert", str(sources / name), "--out", str(tmp_path / "ours"), "--json"]) == 0
     *words, last = capsys.readouterr().out.strip().splitlines()
     found = json.loads(last)
-    assert found["ok"] and found["vocab"] == vocab and by in found["compared"]["by"] and by in words[-2]
-    assert found["compared"]["difference"] <= 2e-5 * found["compared"]["largest"] and found["compared"]["tokens"] > 250
+    assert (
+        found["ok"]
+        and found["vocab"] == vocab
+        and by in found["compared"]["by"]
+        and by in words[-2]
+    )
+    assert (
+        found["compared"]["difference"] <= 2e-5 * found["compared"]["largest"]
+        and found["compared"]["tokens"] > 250
+    )
     model, tokenizer = amor.load(tmp_path / "ours")
     assert tokenizer is not None and model.config.vocab == vocab
     wanted = open_model(sources / name).outputs(TEXT).logits
@@ -151,7 +245,14 @@ def test_every_source_is_converted_and_shown_to_say_the_same(sources, tmp_path, 
     [
         {"tie_word_embeddings": False},
         {"n_groups": 2, "use_conv_bias": False},
-        {"layer_norm_epsilon": 1e-2, "conv_kernel": 3, "hidden_size": 48, "num_heads": 9, "head_dim": 16, "expand": 3},
+        {
+            "layer_norm_epsilon": 1e-2,
+            "conv_kernel": 3,
+            "hidden_size": 48,
+            "num_heads": 9,
+            "head_dim": 16,
+            "expand": 3,
+        },
     ],
     ids=str,
 )
@@ -164,7 +265,10 @@ def test_mamba2_of_other_shapes_says_the_same(tmp_path, changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"num_key_value_heads": 1, "tie_word_embeddings": True}, {"head_dim": 16, "num_key_value_heads": 4, "rms_norm_eps": 1e-2}],
+    [
+        {"num_key_value_heads": 1, "tie_word_embeddings": True},
+        {"head_dim": 16, "num_key_value_heads": 4, "rms_norm_eps": 1e-2},
+    ],
     ids=str,
 )
 def test_llamas_of_other_shapes_say_the_same(tmp_path, changes):
@@ -173,11 +277,19 @@ def test_llamas_of_other_shapes_say_the_same(tmp_path, changes):
     close(opened.model.logits(opened.model(TEXT).hidden), opened.outputs(TEXT).logits)
 
 
-def test_state_spaces_with_mlps_and_a_head_of_its_own_and_fla_with_a_tied_one_say_the_same(tmp_path):
-    for folder in (mamba2_ssm(tmp_path / "a", d_intermediate=100, tied=False), gdn_fla(tmp_path / "b", tied=True, norm_eps=1e-2)):
+def test_state_spaces_with_mlps_and_a_head_of_its_own_and_fla_with_a_tied_one_say_the_same(
+    tmp_path,
+):
+    for folder in (
+        mamba2_ssm(tmp_path / "a", d_intermediate=100, tied=False),
+        gdn_fla(tmp_path / "b", tied=True, norm_eps=1e-2),
+    ):
         opened = open_model(folder)
         vocab = opened.model.config.vocab
-        close(opened.model.logits(opened.model(TEXT).hidden), opened.outputs(TEXT).logits[..., :vocab].float())
+        close(
+            opened.model.logits(opened.model(TEXT).hidden),
+            opened.outputs(TEXT).logits[..., :vocab].float(),
+        )
 
 
 def test_the_rows_of_padding_change_no_entropy(sources):
@@ -186,19 +298,29 @@ def test_the_rows_of_padding_change_no_entropy(sources):
     said = opened.outputs(TEXT).logits[..., :205].double()
     from amor.ops import head
 
-    found = head.read(opened.model(TEXT).hidden.flatten(0, 1), opened.model.head_weight, entropy=True).entropy
+    found = head.read(
+        opened.model(TEXT).hidden.flatten(0, 1), opened.model.head_weight, entropy=True
+    ).entropy
     p = said.softmax(-1).flatten(0, 1)
     close(found, -(p * p.log()).sum(-1).float())
 
 
 @pytest.mark.parametrize(
-    ("name", "to"), [("mamba2 untied", "mamba2-hf"), ("gated-deltanet", "gated-deltanet-fla"), ("transformer", "llama")]
+    ("name", "to"),
+    [
+        ("mamba2 untied", "mamba2-hf"),
+        ("gated-deltanet", "gated-deltanet-fla"),
+        ("transformer", "llama"),
+    ],
 )
 def test_ours_becomes_theirs_and_comes_back_to_the_bit(tmp_path, name, to):
     changes = {"d_ff": 0} if to == "mamba2-hf" else {}
     model = small(name, pattern=[small(name).config.pattern[0]] * 2, **changes)
     save(model, tmp_path / "ours", bytes_tokenizer())
-    assert main(["convert", str(tmp_path / "ours"), "--out", str(tmp_path / "theirs"), "--to", to]) == 0
+    assert (
+        main(["convert", str(tmp_path / "ours"), "--out", str(tmp_path / "theirs"), "--to", to])
+        == 0
+    )
     assert main(["convert", str(tmp_path / "theirs"), "--out", str(tmp_path / "again")]) == 0
     again = amor.load(tmp_path / "again")[0]
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in again.state_dict().items())
@@ -206,14 +328,22 @@ def test_ours_becomes_theirs_and_comes_back_to_the_bit(tmp_path, name, to):
 
 
 @pytest.mark.parametrize("source", ["ours", "mamba2-ssm"])
-def test_a_folder_for_transformers_is_compared_as_transformers_runs_it(sources, tmp_path, capsys, source):
+def test_a_folder_for_transformers_is_compared_as_transformers_runs_it(
+    sources, tmp_path, capsys, source
+):
     if source == "ours":
-        save(small("amor-mamba2 untied bare", vocab=257, pattern="mamba2, attention"), tmp_path / "ours", bytes_tokenizer())
+        save(
+            small("amor-mamba2 untied bare", vocab=257, pattern="mamba2, attention"),
+            tmp_path / "ours",
+            bytes_tokenizer(),
+        )
     folder = tmp_path / "ours" if source == "ours" else sources / source
     if source != "ours":  # a tokenizer of 257 tokens does not fit its 205
         folder = copied(folder, tmp_path / "source")
         (folder / "tokenizer.json").unlink()
-    assert main(["convert", str(folder), "--out", str(tmp_path / "hf"), "--to", "hf", "--json"]) == 0
+    assert (
+        main(["convert", str(folder), "--out", str(tmp_path / "hf"), "--to", "hf", "--json"]) == 0
+    )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (
         "the result by transformers" in found["compared"]["by"]
@@ -234,7 +364,9 @@ CANNOT = [
 @pytest.mark.parametrize(("name", "to", "words"), CANNOT)
 def test_an_architecture_that_a_layout_has_not_is_refused(tmp_path, capsys, name, to, words):
     save(small(name), tmp_path / "ours")
-    assert main(["convert", str(tmp_path / "ours"), "--out", str(tmp_path / "out"), "--to", to]) == 2
+    assert (
+        main(["convert", str(tmp_path / "ours"), "--out", str(tmp_path / "out"), "--to", to]) == 2
+    )
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -254,7 +386,11 @@ REFUSED = [
     ("mamba2-hf", {"num_hidden_layers": 1}, "no place for tensor 'backbone.layers.1"),
     ("mamba2-hf", {"num_hidden_layers": 3}, "'backbone.layers.2.norm.weight' is missing"),
     ("mamba2-hf", {"state_size": 9}, "has shape"),
-    ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}}, "not scaled"),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}},
+        "not scaled",
+    ),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "not scaled"),
     ("llama", {"attention_bias": True}, "no bias"),
     ("llama", {"mlp_bias": True}, "no bias"),
@@ -290,10 +426,14 @@ def refusal(source, out, capsys):
 
 
 @pytest.mark.parametrize(("name", "changes", "words"), REFUSED, ids=lambda v: str(v)[:40])
-def test_what_our_skeleton_cannot_do_is_refused_with_the_reason(sources, tmp_path, capsys, name, changes, words):
+def test_what_our_skeleton_cannot_do_is_refused_with_the_reason(
+    sources, tmp_path, capsys, name, changes, words
+):
     folder = copied(sources / name, tmp_path / "source")
     tree = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in tree.items() if v is not None or k != "model_type"}))
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in tree.items() if v is not None or k != "model_type"})
+    )
     assert words in refusal(folder, tmp_path / "out", capsys)
 
 
@@ -312,7 +452,9 @@ def test_a_pickle_with_code_in_it_is_refused_and_not_run(sources, tmp_path, caps
     held = torch.load(folder / "pytorch_model.bin")
     torch.save(held | {"evil": Code(tmp_path / "source/ran")}, folder / "pytorch_model.bin")
     assert "a pickle can run code" in refusal(folder, tmp_path / "out", capsys)
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"evil": Code(tmp_path / "source/ran")}))
+    (folder / "pytorch_model.bin").write_bytes(
+        pickle.dumps({"evil": Code(tmp_path / "source/ran")})
+    )
     assert "a pickle can run code" in refusal(folder, tmp_path / "out", capsys)
     assert not (folder / "ran").exists()
 
@@ -346,9 +488,13 @@ def garbage(folder):
     torch.save([1, 2], folder / "pytorch_model.bin")
     yield "a list", "expected names and tensors"
     (folder / "pytorch_model.bin").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "../secret.safetensors"}})
+    )
     yield "out of the folder", "is no shard beside it"
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "gone.safetensors"}})
+    )
     yield "a shard gone", "gone.safetensors, which is not there"
     (folder / "model.safetensors.index.json").write_text("[]")
     yield "no map", "no weight_map"
@@ -376,7 +522,9 @@ def test_shards_are_read_as_one_and_weights_of_16_bits_are_those_numbers(sources
     close(opened.model.logits(opened.model(TEXT).hidden), opened.outputs(TEXT).logits)
 
 
-def test_a_conversion_that_says_something_else_is_not_written_and_exits_1(sources, tmp_path, capsys, monkeypatch):
+def test_a_conversion_that_says_something_else_is_not_written_and_exits_1(
+    sources, tmp_path, capsys, monkeypatch
+):
     """The comparison is with the source as it lies there: a layout that swaps two matrices is found out."""
     from amor.convert.mamba2_hf import Mamba2HF
 
@@ -387,7 +535,9 @@ def test_a_conversion_that_says_something_else_is_not_written_and_exits_1(source
 
     weights = Mamba2HF.weights
     monkeypatch.setattr(Mamba2HF, "weights", staticmethod(swapped))
-    assert main(["convert", str(sources / "mamba2-hf"), "--out", str(tmp_path / "out"), "--json"]) == 1
+    assert (
+        main(["convert", str(sources / "mamba2-hf"), "--out", str(tmp_path / "out"), "--json"]) == 1
+    )
     said = capsys.readouterr().out
     assert "DIFFERS" in said and not json.loads(said.splitlines()[-1])["ok"]
     assert list(tmp_path.iterdir()) == []
@@ -405,19 +555,43 @@ def test_rows_behind_the_vocabulary_are_told_of_and_cut_where_asked(tmp_path, ca
     bytes_tokenizer().save(str(tmp_path / "source/tokenizer.json"))
     assert main(["convert", str(tmp_path / "source"), "--out", str(tmp_path / "whole")]) == 0
     assert "--vocab 257 cuts them off" in capsys.readouterr().out
-    assert main(["convert", str(tmp_path / "source"), "--out", str(tmp_path / "cut"), "--vocab", "257"]) == 0
+    assert (
+        main(
+            ["convert", str(tmp_path / "source"), "--out", str(tmp_path / "cut"), "--vocab", "257"]
+        )
+        == 0
+    )
     whole, cut = (amor.load(tmp_path / name)[0] for name in ("whole", "cut"))
     assert (whole.config.vocab, cut.config.vocab) == (272, 257)
     assert torch.equal(cut.embed.weight, whole.embed.weight[:257])
 
 
-def test_what_is_written_for_transformers_is_opened_by_it_in_a_process_without_amor(sources, tmp_path):
-    assert main(["convert", str(sources / "mamba2-ssm"), "--out", str(tmp_path / "hf"), "--to", "mamba2-hf"]) == 0
+def test_what_is_written_for_transformers_is_opened_by_it_in_a_process_without_amor(
+    sources, tmp_path
+):
+    assert (
+        main(
+            [
+                "convert",
+                str(sources / "mamba2-ssm"),
+                "--out",
+                str(tmp_path / "hf"),
+                "--to",
+                "mamba2-hf",
+            ]
+        )
+        == 0
+    )
     code = (
         "import sys, torch, transformers as t; m = t.AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval(); "
         "print(float(m(torch.arange(9)[None]).logits[0, -1, 5])); assert 'amor' not in sys.modules"
     )
-    said = subprocess.run([sys.executable, "-c", code, str(tmp_path / "hf")], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "hf")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     wanted = open_model(sources / "mamba2-ssm").outputs(torch.arange(9)[None]).logits[0, -1, 5]
     assert abs(float(said) - float(wanted)) < 1e-4
 

@@ -5,7 +5,16 @@ import shutil
 
 import pytest
 import torch
-from authors_folders import HEAD, VOCAB, WIDTH, model_kwargs, random_tensors, released, write_manifest, write_tensors
+from authors_folders import (
+    HEAD,
+    VOCAB,
+    WIDTH,
+    model_kwargs,
+    random_tensors,
+    released,
+    write_manifest,
+    write_tensors,
+)
 from laws import close, small, tokens
 from safetensors.torch import load_file, save_file
 
@@ -59,30 +68,42 @@ def ours(theirs, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("backbone", "blocks", "mode"), EVERY)
-def test_a_released_folder_computes_what_their_model_computes_and_comes_back_to_the_bit(tmp_path, capsys, backbone, blocks, mode):
+def test_a_released_folder_computes_what_their_model_computes_and_comes_back_to_the_bit(
+    tmp_path, capsys, backbone, blocks, mode
+):
     shards = 3 if blocks == 3 else 1
-    source = released(tmp_path / "theirs", model_kwargs(backbone, blocks, mode), shards=shards, head=mode == "h")
+    source = released(
+        tmp_path / "theirs", model_kwargs(backbone, blocks, mode), shards=shards, head=mode == "h"
+    )
     assert convert(source, tmp_path / "ours", "--json") == 0
     lines = capsys.readouterr().out.splitlines()
     compared = json.loads(lines[-1])["compared"]
     assert compared["difference"] <= 2e-5 * compared["largest"] and "written out" in compared["by"]
     gates = compared["gates"]
-    assert (gates["differing"], gates["decisions"]) == (0, 260 * blocks) and gates["entropy_difference"] < 1e-5
+    assert (gates["differing"], gates["decisions"]) == (0, 260 * blocks) and gates[
+        "entropy_difference"
+    ] < 1e-5
     assert sum("'some/hub-name' of the hub" in line for line in lines[:-1]) == 1
     model = amor.load(tmp_path / "ours")[0]
     with torch.no_grad():
         out = model(TEXT)
         wanted = open_model(source).outputs(TEXT)
     for k in range(blocks):
-        assert 0.1 < float(out.gates[k].fire.float().mean()) < 0.9, "the threshold splits the tokens"
+        assert 0.1 < float(out.gates[k].fire.float().mean()) < 0.9, (
+            "the threshold splits the tokens"
+        )
         assert torch.equal(out.gates[k].fire, wanted.fire[k])
     close(model.logits(out.hidden), wanted.logits.float())
 
     more = ("--shard-size", "150KB") if shards > 1 else ()
     assert convert(tmp_path / "ours", tmp_path / "back", "--to", "authors", *more) == 0
     again, before = tensors_of(tmp_path / "back"), tensors_of(source)
-    assert again.keys() == before.keys() and all(torch.equal(again[name], t) for name, t in before.items())
-    configs = [json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "back")]
+    assert again.keys() == before.keys() and all(
+        torch.equal(again[name], t) for name, t in before.items()
+    )
+    configs = [
+        json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "back")
+    ]
     assert configs[0] == configs[1]
     assert (len(list((tmp_path / "back").glob("model-*"))) > 1) == (shards > 1)
     assert convert(tmp_path / "back", tmp_path / "twice") == 0  # its manifest is right
@@ -106,13 +127,24 @@ def test_what_their_code_fixes_is_in_our_config(theirs):
     config, gate = model.config, model.each_block()[1].gate
     assert [config.eps(norm) for norm in ("mixer_norm", "mixer", "norm_f")] == [1e-5] * 3
     assert [config.eps(norm) for norm in ("mlp_norm", "block", "final_norm")] == [1e-6] * 3
-    assert config.blocks.alpha_floor == ALPHA_FLOOR == float(torch.tensor(-1.0, dtype=torch.float64).sigmoid())
-    assert (gate.options.kappa, gate.options.eta, gate.options.start, gate.options.update) == (0.2, 0.01, (0.3, 0.1), "forward")
+    assert (
+        config.blocks.alpha_floor
+        == ALPHA_FLOOR
+        == float(torch.tensor(-1.0, dtype=torch.float64).sigmoid())
+    )
+    assert (gate.options.kappa, gate.options.eta, gate.options.start, gate.options.update) == (
+        0.2,
+        0.01,
+        (0.3, 0.1),
+        "forward",
+    )
     assert float(gate.mu) == float(held["amor_blocks.1.gate.running_threshold"])
     assert float(gate.sigma) == float(held["amor_blocks.1.gate.running_std"])
     assert int(gate.updates) == 1 and not gate.quantiles.any()
     alpha = held["amor_blocks.1.raw_alpha"]
-    assert float((alpha < -1).float().mean()) > 0.1 and torch.equal(model.each_block()[1].alpha, alpha)
+    assert float((alpha < -1).float().mean()) > 0.1 and torch.equal(
+        model.each_block()[1].alpha, alpha
+    )
     assert float(model.each_block()[1].scale().detach().min()) == pytest.approx(ALPHA_FLOOR)
     assert config.conv_init == "uniform" and config.tied and config.context == 4096
     gdn = settings_config({"backbone": "gdn"})
@@ -131,10 +163,15 @@ def test_a_fixed_offset_is_a_threshold_of_median_plus_three_hundredths(tmp_path)
     source = released(tmp_path / "theirs", model_kwargs(offset_mode="fixed"))
     opened = open_model(source)
     median = tensors_of(source)["amor_blocks.2.gate.running_threshold"]
-    assert float(opened.model.each_block()[2].gate.threshold) == pytest.approx(float(median) + 0.03, abs=1e-7)
+    assert float(opened.model.each_block()[2].gate.threshold) == pytest.approx(
+        float(median) + 0.03, abs=1e-7
+    )
     assert convert(source, tmp_path / "ours") == 0
     assert convert(tmp_path / "ours", tmp_path / "back", "--to", "authors") == 0
-    assert json.loads((tmp_path / "back/config.json").read_text())["model_kwargs"]["offset_mode"] == "fixed"
+    assert (
+        json.loads((tmp_path / "back/config.json").read_text())["model_kwargs"]["offset_mode"]
+        == "fixed"
+    )
 
 
 def test_several_groups_are_read_as_transformers_means_them(tmp_path):
@@ -148,8 +185,17 @@ def test_several_groups_are_read_as_transformers_means_them(tmp_path):
     kwargs = model_kwargs(n_groups=2)
     source = released(tmp_path / "theirs", kwargs)
     assert convert(source, tmp_path / "ours") == 0
-    shape = {"hidden_size": WIDTH, "num_heads": 8, "head_dim": HEAD, "state_size": 24, "n_groups": 2, "expand": 2}
-    mixer = mamba2.Mamba2Mixer(Mamba2Config(**shape, conv_kernel=4, chunk_size=16, num_hidden_layers=1), 0)
+    shape = {
+        "hidden_size": WIDTH,
+        "num_heads": 8,
+        "head_dim": HEAD,
+        "state_size": 24,
+        "n_groups": 2,
+        "expand": 2,
+    }
+    mixer = mamba2.Mamba2Mixer(
+        Mamba2Config(**shape, conv_kernel=4, chunk_size=16, num_hidden_layers=1), 0
+    )
     held = below(tensors_of(source), "ssd_layers.0.mixer")
     mixer.load_state_dict(held)
     x = torch.randn(2, 30, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -191,7 +237,11 @@ def test_decisions_that_differ_are_found_where_logits_are_the_same(tmp_path, cap
     assert convert(source, tmp_path / "ours", "--json") == 1
     said = capsys.readouterr().out
     compared = json.loads(said.splitlines()[-1])["compared"]
-    assert compared["gates"]["differing"] > 0 and compared["difference"] <= compared["allowed"] and "DIFFERS" in said
+    assert (
+        compared["gates"]["differing"] > 0
+        and compared["difference"] <= compared["allowed"]
+        and "DIFFERS" in said
+    )
     assert not (tmp_path / "ours").exists()
 
 
@@ -200,7 +250,9 @@ def test_a_config_that_is_not_theirs_is_found_by_the_comparison(theirs, tmp_path
     """Without the floor of alpha, or with another epsilon than theirs, the result is not written."""
     right = Authors.config
     wrong = {"blocks.alpha_floor": 0.0} if key == "alpha_floor" else {"norm_eps": 1e-2}
-    monkeypatch.setattr(Authors, "config", staticmethod(lambda source, name: right(source, name).change(**wrong)))
+    monkeypatch.setattr(
+        Authors, "config", staticmethod(lambda source, name: right(source, name).change(**wrong))
+    )
     assert convert(theirs, tmp_path / "ours") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -237,13 +289,21 @@ def damaged(folder):
     (folder / "manifest.json").write_text("[]")
     yield "a list for a manifest", "expected object"
     entries = json.loads(manifest)
-    (folder / "manifest.json").write_text(json.dumps({n: e for n, e in entries.items() if n != names[1]}))
+    (folder / "manifest.json").write_text(
+        json.dumps({n: e for n, e in entries.items() if n != names[1]})
+    )
     yield "a shard that is not listed", f"does not list {names[1]}"
-    (folder / "manifest.json").write_text(json.dumps(entries | {"model-00009-of-00009.safetensors": entries[names[0]]}))
+    (folder / "manifest.json").write_text(
+        json.dumps(entries | {"model-00009-of-00009.safetensors": entries[names[0]]})
+    )
     yield "a shard too many listed", "lists model-00009-of-00009"
-    (folder / "manifest.json").write_text(json.dumps(entries | {names[0]: {"bytes": 5, "sha256": "x"}}))
+    (folder / "manifest.json").write_text(
+        json.dumps(entries | {names[0]: {"bytes": 5, "sha256": "x"}})
+    )
     yield "no checksum", "sha256"
-    write_tensors(folder, {n: t for n, t in held.items() if n != "amor_blocks.1.kv_proj.k_proj.weight"})
+    write_tensors(
+        folder, {n: t for n, t in held.items() if n != "amor_blocks.1.kv_proj.k_proj.weight"}
+    )
     yield "a tensor missing", "'amor_blocks.1.kv_proj.k_proj.weight' is missing"
     write_tensors(folder, held | {"amor_pre_norms.0.weight": torch.ones(WIDTH)})
     yield "a tensor too many", "no place for tensor 'amor_pre_norms.0.weight'"
@@ -271,7 +331,9 @@ def test_a_damaged_folder_is_refused_in_one_line(tmp_path, capsys):
 
 def test_checksums_are_compared_before_a_tensor_is_parsed(theirs, tmp_path, capsys, monkeypatch):
     folder = shutil.copytree(theirs, tmp_path / "theirs")
-    (folder / "model.safetensors").write_bytes(b"\0" * (folder / "model.safetensors").stat().st_size)
+    (folder / "model.safetensors").write_bytes(
+        b"\0" * (folder / "model.safetensors").stat().st_size
+    )
     monkeypatch.setattr(SourceFolder, "tensors", lambda self: pytest.fail("parsed"))
     assert "sha256" in refusal(folder, tmp_path / "out", capsys)
 
@@ -335,10 +397,17 @@ def test_a_model_of_ours_is_written_for_their_code(tmp_path, capsys, name):
     assert convert(tmp_path / "ours", tmp_path / "theirs", "--to", "authors") == 0
     assert "names no tokenizer" in capsys.readouterr().out
     kwargs = json.loads((tmp_path / "theirs/config.json").read_text())["model_kwargs"]
-    assert kwargs["residual_mode"] == ("h" if "prenorm" in name else "classic") and kwargs["head_dim"] == HEAD
+    assert (
+        kwargs["residual_mode"] == ("h" if "prenorm" in name else "classic")
+        and kwargs["head_dim"] == HEAD
+    )
     assert convert(tmp_path / "theirs", tmp_path / "again") == 0
     again, own = amor.load(tmp_path / "again")[0].state_dict(), model.state_dict()
-    assert all(torch.equal(t, own[n]) for n, t in again.items() if not n.endswith((".quantiles", ".updates")))
+    assert all(
+        torch.equal(t, own[n])
+        for n, t in again.items()
+        if not n.endswith((".quantiles", ".updates"))
+    )
 
 
 def test_a_gate_that_has_met_no_data_is_not_written(tmp_path, capsys):
@@ -358,7 +427,10 @@ def test_a_model_that_was_changed_since_is_written_as_it_is_now(ours, tmp_path):
 
 
 def test_a_firing_rate_is_refused_until_the_gates_are_calibrated(ours, capsys):
-    assert main(["generate", str(ours), "--prompt", "The", "--max-tokens", "3", "--fire-rate", "0.1"]) == 2
+    assert (
+        main(["generate", str(ours), "--prompt", "The", "--max-tokens", "3", "--fire-rate", "0.1"])
+        == 2
+    )
     assert "calibrate it on text first" in capsys.readouterr().err
     assert main(["generate", str(ours), "--prompt", "The", "--max-tokens", "3"]) == 0
 
@@ -385,7 +457,11 @@ def test_rows_of_a_gated_model_are_not_cut_off(theirs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(("--shard-size", "5GB"), "for --to hf or authors"), (("--tokenizer", "gone.json"), "gone.json")]
+    ("words", "said"),
+    [
+        (("--shard-size", "5GB"), "for --to hf or authors"),
+        (("--tokenizer", "gone.json"), "gone.json"),
+    ],
 )
 def test_options_that_do_not_fit_are_refused(theirs, tmp_path, capsys, words, said):
     assert convert(theirs, tmp_path / "out", *words) == 2
@@ -400,7 +476,9 @@ def fitted_router(blocks=3, hidden=20, seed=0):
 
     def one(k):
         meta = torch.tensor([WIDTH, 0, k, 77])
-        return RouterBlock(draw(hidden, WIDTH), draw(hidden), draw(1, hidden), draw(1), draw(1, WIDTH), meta)
+        return RouterBlock(
+            draw(hidden, WIDTH), draw(hidden), draw(1, hidden), draw(1), draw(1, WIDTH), meta
+        )
 
     return tuple(one(k) for k in range(blocks))
 
@@ -416,9 +494,13 @@ def test_a_router_is_read_as_it_was_written_and_reported(tmp_path, capsys, shard
     for a, b in zip(again, router, strict=True):
         assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
     assert convert(folder, tmp_path / "ours") == 0
-    assert capsys.readouterr().out.count("its fitted router (3 blocks, hidden size 20) decides") == 1
+    assert (
+        capsys.readouterr().out.count("its fitted router (3 blocks, hidden size 20) decides") == 1
+    )
     assert convert(folder, tmp_path / "copy", "--to", "authors", "--shard-size", "200KB") == 0
-    assert read_router(tmp_path / "copy") is not None and weights_identity(tmp_path / "copy") != weights_identity(folder)
+    assert read_router(tmp_path / "copy") is not None and weights_identity(
+        tmp_path / "copy"
+    ) != weights_identity(folder)
 
 
 def test_a_router_decides_in_our_model_and_comes_back_to_the_bit(tmp_path, capsys):
@@ -430,7 +512,10 @@ def test_a_router_decides_in_our_model_and_comes_back_to_the_bit(tmp_path, capsy
     trace = ours(text).gates[0]
     x = ours.block_input(0, ours.norm_f(ours(text).residual))
     assert torch.allclose(trace.score, router[0].predict(x), atol=1e-5)
-    assert torch.equal(trace.fire, trace.score > plain.each_block()[0].gate.threshold) and 0 < trace.fire.float().mean() < 1
+    assert (
+        torch.equal(trace.fire, trace.score > plain.each_block()[0].gate.threshold)
+        and 0 < trace.fire.float().mean() < 1
+    )
     again = read_router(converted(tmp_path / "ours", tmp_path / "back", "--to", "authors"))
     for a, b in zip(again, router, strict=True):
         assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
@@ -441,7 +526,11 @@ def test_a_router_decides_in_our_model_and_comes_back_to_the_bit(tmp_path, capsy
 
 @pytest.mark.parametrize(
     ("options", "problem"),
-    [({"target": "gain"}, "predicts gain"), ({"rate": 0.2}, "fires on 0.2"), ({"hidden": 0}, "no hidden layer")],
+    [
+        ({"target": "gain"}, "predicts gain"),
+        ({"rate": 0.2}, "fires on 0.2"),
+        ({"hidden": 0}, "no hidden layer"),
+    ],
 )
 def test_a_router_that_theirs_cannot_be_is_not_written(tmp_path, capsys, options, problem):
     folder = released(tmp_path / "theirs", model_kwargs())
@@ -459,7 +548,11 @@ def test_a_router_s_prediction_is_its_network_written_out():
     x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1))
     for row, found in zip(x, one.predict(x), strict=True):
         hidden = one.fc1_weight @ row + one.fc1_bias
-        wanted = one.fc2_weight[0] @ (hidden / (1 + (-hidden).exp())) + one.fc2_bias[0] + one.skip_weight[0] @ row
+        wanted = (
+            one.fc2_weight[0] @ (hidden / (1 + (-hidden).exp()))
+            + one.fc2_bias[0]
+            + one.skip_weight[0] @ row
+        )
         assert float(found) == pytest.approx(float(wanted), rel=1e-5)
 
 
@@ -467,7 +560,11 @@ def test_the_identity_of_sharded_weights_is_that_of_their_layout(tmp_path):
     import hashlib
 
     folder = released(tmp_path / "theirs", model_kwargs(), shards=2)
-    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
+    names = (
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    )
     files = ",".join(f'"{name}":"{sha256(folder / name)}"' for name in names)
     text = '{"files":{' + files + '},"format":"safetensors-sharded-v1"}'
     assert weights_identity(folder) == hashlib.sha256(text.encode()).hexdigest()
@@ -491,7 +588,12 @@ def broken_routers(folder):
     for key, value in {"format_version": 2, "variant": "joint", "activation": "gelu"}.items():
         changed(**{key: value})
         yield key, f"{key} is {value!r}"
-    for key, value in {"backbone": "gdn", "residual_mode": "h", "d_model": 65, "n_blocks": 2}.items():
+    for key, value in {
+        "backbone": "gdn",
+        "residual_mode": "h",
+        "d_model": 65,
+        "n_blocks": 2,
+    }.items():
         changed(model=good["model"] | {key: value})
         yield key, "of another model"
     changed(base_weight_sha256="0" * 64)

@@ -20,7 +20,11 @@ def shards(tmp_path_factory) -> Shards:
     folder = tmp_path_factory.mktemp("order")
     text = "".join(f"{n} " for n in range(400))
     (folder / "numbers.txt").write_text(text)
-    return prepare(Request((str(folder / "numbers.txt"),), "bytes", shard_tokens=100), folder / "out", workers=1)["train"]
+    return prepare(
+        Request((str(folder / "numbers.txt"),), "bytes", shard_tokens=100),
+        folder / "out",
+        workers=1,
+    )["train"]
 
 
 @settings(max_examples=150, deadline=None)
@@ -35,7 +39,9 @@ def test_an_order_looks_like_chance():
     for epoch in range(rounds):
         counts[np.arange(n), permuted(np.arange(n), n, 42, epoch)] += 1
     spread = ((counts - rounds / n) ** 2 / (rounds / n)).sum()
-    assert spread < 81 + 5 * (2 * 81) ** 0.5  # chi-square of 9 x 9 degrees of freedom, five deviations
+    assert (
+        spread < 81 + 5 * (2 * 81) ** 0.5
+    )  # chi-square of 9 x 9 degrees of freedom, five deviations
     big = permuted(np.arange(100_000), 100_000, 42, 0)
     assert abs(np.corrcoef(big[:-1], big[1:])[0, 1]) < 0.02
     assert abs(np.corrcoef(np.arange(100_000), big)[0, 1]) < 0.02
@@ -65,7 +71,10 @@ def test_rows_do_not_depend_on_how_a_batch_is_split(shards):
     for step in (0, 5, 91):
         tokens, targets = batches.rows(step, 0, BATCH)
         for cut in range(BATCH + 1):
-            halves = [Batches(shards, CONTEXT, BATCH, seed=3).rows(step, *part) for part in ((0, cut), (cut, BATCH))]
+            halves = [
+                Batches(shards, CONTEXT, BATCH, seed=3).rows(step, *part)
+                for part in ((0, cut), (cut, BATCH))
+            ]
             assert torch.equal(torch.cat([h[0] for h in halves]), tokens)
             assert torch.equal(torch.cat([h[1] for h in halves]), targets)
 
@@ -75,15 +84,21 @@ def test_an_epoch_shows_every_target_once(shards):
     seen = np.sort(np.concatenate([batches.places(step) for step in range(batches.windows)]))
     assert np.array_equal(seen, np.arange(batches.windows))
     assert shards.tokens - 1 - batches.windows * CONTEXT < CONTEXT
-    second = np.concatenate([batches.places(step) for step in range(batches.windows, 2 * batches.windows)])
+    second = np.concatenate(
+        [batches.places(step) for step in range(batches.windows, 2 * batches.windows)]
+    )
     assert np.array_equal(np.sort(second), seen)
-    assert not np.array_equal(second, np.concatenate([batches.places(s) for s in range(batches.windows)]))
+    assert not np.array_equal(
+        second, np.concatenate([batches.places(s) for s in range(batches.windows)])
+    )
 
 
 def test_the_last_window_has_its_last_target_at_every_context(shards):
     for context in range(1, 120):
         batches = Batches(shards, context, 1, seed=0)
-        last = next(s for s in range(batches.windows) if batches.places(s)[0] == batches.windows - 1)
+        last = next(
+            s for s in range(batches.windows) if batches.places(s)[0] == batches.windows - 1
+        )
         tokens, targets = batches.rows(last)
         assert tokens.shape == targets.shape == (1, context)
         assert 0 <= shards.tokens - 1 - batches.windows * context < context
@@ -108,9 +123,15 @@ def test_targets_are_the_next_tokens_of_the_stream(shards):
 
 def test_the_fingerprint_changes_with_whatever_changes_the_data(shards, tmp_path):
     (tmp_path / "b.txt").write_text("".join(f"{n} " for n in range(400))[::-1])
-    other = prepare(Request((str(tmp_path / "b.txt"),), "bytes", shard_tokens=100), tmp_path / "out", workers=1)["train"]
+    other = prepare(
+        Request((str(tmp_path / "b.txt"),), "bytes", shard_tokens=100), tmp_path / "out", workers=1
+    )["train"]
     base = Batches(shards, CONTEXT, BATCH, 3)
-    changed = [Batches(shards, 8, BATCH, 3), Batches(shards, CONTEXT, 7, 3), Batches(shards, CONTEXT, BATCH, 4)]
+    changed = [
+        Batches(shards, 8, BATCH, 3),
+        Batches(shards, CONTEXT, 7, 3),
+        Batches(shards, CONTEXT, BATCH, 4),
+    ]
     prints = {b.fingerprint for b in [base, *changed, Batches(other, CONTEXT, BATCH, 3)]}
     assert len(prints) == 5 and Batches(shards, CONTEXT, BATCH, 3).fingerprint == base.fingerprint
     base.check(base.fingerprint)

@@ -23,7 +23,26 @@ from amor.data.stats import unigram_entropy
 from amor.data.tokenizer import END_OF_TEXT
 from amor.errors import AmorError
 
-WORDS = ["the", "of", "and", "to", "in", "is", "it", "was", "for", "on", "that", "by", "this", "with", "you", "not", "new", "an"]
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "it",
+    "was",
+    "for",
+    "on",
+    "that",
+    "by",
+    "this",
+    "with",
+    "you",
+    "not",
+    "new",
+    "an",
+]
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -50,7 +69,15 @@ def small_pieces(monkeypatch):
 
 
 def request_for(corpus: Path, **changes: object) -> Request:
-    return Request(**{"inputs": (str(corpus),), "tokenizer": "bpe:300", "valid": 0.2, "shard_tokens": 1000, **changes})
+    return Request(
+        **{
+            "inputs": (str(corpus),),
+            "tokenizer": "bpe:300",
+            "valid": 0.2,
+            "shard_tokens": 1000,
+            **changes,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +89,11 @@ def whole(corpus, tmp_path_factory) -> Path:
 
 def held(folder: Path) -> dict[str, bytes]:
     """Every file that is a result: all but the lock and the journal, which knows the age of the sources."""
-    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (room.LOCK, room.JOURNAL))
+    files = (
+        p
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name not in (room.LOCK, room.JOURNAL)
+    )
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
@@ -75,12 +106,17 @@ def test_shards_hold_every_document_and_an_end_after_each(corpus, whole):
         stream = shards.read(0, shards.tokens)
         ends = np.flatnonzero(stream == shards.end_of_text)
         assert stream[-1] == shards.end_of_text and len(ends) == shards.manifest.documents
-        found += [tokenizer.decode(part[:-1].tolist(), skip_special_tokens=False) for part in np.split(stream, ends + 1)[:-1]]
+        found += [
+            tokenizer.decode(part[:-1].tolist(), skip_special_tokens=False)
+            for part in np.split(stream, ends + 1)[:-1]
+        ]
         assert sum(s.documents for s in shards.manifest.sources) == shards.manifest.documents
         assert {s.tokens for s in shards.manifest.shards[:-1]} == {1000}
     wanted = [t for t in texts(60) + texts(40, 1) if t.strip()]
     assert sorted(found) == sorted(wanted)
-    assert sum(s.manifest.text_bytes for s in splits.values()) == sum(len(t.encode()) for t in wanted)
+    assert sum(s.manifest.text_bytes for s in splits.values()) == sum(
+        len(t.encode()) for t in wanted
+    )
 
 
 def test_the_result_does_not_depend_on_the_number_of_workers(corpus, whole, tmp_path):
@@ -99,7 +135,9 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("moment", range(12))
-def test_stopped_anywhere_and_continued_equals_never_stopped(corpus, whole, tmp_path, monkeypatch, moment):
+def test_stopped_anywhere_and_continued_equals_never_stopped(
+    corpus, whole, tmp_path, monkeypatch, moment
+):
     """Stops at a write, with bytes of it already on the disk that no journal knows; several times in one preparation."""
     chance = random.Random(moment)
     append = writer.ShardWriter.append
@@ -115,7 +153,9 @@ def test_stopped_anywhere_and_continued_equals_never_stopped(corpus, whole, tmp_
     stops = 0
     while True:
         try:
-            Preparation(request_for(corpus), tmp_path, workers=1, save_every=chance.choice([0.0, 0.005])).run()
+            Preparation(
+                request_for(corpus), tmp_path, workers=1, save_every=chance.choice([0.0, 0.005])
+            ).run()
             break
         except KilledError:
             stops += 1
@@ -152,11 +192,15 @@ def test_killed_for_real_and_continued_equals_never_killed(corpus, whole, tmp_pa
     script, out = tmp_path / "run.py", tmp_path / "out"
     script.write_text(SCRIPT)
     for workers, moment in ((1, 1), (2, 30), (1, 33), (1, 100)):
-        child = subprocess.Popen([sys.executable, script, corpus, out, str(workers), str(moment)], start_new_session=True)
+        child = subprocess.Popen(
+            [sys.executable, script, corpus, out, str(workers), str(moment)], start_new_session=True
+        )
         assert child.wait() == -signal.SIGKILL, "the kill came too late to show anything"
         assert not (out / "train" / MANIFEST).exists()
         patience = time.monotonic() + 30
-        while alive(child.pid) and time.monotonic() < patience:  # the workers of a killed parent leave too
+        while (
+            alive(child.pid) and time.monotonic() < patience
+        ):  # the workers of a killed parent leave too
             time.sleep(0.01)
         assert not alive(child.pid)
     subprocess.run([sys.executable, script, corpus, out, "2", "0"], check=True)
@@ -174,7 +218,9 @@ def alive(group: int) -> bool:
 def test_a_document_and_its_copy_stand_on_one_side(tmp_path):
     (tmp_path / "a.txt").write_text("|".join([f"text {n % 50}" for n in range(200)]))
     splits = prepare(
-        Request((str(tmp_path / "a.txt"),), "bytes", valid=0.3, reading=Reading(separator="|")), tmp_path / "o", workers=1
+        Request((str(tmp_path / "a.txt"),), "bytes", valid=0.3, reading=Reading(separator="|")),
+        tmp_path / "o",
+        workers=1,
     )
     seen = {name: set(bytes_of(shards)) for name, shards in splits.items()}
     assert not seen["train"] & seen["valid"] and len(seen["train"] | seen["valid"]) == 50
@@ -183,7 +229,9 @@ def test_a_document_and_its_copy_stand_on_one_side(tmp_path):
 
 def bytes_of(shards: Shards) -> list[bytes]:
     stream = shards.read(0, shards.tokens)
-    return [bytes(p[:-1].tolist()) for p in np.split(stream, np.flatnonzero(stream == 256) + 1)[:-1]]
+    return [
+        bytes(p[:-1].tolist()) for p in np.split(stream, np.flatnonzero(stream == 256) + 1)[:-1]
+    ]
 
 
 def test_a_large_vocabulary_gets_wider_numbers(tmp_path):
@@ -193,8 +241,16 @@ def test_a_large_vocabulary_gets_wider_numbers(tmp_path):
     big.pre_tokenizer = pre_tokenizers.Whitespace()
     big.save(str(tmp_path / "big.json"))
     (tmp_path / "a.txt").write_text("a b a b")
-    shards = prepare(Request((str(tmp_path / "a.txt"),), str(tmp_path / "big.json")), tmp_path / "o", workers=1)["train"]
-    assert shards.manifest.dtype == "uint32" and shards.read(0, 5).tolist() == [0, 70_000, 0, 70_000, 1]
+    shards = prepare(
+        Request((str(tmp_path / "a.txt"),), str(tmp_path / "big.json")), tmp_path / "o", workers=1
+    )["train"]
+    assert shards.manifest.dtype == "uint32" and shards.read(0, 5).tolist() == [
+        0,
+        70_000,
+        0,
+        70_000,
+        1,
+    ]
 
 
 def test_reading_crosses_shards_and_stops_at_the_end(whole):
@@ -216,8 +272,13 @@ def test_other_settings_do_not_continue_a_folder(corpus, whole):
 
 def test_a_first_attempt_that_wrote_nothing_is_in_nobodys_way(corpus, tmp_path):
     with pytest.raises(AmorError, match="no field 'body'"):
-        prepare(Request((str(corpus),), "bytes", reading=Reading(field="body")), tmp_path, workers=1)
-    assert prepare(Request((str(corpus),), "bytes"), tmp_path, workers=1)["train"].manifest.documents == 98
+        prepare(
+            Request((str(corpus),), "bytes", reading=Reading(field="body")), tmp_path, workers=1
+        )
+    assert (
+        prepare(Request((str(corpus),), "bytes"), tmp_path, workers=1)["train"].manifest.documents
+        == 98
+    )
 
 
 def test_a_source_changed_on_the_way_is_noticed(corpus, tmp_path):
@@ -226,7 +287,9 @@ def test_a_source_changed_on_the_way_is_noticed(corpus, tmp_path):
     (tmp_path / "a.txt").write_text("after it")
     with pytest.raises(AmorError, match="sources"):
         prepare(Request((str(tmp_path / "a.txt"),), "bytes"), tmp_path / "o", workers=1)
-    again = Preparation(Request((str(tmp_path / "a.txt"),), "bytes"), tmp_path / "o", workers=1).run(overwrite=True)["train"]
+    again = Preparation(
+        Request((str(tmp_path / "a.txt"),), "bytes"), tmp_path / "o", workers=1
+    ).run(overwrite=True)["train"]
     assert bytes_of(again) == [b"after it"]
 
 
@@ -235,8 +298,12 @@ def test_nothing_to_write_is_an_error(tmp_path):
     with pytest.raises(AmorError, match=r"no document with text for train in .*a\.txt"):
         prepare(Request((str(tmp_path / "a.txt"),), "bytes"), tmp_path / "o", workers=1)
     (tmp_path / "b.txt").write_text("one book")
-    with pytest.raises(AmorError, match=r"(none of the 1 documents fell|no document with text for train)"):
-        prepare(Request((str(tmp_path / "b.txt"),), "bytes", valid=0.0001), tmp_path / "p", workers=1)
+    with pytest.raises(
+        AmorError, match=r"(none of the 1 documents fell|no document with text for train)"
+    ):
+        prepare(
+            Request((str(tmp_path / "b.txt"),), "bytes", valid=0.0001), tmp_path / "p", workers=1
+        )
 
 
 def test_two_preparations_do_not_write_one_folder(corpus, tmp_path):
@@ -299,7 +366,9 @@ def test_a_cut_a_missing_and_a_corrupt_shard_are_found(whole, tmp_path):
 )
 def test_a_manifest_that_cannot_be_true_is_refused(whole, tmp_path, change, words):
     train = damaged(whole, tmp_path)
-    (train / MANIFEST).write_text(json.dumps({**json.loads((train / MANIFEST).read_text()), **change}))
+    (train / MANIFEST).write_text(
+        json.dumps({**json.loads((train / MANIFEST).read_text()), **change})
+    )
     with pytest.raises(AmorError, match=words):
         Shards.open(train)
 
@@ -325,7 +394,9 @@ def test_a_wrong_tokenizer_or_vocabulary_is_refused(whole, tmp_path):
     with pytest.raises(AmorError, match="vocabulary of 299"):
         shards.check(vocab=299)
     prepare(Request((str(damaged_text(tmp_path)),), "bytes"), tmp_path / "bytes", workers=1)
-    (train.parent / "tokenizer.json").write_bytes((tmp_path / "bytes" / "tokenizer.json").read_bytes())
+    (train.parent / "tokenizer.json").write_bytes(
+        (tmp_path / "bytes" / "tokenizer.json").read_bytes()
+    )
     with pytest.raises(AmorError, match="was prepared with tokenizer"):
         shards.tokenizer()
     (train.parent / "tokenizer.json").unlink()
@@ -371,12 +442,29 @@ def test_the_command_prepares_and_says_what_it_found(corpus, whole, tmp_path, ca
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["train"]["tokens"] == Shards.open(whole / "train").tokens
     assert found["unigram_entropy"] > 1 and held(tmp_path) == held(whole)
-    assert main(["prepare", str(tmp_path / "absent"), "--out", str(tmp_path / "o"), "--tokenizer", "bytes"]) == 2
+    assert (
+        main(
+            [
+                "prepare",
+                str(tmp_path / "absent"),
+                "--out",
+                str(tmp_path / "o"),
+                "--tokenizer",
+                "bytes",
+            ]
+        )
+        == 2
+    )
     assert "no file or folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"), [({"valid": 1.5}, "not in"), ({"valid_inputs": ("a",)}, "give one"), ({"shard_tokens": 0}, "1")]
+    ("wrong", "words"),
+    [
+        ({"valid": 1.5}, "not in"),
+        ({"valid_inputs": ("a",)}, "give one"),
+        ({"shard_tokens": 0}, "1"),
+    ],
 )
 def test_a_request_that_makes_no_sense_is_refused(corpus, wrong, words):
     with pytest.raises(AmorError, match=words):

@@ -18,9 +18,13 @@ TEXTS = ["one", "", "trois été", "four\nlines\n", "漢字 🙂", "six \x00 \u2
 def write(folder: Path, kind: str, texts: list[str] = TEXTS) -> str:
     """The same documents as a file of any kind; returns what a user would name."""
     path = folder / f"a{kind}"
-    rows = "".join(json.dumps({"id": i, "text": t}) + "\n" + "\n" * (i == 2) for i, t in enumerate(texts)).encode()
+    rows = "".join(
+        json.dumps({"id": i, "text": t}) + "\n" + "\n" * (i == 2) for i, t in enumerate(texts)
+    ).encode()
     if kind == ".parquet":
-        parquet.write_table(pyarrow.table({"id": list(range(len(texts))), "text": texts}), path, row_group_size=2)
+        parquet.write_table(
+            pyarrow.table({"id": list(range(len(texts))), "text": texts}), path, row_group_size=2
+        )
     elif kind.endswith(".gz"):
         path.write_bytes(gzip.compress(rows if "jsonl" in kind else "|||".join(texts).encode()))
     else:
@@ -73,12 +77,20 @@ WRONG = {
     "missing": ("absent.txt", None, "no file or folder .*absent.txt"),
     "suffix": ("a.pdf", b"x", "a.pdf cannot be read; suffixes: .txt"),
     "not gzip": ("a.txt.gz", b"plain", "a.txt.gz is not a whole gzip file"),
-    "cut gzip": ("a.jsonl.gz", gzip.compress(b'{"text": "abc"}\n' * 999)[:-20], "a.jsonl.gz is not a whole gzip file"),
+    "cut gzip": (
+        "a.jsonl.gz",
+        gzip.compress(b'{"text": "abc"}\n' * 999)[:-20],
+        "a.jsonl.gz is not a whole gzip file",
+    ),
     "utf-8": ("a.txt", b"good \xff bad", "a.txt is not UTF-8 at byte 5 .*--errors replace"),
     "utf-8 line": ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl line 2 is not UTF-8"),
     "surrogate": ("a.jsonl", b'{"text": "\\ud800"}\n', "a.jsonl line 1 holds a broken character"),
     "not json": ("a.jsonl", b'{"text": "a"}\n\n{"text"\n', "a.jsonl line 3 is not JSON"),
-    "no field": ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "a.jsonl line 2 has no field 'text', it has 'body'; .*--field"),
+    "no field": (
+        "a.jsonl",
+        b'{"text": "a"}\n{"body": "b"}\n',
+        "a.jsonl line 2 has no field 'text', it has 'body'; .*--field",
+    ),
     "no text": ("a.jsonl", b'{"text": 7}\n', "line 1: field 'text' is a int"),
     "no object": ("a.jsonl", b'["text"]\n', "line 1 has no field 'text', it has a list"),
     "not parquet": ("a.parquet", b"PAR1xxxx", "a.parquet is not a whole parquet file"),

@@ -12,7 +12,15 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from amor.data import llama
 from amor.data.encoder import Encoder
-from amor.data.tokenizer import END_OF_TEXT, bpe_size, bytes_tokenizer, end_of_text, load, tokenizer_hash, train_bpe
+from amor.data.tokenizer import (
+    END_OF_TEXT,
+    bpe_size,
+    bytes_tokenizer,
+    end_of_text,
+    load,
+    tokenizer_hash,
+    train_bpe,
+)
 from amor.errors import AmorError
 from amor.vocabulary import vocabulary
 
@@ -21,9 +29,10 @@ PROSE = (
     "  Tabs\tand\r\nlines, naïve cafés, 漢字かな, हिन्दी, 🙂🏽, dogs' tails, I'LL GO\n\n\n   x = [1, 2]\n"
 )
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-MIXED = st.lists(st.one_of(UNICODE, st.sampled_from([*PROSE.split(" "), " ", "  ", "\n", " the", END_OF_TEXT])), max_size=20).map(
-    "".join
-)
+MIXED = st.lists(
+    st.one_of(UNICODE, st.sampled_from([*PROSE.split(" "), " ", "  ", "\n", " the", END_OF_TEXT])),
+    max_size=20,
+).map("".join)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +96,9 @@ def test_a_tokenizer_that_joins_words_is_asked_for_the_whole_text():
 def test_the_same_text_trains_the_same_bpe_in_another_process(bpe):
     code = "import sys; from amor.data.tokenizer import *; t = sys.stdin.read(); b = train_bpe([t * 3, t.upper()], 400)"
     code += "; print(tokenizer_hash(b))"
-    found = subprocess.run([sys.executable, "-c", code], input=PROSE.encode(), capture_output=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], input=PROSE.encode(), capture_output=True, check=True
+    )
     assert found.stdout.decode().strip() == tokenizer_hash(bpe)
     assert vocabulary(bpe) == 400
 
@@ -106,7 +117,12 @@ def test_a_vocabulary_has_room_for_the_largest_id():
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("bpe", "bpe:4096"), ("bpe:100", "257"), ("gpt9", "no tokenizer 'gpt9'"), ("absent.json", "no file absent.json")],
+    [
+        ("bpe", "bpe:4096"),
+        ("bpe:100", "257"),
+        ("gpt9", "no tokenizer 'gpt9'"),
+        ("absent.json", "no file absent.json"),
+    ],
 )
 def test_a_wrong_name_is_an_error_that_helps(name, words):
     with pytest.raises(AmorError, match=words):
@@ -132,7 +148,10 @@ def test_a_tokenizer_without_an_end_must_be_given_one():
 
 
 def test_the_llama_tokenizer_has_its_special_tokens(llama31):
-    assert vocabulary(llama31) == 128_256 and len(llama.special_tokens()) == len(set(llama.special_tokens())) == 256
+    assert (
+        vocabulary(llama31) == 128_256
+        and len(llama.special_tokens()) == len(set(llama.special_tokens())) == 256
+    )
     assert [llama31.token_to_id(t) for t in llama.special_tokens()] == list(range(128_000, 128_256))
     assert end_of_text(llama31) == 128_001
 
@@ -153,10 +172,19 @@ def test_the_llama_tokenizer_spells_as_its_owners_do(llama31):
 
     equal()
     # 588 of the tokens cannot be reached by merges, as ' việc'; as words of their own they are themselves all the same
-    words = [word.decode() for word in [*llama.read_ranks(llama.llama_file())][::8] if _is_text(word)] + [" việc", " jeho"]
+    words = [
+        word.decode() for word in [*llama.read_ranks(llama.llama_file())][::8] if _is_text(word)
+    ] + [" việc", " jeho"]
     found = llama31.encode_batch_fast(words, add_special_tokens=False)
     assert [f.ids for f in found] == theirs.model.encode_batch(words, disallowed_special=())
-    for text in (PROSE, PROSE.upper(), "'s 'S 'ſ don'T", "0 12 123 1234 12345 ٣٤٥٦", " \t \n \r\n\u00a0\u3000 a", "a" * 300):
+    for text in (
+        PROSE,
+        PROSE.upper(),
+        "'s 'S 'ſ don'T",
+        "0 12 123 1234 12345 ٣٤٥٦",
+        " \t \n \r\n\u00a0\u3000 a",
+        "a" * 300,
+    ):
         assert encoder(text).tolist() == theirs.encode(text, bos=False, eos=False)
 
 

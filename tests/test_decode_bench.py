@@ -32,7 +32,9 @@ def test_a_round_fires_as_often_as_asked(rate):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.22, 1.0])
-@pytest.mark.parametrize("savings", [Savings(), Savings(compiled=False), Savings(joint=False), Savings.none()])
+@pytest.mark.parametrize(
+    "savings", [Savings(), Savings(compiled=False), Savings(joint=False), Savings.none()]
+)
 def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     model = small("amor-mamba2")
     rounds = ScheduledRounds(Engine(model, savings), filled_state(model, 50, 32), rate)
@@ -41,7 +43,9 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     assert rounds.engine.stats.fired == [rounds.fired] * 3
     passes = rounds.engine.passes
     if savings.joint:
-        speculated = savings.compiled  # after the first firing one pass tells that all others fire too
+        speculated = (
+            savings.compiled
+        )  # after the first firing one pass tells that all others fire too
         assert passes.passes == rounds.tokens + (1 if speculated else 3) * rounds.fired
     else:
         assert passes.passes == 4 * rounds.tokens
@@ -49,7 +53,8 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "apart"), [("amor-mamba2-final", 1, 4), ("amor-mamba2-once", 1, 2), ("amor-mamba2-gain", 0, 1)]
+    ("name", "more", "apart"),
+    [("amor-mamba2-final", 1, 4), ("amor-mamba2-once", 1, 2), ("amor-mamba2-gain", 0, 1)],
 )
 def test_variants_are_simulated_with_the_passes_over_the_head_that_they_need(name, more, apart):
     """One per token, and `more` where blocks fire; read for one vector at a time, `apart` per token."""
@@ -59,12 +64,17 @@ def test_variants_are_simulated_with_the_passes_over_the_head_that_they_need(nam
     assert rounds.engine.stats.fired == [rounds.fired] * 3 and rounds.fired == 4
     assert spent.head_passes * rounds.tokens == pytest.approx(rounds.tokens + more * rounds.fired)
     assert spent.head_passes == pytest.approx(model.head_passes(rounds.rate))
-    separate = ScheduledRounds(Engine(model, Savings(joint=False)), filled_state(model, 50, 32), 0.22)
+    separate = ScheduledRounds(
+        Engine(model, Savings(joint=False)), filled_state(model, 50, 32), 0.22
+    )
     assert separate.cost().head_passes == pytest.approx(apart)
 
 
 def test_simulated_gates_have_met_numbers_as_those_of_trained_models():
-    gain, entropy = (build_active(name, "tiny").each_block()[0].gate for name in ("amor-mamba2-gain", "amor-mamba2"))
+    gain, entropy = (
+        build_active(name, "tiny").each_block()[0].gate
+        for name in ("amor-mamba2-gain", "amor-mamba2")
+    )
     assert gain.pred_std > 0, "it still explores, which decides by other numbers"
     assert gain.threshold.isfinite() and entropy.threshold.isfinite()
 
@@ -85,18 +95,28 @@ def test_every_round_begins_at_the_same_context_and_copies_no_key(name):
     for _ in range(3):
         rounds.run()
         assert rounds.base.position.tolist() == [50]
-    assert all(a is b for a, b in zip(buffers, (p["kv"].buffer for p in rounds.base.parts if "kv" in p), strict=True))
+    assert all(
+        a is b
+        for a, b in zip(
+            buffers, (p["kv"].buffer for p in rounds.base.parts if "kv" in p), strict=True
+        )
+    )
 
 
 def test_the_formulas_are_the_paper_s_and_ours_is_where_declared_attention_meets_declared_head():
     assert round(crossing.paper_break_even(128_256, 0.22) / 1000) == 82
-    assert [crossing.attention_layers(n, "440m") for n in ("transformer", "mamba2-serial", "mamba2-fused", "mamba2")] == [
+    assert [
+        crossing.attention_layers(n, "440m")
+        for n in ("transformer", "mamba2-serial", "mamba2-fused", "mamba2")
+    ] == [
         24,
         3,
         0.75,
         0,
     ]
-    gated, serial = (build(preset(n, "440m"), device="meta") for n in ("amor-mamba2", "mamba2-serial"))
+    gated, serial = (
+        build(preset(n, "440m"), device="meta") for n in ("amor-mamba2", "mamba2-serial")
+    )
     where = crossing.break_even(128_256, 0.22, 3, 1.66, 3)
 
     def growing(model, *more):  # FLOPs that attention and head add
@@ -106,7 +126,9 @@ def test_the_formulas_are_the_paper_s_and_ours_is_where_declared_attention_meets
     assert growing(serial) == pytest.approx(growing(gated, 0.22) + 0.66 * head, rel=1e-3)
     equal = crossing.bytes_break_even(gated, serial, 0.22, 1.66)
     mine, theirs = gated.cost(int(equal), 0.22, 1.66), serial.cost(int(equal))
-    assert 4 * mine.weights + mine.state_read == pytest.approx(4 * theirs.weights + theirs.state_read, rel=1e-4)
+    assert 4 * mine.weights + mine.state_read == pytest.approx(
+        4 * theirs.weights + theirs.state_read, rel=1e-4
+    )
     assert crossing.break_even(128_256, 1.0, 3, 4, 3) is None
     # where both read less of the head
     assert crossing.break_even(128_256, 0.22, 3, 0.6, 3, 0.25) == pytest.approx(where * 0.35 / 0.66)
@@ -123,40 +145,63 @@ def measured_at(label, context, *rounds):
     """What is known of a model at a context: seconds a token of each round."""
     spent = {"bytes": 1.0, "flops": 1.0, "breakdown": {}, "head_passes": 1.0}
     taken = {"seconds": min(rounds), "median": 1.0, "rounds": rounds, "tokens_per_second": 1.0}
-    return ModelTiming(label=label, name=label.split(" ")[0], context=context, rate=0.22, **spent, **taken)
+    return ModelTiming(
+        label=label, name=label.split(" ")[0], context=context, rate=0.22, **spent, **taken
+    )
 
 
 @pytest.mark.parametrize(
     ("longest", "behind", "verdict"),
-    [(32768, -1.0, "met"), (65536, -0.1, "MISSED"), (32768, 0.5, "MISSED"), (16384, 0.5, "not judged"), (16384, -0.5, "met")],
+    [
+        (32768, -1.0, "met"),
+        (65536, -0.1, "MISSED"),
+        (32768, 0.5, "MISSED"),
+        (16384, 0.5, "not judged"),
+        (16384, -0.5, "met"),
+    ],
 )
-def test_the_crossing_with_a_serial_hybrid_at_440m_is_judged_by_pairs(longest, behind, verdict, monkeypatch):
+def test_the_crossing_with_a_serial_hybrid_at_440m_is_judged_by_pairs(
+    longest, behind, verdict, monkeypatch
+):
     """At the first context we are slower by one second a token, at the longest by `behind`, round by round."""
     monkeypatch.setattr(machine, "gemm_rate", lambda: 1.0)
     monkeypatch.setattr(machine, "bandwidth", lambda: 1.0)
     names, contexts = "amor-mamba2,mamba2-serial", f"3072,{longest}"
-    args = Namespace(rounds=3, models=names, quick=False, scale="440m", contexts=contexts, fire_rates="0.22")
+    args = Namespace(
+        rounds=3, models=names, quick=False, scale="440m", contexts=contexts, fire_rates="0.22"
+    )
     plan = DecodePlan("decode", args)
     plan.table.request("contexts")
-    curves = [measured_at("mamba2-serial", context, 10.0, 20.0, 30.0) for context in (3072, longest)]
-    curves += [measured_at("amor-mamba2 f=0.22", 3072, 9.0, 21.0, 31.0)]  # once faster: its best says nothing
+    curves = [
+        measured_at("mamba2-serial", context, 10.0, 20.0, 30.0) for context in (3072, longest)
+    ]
+    curves += [
+        measured_at("amor-mamba2 f=0.22", 3072, 9.0, 21.0, 31.0)
+    ]  # once faster: its best says nothing
     curves += [measured_at("amor-mamba2 f=0.22", longest, *(10 * k + behind for k in (1, 2, 3)))]
     (found,) = crossings(plan, curves)
     assert found.measured_by_best == 0 and found.measured != 0
     limits = bars.load(Path(bars.__file__).with_name("bars.toml"), rows_of_suites())
     (judged,) = bars.compare(plan.table.result() | {"scale": "440m"}, limits)
     assert judged.verdict == verdict
-    assert bars.compare(plan.table.result() | {"scale": "180m"}, limits) == [], "the bar is one of 440m"
+    assert bars.compare(plan.table.result() | {"scale": "180m"}, limits) == [], (
+        "the bar is one of 440m"
+    )
 
 
 def test_the_command_runs_and_its_table_and_figure_read_its_file(tmp_path, capsys):
     names = "mamba2,mamba2-serial,amor-mamba2,amor-mamba2-gain"
     words = ["--quick", "--rounds", "1", "--contexts", "32,64", "--models", names]
     out = tmp_path / "decode.json"
-    assert main(["bench", "decode", *words, "--parts", "contexts,curve", "--out", str(out), "--json"]) == 0
+    assert (
+        main(["bench", "decode", *words, "--parts", "contexts,curve", "--out", str(out), "--json"])
+        == 0
+    )
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found == json.loads(out.read_text())
-    gated = {f"{name} f={rate}" for name in ("amor-mamba2", "amor-mamba2-gain") for rate in (0.22, 0.4)}
+    gated = {
+        f"{name} f={rate}" for name in ("amor-mamba2", "amor-mamba2-gain") for rate in (0.22, 0.4)
+    }
     assert {c["label"] for c in found["curves"]} == {"mamba2", "mamba2-serial"} | gated
     assert {one["gated"] for one in found["crossings"]} == gated
     assert main(["report", str(out)]) == 0
@@ -168,7 +213,9 @@ def test_the_command_runs_and_its_table_and_figure_read_its_file(tmp_path, capsy
     assert (tmp_path / "decode.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"suite": "ops"}', '{"suite": "decode", "scale": "tiny"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"suite": "ops"}', '{"suite": "decode", "scale": "tiny"}']
+)
 def test_a_file_that_is_not_a_decode_benchmark_is_refused(tmp_path, capsys, text):
     (tmp_path / "other.json").write_text(text)
     assert main(["report", str(tmp_path / "other.json")]) == 2
@@ -202,10 +249,20 @@ def test_how_blocks_fire_on_a_text_is_measured_on_a_trained_folder(tmp_path, mon
     monkeypatch.setattr(machine, "bandwidth", lambda: 1.0)
     save(small("amor-mamba2", vocab=257), tmp_path / "model", bytes_tokenizer())
     (tmp_path / "text.txt").write_text("some words to read " * 5)
-    words = ["firing", "--model", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt"), "--quick", "--json"]
+    words = [
+        "firing",
+        "--model",
+        str(tmp_path / "model"),
+        "--text",
+        str(tmp_path / "text.txt"),
+        "--quick",
+        "--json",
+    ]
     assert benchmark(words) == 0
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    some, every, followed = (row["numbers"][f"{name}, aimed at 22%"] for name in ("some", "all", "followed"))
+    some, every, followed = (
+        row["numbers"][f"{name}, aimed at 22%"] for name in ("some", "all", "followed")
+    )
     assert 0 <= every <= some <= 1 and 0 <= followed <= 1
     save(small("mamba2", vocab=257), tmp_path / "other", bytes_tokenizer())
     words[2] = str(tmp_path / "other")

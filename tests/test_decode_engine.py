@@ -27,7 +27,10 @@ SWITCHED = {
     "every saving": EVERY,
     "none": Savings.none(),
     "the model's forward": dataclasses.replace(EVERY, compiled=False),
-    **{f"no {f.name}": dataclasses.replace(EVERY, **{f.name: False}) for f in dataclasses.fields(Savings)},
+    **{
+        f"no {f.name}": dataclasses.replace(EVERY, **{f.name: False})
+        for f in dataclasses.fields(Savings)
+    },
 }
 LENGTHS = (19, 1, 30, 7, 19)
 
@@ -59,8 +62,14 @@ def as_the_full_forward(model, prompts, text, known):
         for mine, n in zip(logits, known, strict=True):
             close(n.logits[row], mine, "logits")
         for block, gate in enumerate(out.gates):
-            assert gate.fire[0, start:-1].tolist() == [bool(n.fire[row, block]) for n in known], f"row {row}, block {block}"
-            close(torch.stack([n.score[row, block] for n in known]), gate.score[0, start:-1].float(), "scores")
+            assert gate.fire[0, start:-1].tolist() == [bool(n.fire[row, block]) for n in known], (
+                f"row {row}, block {block}"
+            )
+            close(
+                torch.stack([n.score[row, block] for n in known]),
+                gate.score[0, start:-1].float(),
+                "scores",
+            )
 
 
 def prompts_of(lengths):
@@ -79,10 +88,23 @@ FINAL = {"blocks.probe": "final"}
 @pytest.mark.parametrize(
     ("name", "changes", "switched"),
     [
-        *(("amor-mamba2", FINAL, how) for how in ("every saving", "no joint", "no speculate", "the model's forward")),
-        *(("amor-mamba2", {"blocks.decide": "once"}, how) for how in ("every saving", "no joint", "the model's forward")),
-        *(("amor-gated-deltanet-gain", {"blocks.decide": how}, "every saving") for how in ("each", "once")),
-        ("amor-mamba2", FINAL | {"blocks.decide": "once", "blocks.first": "prenorm"}, "every saving"),
+        *(
+            ("amor-mamba2", FINAL, how)
+            for how in ("every saving", "no joint", "no speculate", "the model's forward")
+        ),
+        *(
+            ("amor-mamba2", {"blocks.decide": "once"}, how)
+            for how in ("every saving", "no joint", "the model's forward")
+        ),
+        *(
+            ("amor-gated-deltanet-gain", {"blocks.decide": how}, "every saving")
+            for how in ("each", "once")
+        ),
+        (
+            "amor-mamba2",
+            FINAL | {"blocks.decide": "once", "blocks.first": "prenorm"},
+            "every saving",
+        ),
         ("amor-mamba2-mlp", FINAL | {"blocks.gate": "margin"}, "every saving"),
     ],
 )
@@ -98,7 +120,10 @@ def writes_as_it_reads(model, savings):
         as_the_full_forward(model, prompts, text, fires)
 
 
-@pytest.mark.parametrize("name", ["amor-mamba2-classic", "amor-gated-deltanet-prenorm", "amor-mamba2-nogate", "amor-mamba2-mlp"])
+@pytest.mark.parametrize(
+    "name",
+    ["amor-mamba2-classic", "amor-gated-deltanet-prenorm", "amor-mamba2-nogate", "amor-mamba2-mlp"],
+)
 @pytest.mark.parametrize("savings", [EVERY, dataclasses.replace(EVERY, compiled=False)])
 def test_ablations_decode_as_they_read(name, savings):
     model, prompts = small(name), prompts_of((9, 4))
@@ -217,10 +242,16 @@ def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypat
 
     asked, fire, run = [], AllBlocksProgram.fire, AllBlocksProgram.run
     monkeypatch.setattr(
-        AllBlocksProgram, "fire", lambda self, index, h, *more: asked.append(len(h)) or fire(self, index, h, *more)
+        AllBlocksProgram,
+        "fire",
+        lambda self, index, h, *more: asked.append(len(h)) or fire(self, index, h, *more),
     )
     monkeypatch.setattr(  # without foresight it runs to the end from the last block alone
-        AllBlocksProgram, "run", lambda self, index, h, *more: asked.append(len(h) * (3 - index)) or run(self, index, h, *more)
+        AllBlocksProgram,
+        "run",
+        lambda self, index, h, *more: (
+            asked.append(len(h) * (3 - index)) or run(self, index, h, *more)
+        ),
     )
     engine = Engine(small("amor-mamba2"), policy=Fixed(False))
     session = engine.prefill(prompts_of(LENGTHS))
@@ -235,8 +266,12 @@ def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypat
 def test_the_policy_follows_what_blocks_did():
     policy = Follow()
     for _ in range(500):  # row 0 fires at blocks 0 and 2, row 1 at block 1, rows 2 and 3 never
-        policy.observe([[True, False, False, False], [False, True, False, False], [True, False, False, False]])
-    assert 0.4 < policy.refire_rate < 0.6 and not policy.speculates()  # one of two firings before the last is followed by another
+        policy.observe(
+            [[True, False, False, False], [False, True, False, False], [True, False, False, False]]
+        )
+    assert (
+        0.4 < policy.refire_rate < 0.6 and not policy.speculates()
+    )  # one of two firings before the last is followed by another
     for _ in range(500):
         policy.observe([[True], [True], [True]])
     assert policy.speculates()
@@ -255,9 +290,19 @@ def test_keys_and_values_never_move_while_reserved_room_lasts(name):
 @pytest.mark.parametrize("name", ["mamba2", "amor-gated-deltanet"])
 def test_recurrent_states_are_written_in_place(name):
     session = Engine(small(name)).prefill(prompts_of((20,)), room=50)
-    places = [t.data_ptr() for part in session.state.parts for t in part.values() if isinstance(t, torch.Tensor)]
+    places = [
+        t.data_ptr()
+        for part in session.state.parts
+        for t in part.values()
+        if isinstance(t, torch.Tensor)
+    ]
     greedy(session, 5)
-    assert places == [t.data_ptr() for part in session.state.parts for t in part.values() if isinstance(t, torch.Tensor)]
+    assert places == [
+        t.data_ptr()
+        for part in session.state.parts
+        for t in part.values()
+        if isinstance(t, torch.Tensor)
+    ]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "amor-mamba2-mlp"])
@@ -275,7 +320,9 @@ def test_a_format_speaks_as_a_model_of_the_weights_it_stands_for(name, kind):
         state, want = out.state, stands_for.logits(out.hidden[:, 0])
         apart.append(float((got - want).abs().max() / want.abs().max()))
     assert max(apart) <= FORMATS[kind].tolerance
-    assert sorted(apart)[len(apart) // 2] <= FORMATS[kind].tolerance / 2, "and mostly well within it"
+    assert sorted(apart)[len(apart) // 2] <= FORMATS[kind].tolerance / 2, (
+        "and mostly well within it"
+    )
 
 
 def test_wrong_calls_are_refused_with_a_reason():
@@ -304,6 +351,10 @@ def test_what_a_step_spends_is_what_the_model_declares(name):
         passes, rows = engine.passes.passes - before.passes, engine.passes.rows - before.rows
         assert spent.flops == pytest.approx(model.cost(context, rate, rows).flops)
         declared = model.cost(context, rate, passes)
-        norms = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 1 or "conv1d" in n)  # counted by nobody
-        most = round(declared.weights * 4 + declared.state_read)  # a whole number but for the rate's rounding
+        norms = sum(
+            p.numel() for n, p in model.named_parameters() if p.ndim == 1 or "conv1d" in n
+        )  # counted by nobody
+        most = round(
+            declared.weights * 4 + declared.state_read
+        )  # a whole number but for the rate's rounding
         assert most - 4 * norms <= spent.bytes <= most

@@ -37,9 +37,12 @@ def odd_prompts(count):
         lambda: "",
         lambda: rng.choice("aé注🙂"),
         lambda: "<|end_of_text|>" * rng.randint(1, 4),
-        lambda: bytes(rng.randrange(256) for _ in range(rng.randint(1, 20))).decode("utf-8", "replace"),
+        lambda: bytes(rng.randrange(256) for _ in range(rng.randint(1, 20))).decode(
+            "utf-8", "replace"
+        ),
         lambda: "".join(
-            chr(rng.choice((rng.randrange(32, 127), rng.randrange(0xA0, 0xD7FF)))) for _ in range(rng.randint(1, 12))
+            chr(rng.choice((rng.randrange(32, 127), rng.randrange(0xA0, 0xD7FF))))
+            for _ in range(rng.randint(1, 12))
         ),
         lambda: "\x00\x07\n\t" * rng.randint(1, 3),
     ]
@@ -50,11 +53,15 @@ def test_a_thousand_odd_prompts_never_crash_it_and_never_mix(model):
     prompts = odd_prompts(999)
     prompts.insert(500, "x" * 10_000)
     engine = Engine(model)
-    found = amor.generate_batch(engine, bytes_tokenizer(), prompts, max_tokens=4, temperature=0, rows=16)
+    found = amor.generate_batch(
+        engine, bytes_tokenizer(), prompts, max_tokens=4, temperature=0, rows=16
+    )
     assert all(1 <= len(t.tokens) <= 4 and t.end in ("stop", "length") for t in found)
     order = list(range(1000))
     random.Random(1).shuffle(order)
-    other = amor.generate_batch(engine, bytes_tokenizer(), [prompts[i] for i in order], max_tokens=4, temperature=0, rows=12)
+    other = amor.generate_batch(
+        engine, bytes_tokenizer(), [prompts[i] for i in order], max_tokens=4, temperature=0, rows=12
+    )
     for place, index in enumerate(order):
         assert other[place].tokens == found[index].tokens, prompts[index]
 
@@ -63,7 +70,12 @@ def test_a_row_s_text_depends_on_its_seed_and_not_on_its_mates(model):
     prompts = odd_prompts(12)
     stop = [chr(c) for c in range(32, 100)]  # so that rows end one after another
     kinds = [{"rows": 1}, {"rows": 5}, {"rows": 12}, {"rows": 5, "seed": 1}]
-    texts = [amor.generate_batch(model, bytes_tokenizer(), prompts, max_tokens=6, top_p=0.9, stop=stop, **k) for k in kinds]
+    texts = [
+        amor.generate_batch(
+            model, bytes_tokenizer(), prompts, max_tokens=6, top_p=0.9, stop=stop, **k
+        )
+        for k in kinds
+    ]
     found = [[t.tokens for t in texts_of] for texts_of in texts]
     assert found[0] == found[1] == found[2] != found[3]
     assert len({len(tokens) for tokens in found[0]}) > 2
@@ -79,11 +91,15 @@ def test_only_stop_tokens_end_at_once_and_spell_nothing(model):
         return session
 
     sure.prefill = ended
-    found = amor.generate_batch(sure, bytes_tokenizer(), ["<|end_of_text|>" * 3, ""], max_tokens=9, temperature=0)
+    found = amor.generate_batch(
+        sure, bytes_tokenizer(), ["<|end_of_text|>" * 3, ""], max_tokens=9, temperature=0
+    )
     assert [(t.text, t.tokens, t.end) for t in found] == [("", [END], "stop")] * 2
 
 
-@pytest.mark.parametrize("tokenizer", [bytes_tokenizer(), train_bpe([WORDS * 20], 300)], ids=["bytes", "bpe"])
+@pytest.mark.parametrize(
+    "tokenizer", [bytes_tokenizer(), train_bpe([WORDS * 20], 300)], ids=["bytes", "bpe"]
+)
 def test_text_comes_in_whole_characters_and_none_is_lost(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     pieces = [detokenizer.add(token) for token in tokenizer.encode(WORDS).ids]
@@ -94,7 +110,8 @@ def test_text_comes_in_whole_characters_and_none_is_lost(tokenizer):
 def test_bytes_that_are_no_text_are_marked_and_hold_nothing_up():
     detokenizer = Detokenizer(bytes_tokenizer())
     assert (
-        "".join(detokenizer.add(token) for token in [0xE6, 0x41, 0xFF, 0x42, END, 0xF0]) + detokenizer.flush()
+        "".join(detokenizer.add(token) for token in [0xE6, 0x41, 0xFF, 0x42, END, 0xF0])
+        + detokenizer.flush()
         == "\ufffdA\ufffdB\ufffd"
     )
 
@@ -141,7 +158,9 @@ def run(capsys, *words):
 
 
 def test_the_command_writes_plain_text_into_a_pipe_and_closes_with_what_it_cost(folder, capsys):
-    code, out, err = run(capsys, folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0)
+    code, out, err = run(
+        capsys, folder, "--prompt", "hello", "--max-tokens", 12, "--temperature", 0
+    )
     assert code == 0 and "\x1b" not in out and out.endswith("\n")
     for words in ("tokens/s", "fired", "head passes per token", "of attention skipped"):
         assert words in err
@@ -156,7 +175,19 @@ def test_a_batch_file_gives_a_line_of_json_a_prompt(folder, capsys, tmp_path):
     (tmp_path / "in.jsonl").write_text('"one"\n{"prompt": ""}\n{"prompt": "three\\n"}\n')
     (tmp_path / "in.txt").write_text("one\n\nthree\n")
     for name in ("in.jsonl", "in.txt"):
-        assert run(capsys, folder, "--batch", tmp_path / name, "--out", tmp_path / "o.jsonl", "--max-tokens", 3)[0] == 0
+        assert (
+            run(
+                capsys,
+                folder,
+                "--batch",
+                tmp_path / name,
+                "--out",
+                tmp_path / "o.jsonl",
+                "--max-tokens",
+                3,
+            )[0]
+            == 0
+        )
         lines = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
         assert [line["prompt"].strip() for line in lines] == ["one", "", "three"]
         assert all(len(line["fire"]) == len(line["tokens"]) for line in lines)
@@ -164,7 +195,9 @@ def test_a_batch_file_gives_a_line_of_json_a_prompt(folder, capsys, tmp_path):
 
 def test_a_firing_rate_and_another_gate_are_set_at_run_time(folder, capsys):
     def fired(*words):
-        code, out, _ = run(capsys, folder, "--prompt", "hello there", "--max-tokens", 60, "--json", *words)
+        code, out, _ = run(
+            capsys, folder, "--prompt", "hello there", "--max-tokens", 60, "--json", *words
+        )
         assert code == 0
         return json.loads(out.splitlines()[-1])
 
@@ -183,7 +216,9 @@ def test_a_firing_rate_and_another_gate_are_set_at_run_time(folder, capsys):
 
 @pytest.mark.parametrize("kind", ["float16", "int8", "int4"])
 def test_rounded_weights_say_what_they_cost(folder, capsys, kind):
-    code, _, err = run(capsys, folder, "--prompt", "hello there", "--max-tokens", 5, "--weights", kind)
+    code, _, err = run(
+        capsys, folder, "--prompt", "hello there", "--max-tokens", 5, "--weights", kind
+    )
     assert code == 0 and f"{kind}: perplexity" in err
 
 

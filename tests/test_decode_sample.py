@@ -32,7 +32,9 @@ def test_top_p_leaves_the_fewest_best_that_hold_the_probability(vocab, top_p):
         needed = 1
         while needed < vocab and row[order[:needed]].sum() < top_p:
             needed += 1
-        assert abs(len(left) - needed) <= (1 if top_p > 0.99 else 0)  # sums of thousands of numbers meet 0.999 one token apart
+        assert abs(len(left) - needed) <= (
+            1 if top_p > 0.99 else 0
+        )  # sums of thousands of numbers meet 0.999 one token apart
         assert left == set(order[: len(left)].tolist())
 
 
@@ -48,7 +50,9 @@ def test_filters_work_one_after_another():
     for row, left in zip(scores, allowed(scores, top_k=10, top_p=0.6), strict=True):
         best = row.topk(10)
         p = best.values.softmax(0)
-        assert left == {int(t) for t, before in zip(best.indices, p.cumsum(0) - p, strict=True) if before < 0.6}
+        assert left == {
+            int(t) for t, before in zip(best.indices, p.cumsum(0) - p, strict=True) if before < 0.6
+        }
 
 
 def test_a_token_is_drawn_as_often_as_its_probability_says():
@@ -69,14 +73,19 @@ def test_the_last_place_of_all_is_still_a_possible_token():
 
 def test_temperature_0_takes_the_best():
     scores = logits()
-    assert torch.equal(Sampler(Sampling(temperature=0), range(3), [[]] * 3, 50).choose(scores), scores.argmax(1))
+    assert torch.equal(
+        Sampler(Sampling(temperature=0), range(3), [[]] * 3, 50).choose(scores), scores.argmax(1)
+    )
 
 
 def test_the_penalty_makes_tokens_met_before_less_likely():
     scores = torch.tensor([[3.0, 2.9, -1.0], [3.0, 2.9, -1.0]])
     sampler = Sampler(Sampling(temperature=0, repetition_penalty=1.5), range(2), [[0], []], 3)
     assert sampler.choose(scores).tolist() == [1, 0]
-    assert sampler.choose(scores).tolist() == [0, 1]  # 3 / 1.5 = 2 against 2.9 / 1.5; then row 1 has met 0
+    assert sampler.choose(scores).tolist() == [
+        0,
+        1,
+    ]  # 3 / 1.5 = 2 against 2.9 / 1.5; then row 1 has met 0
 
 
 def test_a_row_draws_the_same_whatever_stands_beside_it():
@@ -88,7 +97,9 @@ def test_a_row_draws_the_same_whatever_stands_beside_it():
                 sampler.select([names.index(n) for n in keep])
                 names = keep
             for name, token in zip(
-                names, sampler.choose(torch.cat([logits(1, seed=100 * n + step) for n in names])), strict=True
+                names,
+                sampler.choose(torch.cat([logits(1, seed=100 * n + step) for n in names])),
+                strict=True,
             ):
                 found[name].append(int(token))
         return found
@@ -100,7 +111,14 @@ def test_a_row_draws_the_same_whatever_stands_beside_it():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": -1}, {"top_p": 1.5}, {"min_p": -0.1}, {"top_k": -1}, {"repetition_penalty": 0}]
+    "wrong",
+    [
+        {"temperature": -1},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"top_k": -1},
+        {"repetition_penalty": 0},
+    ],
 )
 def test_impossible_options_are_refused_by_name(wrong):
     with pytest.raises(amor.AmorError, match=next(iter(wrong))):

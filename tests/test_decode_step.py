@@ -30,7 +30,9 @@ def tensors(state):
     """Every tensor of a state, keys and values as far as they are used."""
     for part in state.parts:
         for name, held in part.items():
-            yield from [(name, held)] if isinstance(held, torch.Tensor) else [("k", held.k), ("v", held.v)]
+            yield from (
+                [(name, held)] if isinstance(held, torch.Tensor) else [("k", held.k), ("v", held.v)]
+            )
 
 
 @pytest.mark.parametrize("kind", list(FORMATS))
@@ -45,7 +47,9 @@ def test_a_row_s_step_has_the_same_bits_beside_others_and_with_more_threads(name
         after, together = engine.step(token, state.fork())
         torch.set_num_threads(1)
         for row, (own, alone) in enumerate(apart):
-            assert torch.equal(together.logits[row], alone.logits[0]), f"row {row}, {threads} threads"
+            assert torch.equal(together.logits[row], alone.logits[0]), (
+                f"row {row}, {threads} threads"
+            )
             for (part, mine), (_, theirs) in zip(tensors(after), tensors(own), strict=True):
                 assert torch.equal(mine[row], theirs[0]), part
 
@@ -157,10 +161,13 @@ def test_a_mixer_that_inherits_a_program_of_another_forward_runs_its_own():
     layer.mixer = other
     engine = Engine(model)
     assert (
-        engine.path == "compiled steps, layer 1 by its own forward (Doubled has a forward of its own, and only Mamba2's program)"
+        engine.path
+        == "compiled steps, layer 1 by its own forward (Doubled has a forward of its own, and only Mamba2's program)"
     )
     session = engine.prefill([[1, 2], [3]])
-    close(session.step([5, 6]).logits[0], model.logits(model(torch.tensor([[1, 2, 5]])).hidden[0, -1]))
+    close(
+        session.step([5, 6]).logits[0], model.logits(model(torch.tensor([[1, 2, 5]])).hidden[0, -1])
+    )
 
 
 @pytest.mark.parametrize("kind", list(FORMATS))
@@ -170,7 +177,11 @@ def test_weights_that_changed_after_packing_are_packed_again(kind):
     engine = Engine(model, weights=kind)
     session = engine.prefill([[1, 2, 3]])
     session.step([4])
-    for weight in (p for n, p in model.named_parameters() if "in_proj" in n or "A_log" in n or "alpha" in n or "conv" in n):
+    for weight in (
+        p
+        for n, p in model.named_parameters()
+        if "in_proj" in n or "A_log" in n or "alpha" in n or "conv" in n
+    ):
         weight.mul_(0.5)
     fork = session.fork()
     want = Engine(model, weights=kind).resume(fork.state).step([5]).logits
@@ -193,9 +204,17 @@ def test_a_state_that_does_not_fit_is_refused_before_memory_is_touched():
         engine.step(token, one_row)
     for name in ("transformer", "amor-mamba2"):
         engine = Engine(small(name))
-        for broken in (lambda t: t[:1], lambda t: t[:, :1], lambda t: t.double(), lambda t: t[..., :8]):
+        for broken in (
+            lambda t: t[:1],
+            lambda t: t[:, :1],
+            lambda t: t.double(),
+            lambda t: t[..., :8],
+        ):
             state, token = read(small(name), 2)
-            parts = tuple({n: h if isinstance(h, torch.Tensor) else h.map(broken) for n, h in p.items()} for p in state.parts)
+            parts = tuple(
+                {n: h if isinstance(h, torch.Tensor) else h.map(broken) for n, h in p.items()}
+                for p in state.parts
+            )
             with pytest.raises(amor.AmorError, match="not one of this model: 'kv'"):
                 engine.step(token, dataclasses.replace(state, parts=parts))
 
@@ -220,8 +239,13 @@ def test_neighbours_in_memory_are_gathered_as_one_and_only_pages_that_are_all_th
     room = torch.empty(4 * page, dtype=torch.int8)
     first, second, far = room[:100], room[100:page], room[3 * page :]
     start = room.data_ptr()
-    assert pages.spans([far, second, first]) == [(start, start + page), (start + 3 * page, start + 4 * page)]
-    assert pages.whole_pages([(page - 1, 3 * page + 1), (5 * page + 1, 6 * page + 5)]) == [(page, 3 * page)]
+    assert pages.spans([far, second, first]) == [
+        (start, start + page),
+        (start + 3 * page, start + 4 * page),
+    ]
+    assert pages.whole_pages([(page - 1, 3 * page + 1), (5 * page + 1, 6 * page + 5)]) == [
+        (page, 3 * page)
+    ]
     assert pages.use_huge_pages([torch.empty(10)]) == 0
 
 
@@ -232,12 +256,19 @@ def test_blocks_run_as_if_they_fired_leave_no_trace_where_they_do_not(fires, pro
     model = small("amor-mamba2", **{"blocks.probe": probe})
     found = []
     for speculate in (True, False):
-        gates = [ScheduledGate(block.gate, float(fire), 15, 6) for block, fire in zip(model.each_block(), fires, strict=True)]
+        gates = [
+            ScheduledGate(block.gate, float(fire), 15, 6)
+            for block, fire in zip(model.each_block(), fires, strict=True)
+        ]
         engine = Engine(model, policy=Fixed(speculate), gates=gates)
         state, token = read(model, 2)
         for _ in range(2):
             state, seen = engine.step(token, state)
-        known = seen.greedy_token, seen.fire, *(t for part in state.parts[-3:] for t in (part["kv"].k, part["kv"].v))
+        known = (
+            seen.greedy_token,
+            seen.fire,
+            *(t for part in state.parts[-3:] for t in (part["kv"].k, part["kv"].v)),
+        )
         found.append((known, seen))
     assert found[0][0][1].tolist() == [list(fires)] * 2
     for mine, theirs in zip(found[0][0], found[1][0], strict=True):
@@ -261,7 +292,9 @@ def test_a_position_outside_its_slots_is_refused_and_nothing_is_written():
     engine = Engine(model)
     state, token = read(model, 2)
     for wrong in (-1, 10_000):
-        broken = dataclasses.replace(state.fork(), position=torch.tensor([6, wrong]), rows_aligned=False)
+        broken = dataclasses.replace(
+            state.fork(), position=torch.tensor([6, wrong]), rows_aligned=False
+        )
         with pytest.raises(amor.AmorError, match="not one of this model"):
             engine.step(token, broken)
 

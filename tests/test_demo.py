@@ -39,15 +39,25 @@ def test_the_demo_says_what_it_learned_and_leaves_a_report(out, capsys):
     words = f"chosen by chance it saves {saved['chance']:.3f}, run on all {saved['everywhere']:.3f}"
     assert f"that saved {saved['gate']:.3f}" in said and words in said
     assert len(found["fire"]) == 3 and found["judged"]["tokens"] == 4 * 24
-    right = {name: found["recall"][name]["mean"] for name in ("gate", "chance", "everywhere", "never")}
-    assert f"ran on {found['recall']['rate']:.0%} of the tokens, where the gate chose, and {right['gate']:.0%} of the" in said
-    assert f"by chance {right['chance']:.0%}, run on all {right['everywhere']:.0%}, run on none {right['never']:.0%}" in said
+    right = {
+        name: found["recall"][name]["mean"] for name in ("gate", "chance", "everywhere", "never")
+    }
+    assert (
+        f"ran on {found['recall']['rate']:.0%} of the tokens, where the gate chose, and {right['gate']:.0%} of the"
+        in said
+    )
+    assert (
+        f"by chance {right['chance']:.0%}, run on all {right['everywhere']:.0%}, run on none {right['never']:.0%}"
+        in said
+    )
 
 
 def test_a_demo_of_its_own_length_or_model_is_the_text_alone(out, capsys):
     assert ran(out, "--steps", "2", "--json") == 0
     said = capsys.readouterr().out
-    assert json.loads(said.splitlines()[-1])["recall"] is None and "asked for among noise" not in said
+    assert (
+        json.loads(said.splitlines()[-1])["recall"] is None and "asked for among noise" not in said
+    )
 
 
 def test_what_the_last_number_counts_is_what_recall_counts(out):
@@ -56,9 +66,13 @@ def test_what_the_last_number_counts_is_what_recall_counts(out):
     found = demo.train_recall(out / "recall")
     text = task.rows(0, "test", 0, 0, 256)
     for gate in ("never", "always"):
-        best = model.logits(model(text.tokens, gates=override_gates(own_gates(model), gate)).hidden).argmax(-1)
+        best = model.logits(
+            model(text.tokens, gates=override_gates(own_gates(model), gate)).hidden
+        ).argmax(-1)
         right = (best == text.targets)[text.question > 0].double().mean()
-        assert found["everywhere" if gate == "always" else gate]["mean"] == pytest.approx(float(right), abs=1e-9)
+        assert found["everywhere" if gate == "always" else gate]["mean"] == pytest.approx(
+            float(right), abs=1e-9
+        )
     fires = [g.fire.double().mean() for g in model(text.tokens).gates]
     assert found["rate"] == pytest.approx(float(sum(fires) / 3), abs=1e-6)
 
@@ -74,13 +88,18 @@ def test_a_finished_demo_is_shown_again_and_not_trained_again(out, capsys):
 
 def test_a_stopped_demo_goes_on(out, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr("amor.train.loop.train", lambda recipe, to, seen, *more: train(recipe, to, [*seen, Killer(2)], *more))
+        patch.setattr(
+            "amor.train.loop.train",
+            lambda recipe, to, seen, *more: train(recipe, to, [*seen, Killer(2)], *more),
+        )
         with pytest.raises(KilledError):
             ran(out)
     capsys.readouterr()
     assert ran(out) == 0
     said = capsys.readouterr().out
-    assert "holds a demo that was stopped; it goes on" in said and "going on from step-000001" in said
+    assert (
+        "holds a demo that was stopped; it goes on" in said and "going on from step-000001" in said
+    )
 
 
 def test_a_demo_of_another_kind_is_neither_mixed_in_nor_lost(out, capsys):

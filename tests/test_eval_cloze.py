@@ -8,7 +8,9 @@ from amor.eval import cloze, tasks
 from amor.eval.cloze import ClozeRow, CompletionRow
 from amor.eval.tasks.swde import PageRow
 
-PLAIN = "".join(chr(ord("a") + i % 7) for i in range(300))  # no word of it is longer than the alphabet's first seven letters
+PLAIN = "".join(
+    chr(ord("a") + i % 7) for i in range(300)
+)  # no word of it is longer than the alphabet's first seven letters
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,9 @@ def at(place, word="KEY"):
     [(0, 0, 100), (20, 0, 100), (50, 0, 100), (150, 100, 200), (240, 190, 290), (297, 247, 300)],
     ids=["start", "near the start", "half a budget in", "middle", "near the end", "end"],
 )
-def test_a_window_is_centred_on_the_answer_and_what_is_left_over_goes_behind_it(encoder, place, begin, end):
+def test_a_window_is_centred_on_the_answer_and_what_is_left_over_goes_behind_it(
+    encoder, place, begin, end
+):
     context = at(place)
     assert cloze.window(encoder, context, ["key"], 100) == context[begin:end]
 
@@ -53,7 +57,9 @@ def test_other_answers_are_looked_for_when_the_first_is_absent(encoder):
     assert cloze.window(encoder, row.context, ["none"], 100, row) == row.context[100:200]
     told = ClozeRow(context=PLAIN, question="q", answers=["none"], tok_pos=120)
     assert cloze.window(encoder, PLAIN, ["none"], 100, told) == PLAIN[70:170]
-    assert cloze.window(encoder, PLAIN[:90], ["none"], 100, told) == PLAIN[:90][89 - 50 :]  # a short context needs no telling
+    assert (
+        cloze.window(encoder, PLAIN[:90], ["none"], 100, told) == PLAIN[:90][89 - 50 :]
+    )  # a short context needs no telling
 
 
 def test_a_document_that_fits_is_left_as_it_is(encoder):
@@ -63,17 +69,41 @@ def test_a_document_that_fits_is_left_as_it_is(encoder):
 FILM = "A film. Year: 1977.\nSummary of information above... year:"
 PROMPTS = [
     ("cloze_swde", PageRow(text=FILM, value="1977", key="year"), "A film. Year: 1977. Year:"),
-    ("cloze_swde", PageRow(text="A film: 1977\n\nYear:year:", value="1977", key="year"), "A film: 1977. Year:"),
-    ("cloze_fda", CompletionRow(text="A kit.\n\nDEVICE:", value="kit", key="device"), "A kit. Device:"),
-    ("cloze_squad", CompletionRow(text=" It ran in June. It ran in ", value="June"), "It ran in June. It ran in"),
-    ("cloze_triviaqa", ClozeRow(context="[TLE] Oslo [PAR] is. It isIt IS", question="It is ", answers=["x"]), "Oslo  is. It is"),
-    ("cloze_drop", ClozeRow(context="They won. they ranThey ran", question="They ran", answers=["7"]), "They won. They ran"),
+    (
+        "cloze_swde",
+        PageRow(text="A film: 1977\n\nYear:year:", value="1977", key="year"),
+        "A film: 1977. Year:",
+    ),
+    (
+        "cloze_fda",
+        CompletionRow(text="A kit.\n\nDEVICE:", value="kit", key="device"),
+        "A kit. Device:",
+    ),
+    (
+        "cloze_squad",
+        CompletionRow(text=" It ran in June. It ran in ", value="June"),
+        "It ran in June. It ran in",
+    ),
+    (
+        "cloze_triviaqa",
+        ClozeRow(context="[TLE] Oslo [PAR] is. It isIt IS", question="It is ", answers=["x"]),
+        "Oslo  is. It is",
+    ),
+    (
+        "cloze_drop",
+        ClozeRow(context="They won. they ranThey ran", question="They ran", answers=["7"]),
+        "They won. They ran",
+    ),
     (
         "cloze_nq",
         ClozeRow(context="Ouse runs. It runsIt runs", question="It runs", answers=["Ouse"]),
         "Ouse runs. It runs. It runs",
     ),
-    ("cloze_nq", ClozeRow(context="Ouse runs. it runs", question="It runs", answers=["Ouse"]), "Ouse runs. it runs. It runs"),
+    (
+        "cloze_nq",
+        ClozeRow(context="Ouse runs. it runs", question="It runs", answers=["Ouse"]),
+        "Ouse runs. it runs. It runs",
+    ),
 ]
 
 
@@ -90,7 +120,10 @@ def test_a_long_document_is_cut_to_its_length():
     assert 1998 - 2 <= doc["tokens"] - len(". Year:") <= 1998
     assert "Year: 1977" in doc["prompt"]
     nq = [ClozeRow(context="z " * 3000, question="It is", answers=["zz"])]
-    assert len(tasks.all_tasks()["cloze_nq"].documents(nq, bytes_tokenizer())[0]["prompt"]) < 1950 / 2 + 20
+    assert (
+        len(tasks.all_tasks()["cloze_nq"].documents(nq, bytes_tokenizer())[0]["prompt"])
+        < 1950 / 2 + 20
+    )
 
 
 def test_an_answer_counts_wherever_and_however_it_is_written():

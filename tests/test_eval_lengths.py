@@ -67,7 +67,9 @@ def test_one_pass_equals_a_pass_for_every_length(name):
             fired.append([float(gate.fire[0, -6:].double().mean()) for gate in out.gates])
         assert found.prefix[i] == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
         assert found.bucket[i] == pytest.approx(math.exp(np.mean(last)), rel=1e-5)
-        assert found.errors[i] == pytest.approx(found.prefix[i] * np.std(losses, ddof=1) / math.sqrt(3), rel=1e-3)
+        assert found.errors[i] == pytest.approx(
+            found.prefix[i] * np.std(losses, ddof=1) / math.sqrt(3), rel=1e-3
+        )
         if of.blocks:
             assert found.rates[i] == pytest.approx(np.mean(fired, axis=0).tolist())
     assert bool(found.rates) == bool(of.blocks)
@@ -82,7 +84,10 @@ def test_the_prefix_perplexity_is_the_one_evaluation_finds():
 def test_gates_closed_and_open_are_counted_as_such():
     of, chosen = model(), spans(bytes_tokenizer(), documents(2, 30), SHORT, 2)
     found = {fire: judged(of, chosen, gates=force_all(of, fire)) for fire in (False, True)}
-    assert curve(found[False]).rates == ((0.0,) * 3,) * 3 and curve(found[True]).rates == ((1.0,) * 3,) * 3
+    assert (
+        curve(found[False]).rates == ((0.0,) * 3,) * 3
+        and curve(found[True]).rates == ((1.0,) * 3,) * 3
+    )
     assert found[True][0].gates.fires == (37, 37, 37) and found[True][0].gates.tokens == 37
     own = judged(of, chosen)
     assert 0 < sum(own[0].gates.fires) < 3 * 37
@@ -109,7 +114,11 @@ def test_going_on_after_a_stop_equals_never_stopping():
 
 
 def test_the_spread_of_one_segment_is_not_made_up():
-    assert curve(judged(model(), spans(bytes_tokenizer(), documents(1, 30), SHORT, 1))).errors == (0.0, 0.0, 0.0)
+    assert curve(judged(model(), spans(bytes_tokenizer(), documents(1, 30), SHORT, 1))).errors == (
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_a_long_segment_holds_no_logit_for_every_token_and_word():
@@ -126,7 +135,10 @@ def test_long_documents_give_their_beginning_and_short_ones_are_joined():
     assert [bytes(span.ids.tolist()).decode() for span in found[:2]] == [text[:51] for text in long]
     joined = [*b"abc", END, *b"defgh", END, *b"ij" * 20, END]
     assert found[2].ids.tolist() == joined[:51]
-    assert [span.documents for span in spans(bytes_tokenizer(), [*short, *long], (50,), 2)] == [1, 1]
+    assert [span.documents for span in spans(bytes_tokenizer(), [*short, *long], (50,), 2)] == [
+        1,
+        1,
+    ]
 
 
 def test_what_is_left_of_a_joined_document_begins_the_next_segment():
@@ -152,7 +164,9 @@ def test_lengths_that_do_not_rise_are_refused(lengths):
 
 
 def test_wrong_texts_are_one_line():
-    with pytest.raises(AmorError, match=r"books holds 6 tokens, less than one segment of 38; give more") as error:
+    with pytest.raises(
+        AmorError, match=r"books holds 6 tokens, less than one segment of 38; give more"
+    ) as error:
         spans(bytes_tokenizer(), ["abc", "def"], SHORT, 2, source="books")
     assert one_line(error)
     with pytest.raises(AmorError, match="segments 0"):
@@ -184,10 +198,20 @@ def write(path, *rows):
 
 
 STAND_INS = {
-    "gov_report": ("long/leval_gov_report.jsonl.gz", {"input": "A report.", "outputs": ["no"]}, "A report."),
+    "gov_report": (
+        "long/leval_gov_report.jsonl.gz",
+        {"input": "A report.", "outputs": ["no"]},
+        "A report.",
+    ),
     "qmsum": (
         "long/qmsum_test.jsonl.gz",
-        {"topic_list": [], "meeting_transcripts": [{"speaker": "Ann", "content": "Yes."}, {"speaker": "Bob", "content": "No."}]},
+        {
+            "topic_list": [],
+            "meeting_transcripts": [
+                {"speaker": "Ann", "content": "Yes."},
+                {"speaker": "Bob", "content": "No."},
+            ],
+        },
         "Ann: Yes.\nBob: No.",
     ),
     "qasper": (
@@ -195,11 +219,18 @@ STAND_INS = {
         {
             "title": "On gates",
             "abstract": "We look.",
-            "full_text": [{"section_name": "Work", "paragraphs": ["One.", "Two."]}, {"section_name": None, "paragraphs": []}],
+            "full_text": [
+                {"section_name": "Work", "paragraphs": ["One.", "Two."]},
+                {"section_name": None, "paragraphs": []},
+            ],
         },
         "On gates\n\nWe look.\n\nWork\n\nOne.\n\nTwo.",
     ),
-    "codeparrot": ("train/python_code_valid.jsonl.gz", {"path": "a.py", "content": "x = 1\n"}, "x = 1\n"),
+    "codeparrot": (
+        "train/python_code_valid.jsonl.gz",
+        {"path": "a.py", "content": "x = 1\n"},
+        "x = 1\n",
+    ),
     "pg19": ("train/classics_test.jsonl.gz", {"title": "T", "text": "Chapter 1"}, "Chapter 1"),
 }
 
@@ -208,16 +239,26 @@ def test_stand_ins_are_read_and_named_and_what_is_missing_is_left_out(tmp_path):
     for file, row, _ in STAND_INS.values():
         write(tmp_path / file, row)
     found, skipped = texts.find(tmp_path)
-    assert {name: list(each) for name, each in found.items()} == {name: [text] for name, (_, _, text) in STAND_INS.items()}
-    assert all(f"{STAND_INS[name][0]} (a stand-in: " in each.source and len(each.sha256) == 64 for name, each in found.items())
+    assert {name: list(each) for name, each in found.items()} == {
+        name: [text] for name, (_, _, text) in STAND_INS.items()
+    }
+    assert all(
+        f"{STAND_INS[name][0]} (a stand-in: " in each.source and len(each.sha256) == 64
+        for name, each in found.items()
+    )
     assert list(skipped) == ["narrativeqa"]
-    assert "lengths_narrativeqa.jsonl" in skipped["narrativeqa"] and "load_dataset" in skipped["narrativeqa"]
+    assert (
+        "lengths_narrativeqa.jsonl" in skipped["narrativeqa"]
+        and "load_dataset" in skipped["narrativeqa"]
+    )
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_a_set_s_own_file_comes_before_a_stand_in(tmp_path, ending):
     write(tmp_path / "train/classics_test.jsonl.gz", {"text": "a stand-in"})
-    write(tmp_path / f"lengths_pg19.jsonl{ending}", {"text": "one"}, {"text": "two"}, {"text": "one"})
+    write(
+        tmp_path / f"lengths_pg19.jsonl{ending}", {"text": "one"}, {"text": "two"}, {"text": "one"}
+    )
     found, skipped = texts.find(tmp_path, ["pg19", "qmsum"])
     assert list(found["pg19"]) == ["one", "two"], "a document is read once"
     assert list(found["pg19"]) == ["one", "two"], "and again by whoever asks again"
@@ -238,7 +279,10 @@ def test_results_say_where_documents_were_joined(tmp_path):
 
 def test_a_wrong_row_is_one_line_with_its_place(tmp_path):
     write(tmp_path / "lengths_pg19.jsonl", {"text": "one"}, {"words": "two"})
-    write(tmp_path / "long/qmsum_test.jsonl.gz", {"meeting_transcripts": [{"speaker": "Ann", "content": 3}]})
+    write(
+        tmp_path / "long/qmsum_test.jsonl.gz",
+        {"meeting_transcripts": [{"speaker": "Ann", "content": 3}]},
+    )
     found, _ = texts.find(tmp_path, ["pg19", "qmsum"])
     for name, place in {
         "pg19": "lengths_pg19.jsonl line 2: .*text",
@@ -260,7 +304,9 @@ def test_without_a_hub_a_set_is_left_out_with_the_command_that_supplies_it(monke
     monkeypatch.setattr("amor.data.hub._load", nobody)
     found, skipped = texts.find(None)
     assert not found and set(skipped) == set(SETS)
-    assert all(f"FOLDER/lengths_{name}.jsonl" in why and "\n" not in why for name, why in skipped.items())
+    assert all(
+        f"FOLDER/lengths_{name}.jsonl" in why and "\n" not in why for name, why in skipped.items()
+    )
 
 
 def test_the_hub_s_sets_are_streamed(monkeypatch):
@@ -277,7 +323,9 @@ def test_the_hub_s_sets_are_streamed(monkeypatch):
 
     monkeypatch.setattr("amor.data.hub._load", opened)
     found, skipped = texts.find(None)
-    assert not skipped and {name: list(each) for name, each in found.items()} == {name: ["one", "two"] for name in SETS}
+    assert not skipped and {name: list(each) for name, each in found.items()} == {
+        name: ["one", "two"] for name in SETS
+    }
     assert ("Xnhyacinth/LongBench", "qmsum", "test") in asked and "qmsum" in found["qmsum"].source
 
 
@@ -301,7 +349,9 @@ def test_held_out_tokens_of_a_prepared_folder(prepared):
     nll = plainly(of, held)
     assert found["perplexity,none"] == pytest.approx(math.exp(nll.mean()), rel=1e-5)
     sums = nll.sum(1) / math.log(2)
-    assert found["bits_per_byte,none"] == pytest.approx(float(sums.sum()) / sum(spelled(held)), rel=1e-5)
+    assert found["bits_per_byte,none"] == pytest.approx(
+        float(sums.sum()) / sum(spelled(held)), rel=1e-5
+    )
     error = float(nll.mean(1).std()) / 3
     assert found["perplexity_stderr,none"] == pytest.approx(
         found["perplexity,none"] * error, rel=0.15
@@ -317,7 +367,9 @@ def test_a_window_s_bits_do_not_know_its_company(name, prepared):
     held = perplexity.held_out(prepared, bytes_tokenizer(), 257, context=33, count=10)
     whole = list(perplexity.each_window(of, bytes_tokenizer(), held))
     places = [7, 1, 2]
-    assert list(perplexity.each_window(of, bytes_tokenizer(), perplexity.at(held, places))) == [whole[i] for i in places]
+    assert list(perplexity.each_window(of, bytes_tokenizer(), perplexity.at(held, places))) == [
+        whole[i] for i in places
+    ]
 
 
 def test_products_are_those_whose_tokens_do_not_know_each_other():
@@ -338,13 +390,18 @@ def test_gates_are_counted_a_window_and_documents_may_stand_apart():
     with torch.no_grad():
         out = of(held.tokens, reset=held.reset)
     found = list(perplexity.each_window(of, bytes_tokenizer(), held))
-    assert [one.gates.fires for one in found] == [tuple(int(gate.fire[row].sum()) for gate in out.gates) for row in range(4)]
+    assert [one.gates.fires for one in found] == [
+        tuple(int(gate.fire[row].sum()) for gate in out.gates) for row in range(4)
+    ]
     assert any(sum(one.gates.fires) for one in found)
     assert [one.bytes for one in found] == spelled(held) == [32, 31, 32, 31]
 
 
 def test_prepared_documents_may_stand_apart(prepared):
-    joined, apart = (of_shards(prepared / "train", 900, 1000, bytes_tokenizer(), 257, way) for way in (False, True))
+    joined, apart = (
+        of_shards(prepared / "train", 900, 1000, bytes_tokenizer(), 257, way)
+        for way in (False, True)
+    )
     assert joined.reset is None and apart.reset.sum() > len(apart)
 
 
@@ -385,7 +442,12 @@ def test_wrong_held_out_text_is_one_line(tmp_path, prepared):
         (tmp_path / "short.txt", 32, 257, "short.txt holds 12 tokens, less than two windows of 32"),
         (tmp_path / "none.txt", 32, 257, "no file or folder"),
         (tmp_path, 32, 257, "holds no manifest.json"),
-        (tmp_path / "short.txt", 2, 100, "token 256 of .*short.txt is not in the model's vocabulary of 100"),
+        (
+            tmp_path / "short.txt",
+            2,
+            100,
+            "token 256 of .*short.txt is not in the model's vocabulary of 100",
+        ),
         (prepared, 32, 211, "vocabulary of 211"),
     ):
         with pytest.raises(AmorError, match=match) as error:

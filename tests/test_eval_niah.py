@@ -23,12 +23,18 @@ def documents(name, *given):
 
 @pytest.fixture(scope="module", params=["bytes", "bpe"])
 def tokenizer(request):
-    return bytes_tokenizer() if request.param == "bytes" else train_bpe([ESSAYS, niah.NOISE, niah.PROMPT], 400)
+    return (
+        bytes_tokenizer()
+        if request.param == "bytes"
+        else train_bpe([ESSAYS, niah.NOISE, niah.PROMPT], 400)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))
 @pytest.mark.parametrize("length", [900, 2048, 6000])
-def test_a_prompt_fills_its_length_to_one_per_cent_and_holds_its_needle_once(tokenizer, name, length):
+def test_a_prompt_fills_its_length_to_one_per_cent_and_holds_its_needle_once(
+    tokenizer, name, length
+):
     for doc in documents(name, tokenizer, (length,), 12, 0, ESSAYS):
         whole = f"{doc['input']} {doc['gen_prefix']}"
         tokens = len(tokenizer.encode(whole, add_special_tokens=False).ids)
@@ -39,7 +45,10 @@ def test_a_prompt_fills_its_length_to_one_per_cent_and_holds_its_needle_once(tok
         kind = "uuid" if name == "niah_single_3" else "number"
         assert doc["input"].count(niah.NEEDLE.format(kind=kind, key=key, value=value)) == 1
         assert doc["input"].count(value) == 1
-        assert re.fullmatch(r"\d{7}" if kind == "number" else r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f-]{17}", value)
+        assert re.fullmatch(
+            r"\d{7}" if kind == "number" else r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f-]{17}",
+            value,
+        )
 
 
 def test_a_needle_lies_between_sentences_at_depths_spread_evenly(tokenizer):
@@ -49,7 +58,9 @@ def test_a_needle_lies_between_sentences_at_depths_spread_evenly(tokenizer):
     assert depths[:40] != depths[40:] and depths[:40] != sorted(depths[:40])
     for doc in docs:
         text = doc["input"].partition("\n")[2].rpartition("\n")[0]
-        before, _, after = re.fullmatch(r"(.*?) ?(One of the special magic .*?: \d{7}\.) ?(.*)", text, re.S).groups()
+        before, _, after = re.fullmatch(
+            r"(.*?) ?(One of the special magic .*?: \d{7}\.) ?(.*)", text, re.S
+        ).groups()
         assert abs(len(before) / len(before + after) - doc["depth"]) < 0.05
         assert not before or before[-1] in '.!?"' or not after
 
@@ -63,7 +74,9 @@ def test_samples_depend_on_seed_length_and_number_alone(tokenizer):
     assert documents("niah_single_3", tokenizer, (1000, 1500), 4, 0, ESSAYS) == first
     assert documents("niah_single_3", tokenizer, (1500,), 2, 0, ESSAYS) == [first[1], first[3]]
     other = documents("niah_single_3", tokenizer, (1000, 1500), 4, 1, ESSAYS)
-    assert all(a["outputs"] != b["outputs"] and a["input"] != b["input"] for a, b in zip(first, other))
+    assert all(
+        a["outputs"] != b["outputs"] and a["input"] != b["input"] for a, b in zip(first, other)
+    )
     assert len({doc["outputs"][0] for doc in first}) == len(first)
     assert [doc["max_length"] for doc in first] == [1000, 1500] * 4
 
@@ -90,10 +103,14 @@ def test_the_words_are_those_of_the_harness(monkeypatch):
             "type_needle_v": kind + "s",
             "template": niah_utils.TEMPLATE,
         }
-        text, (value,), key = prepare_niah.generate_input_output(3, niah.NOISE, num_needle_k=1, num_needle_v=1, **kinds)
+        text, (value,), key = prepare_niah.generate_input_output(
+            3, niah.NOISE, num_needle_k=1, num_needle_v=1, **kinds
+        )
         context = text.partition("\n")[2].rpartition("\n")[0]
         assert text == niah.PROMPT.format(kind=kind, key=key, text=context)
-        assert sorted(context.split("\n")) == sorted([niah.NOISE] * 3 + [niah.NEEDLE.format(kind=kind, key=key, value=value)])
+        assert sorted(context.split("\n")) == sorted(
+            [niah.NOISE] * 3 + [niah.NEEDLE.format(kind=kind, key=key, value=value)]
+        )
 
 
 def test_a_value_counts_under_the_name_of_its_length():

@@ -57,20 +57,37 @@ def evaluate(model: Path, data: Path, out: Path, *words: str) -> dict[str, dict]
 
 def told(found: dict[str, dict]) -> dict[str, object]:
     """What must be the same however it was computed: all but when and how fast."""
-    return {name: (one["results"], one["amor"]["gates"], one["amor"]["curves"]) for name, one in found.items()}
+    return {
+        name: (one["results"], one["amor"]["gates"], one["amor"]["curves"])
+        for name, one in found.items()
+    }
 
 
 ALL = ("--suite", "common-sense,retrieval,niah,longbench,length-extrapolation,perplexity")
 SMALL = ("--lengths", "900,1200", "--samples", "2")
 
 
-def test_every_suite_runs_without_a_network_or_is_skipped_by_name(model, data, tmp_path, monkeypatch, capsys):
+def test_every_suite_runs_without_a_network_or_is_skipped_by_name(
+    model, data, tmp_path, monkeypatch, capsys
+):
     def refused(*_, **__):
         raise AssertionError("a socket was opened")
 
     monkeypatch.setattr(socket.socket, "connect", refused)
     monkeypatch.setattr(socket, "getaddrinfo", refused)
-    found = evaluate(model, data, tmp_path, *ALL, *SMALL, "--text", str(data / "held-out.txt"), "--context", "64", "--limit", "2")
+    found = evaluate(
+        model,
+        data,
+        tmp_path,
+        *ALL,
+        *SMALL,
+        "--text",
+        str(data / "held-out.txt"),
+        "--context",
+        "64",
+        "--limit",
+        "2",
+    )
     said = capsys.readouterr().out
     assert {name.removesuffix(".json") for name in found} == set(ALL[1].split(","))
     for name, one in found.items():
@@ -81,7 +98,9 @@ def test_every_suite_runs_without_a_network_or_is_skipped_by_name(model, data, t
     assert found["length-extrapolation.json"]["amor"]["curves"]["pg19"]["lengths"] == [900, 1200]
     gates = found["common-sense.json"]["amor"]["gates"]
     assert set(gates) == set(tasks.in_suite("common-sense"))
-    assert set(gates["piqa"]) == {"prefill", "target"} and set(found["niah.json"]["amor"]["gates"]["niah_single_1"]) == {
+    assert set(gates["piqa"]) == {"prefill", "target"} and set(
+        found["niah.json"]["amor"]["gates"]["niah_single_1"]
+    ) == {
         "prefill",
         "decode",
     }
@@ -102,16 +121,33 @@ def test_a_second_run_computes_nothing_and_tells_the_same(suite, model, data, tm
     assert timing["computed"] == 0 and timing["reused"] > 0 and timing["tokens"] == 0
 
 
-def test_a_run_killed_in_the_middle_goes_on_with_the_same_scores_and_computes_no_row_twice(model, data, tmp_path):
+def test_a_run_killed_in_the_middle_goes_on_with_the_same_scores_and_computes_no_row_twice(
+    model, data, tmp_path
+):
     words = ("--suite", "common-sense,retrieval", "--rows", "1")
     whole = evaluate(model, data, tmp_path / "whole", *words)
     count = len((tmp_path / "whole" / "requests.jsonl").read_text().splitlines())
-    command = [sys.executable, "-m", "amor", "eval", str(model), "--data", str(data), "--out", str(tmp_path / "killed"), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "amor",
+        "eval",
+        str(model),
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path / "killed"),
+        *words,
+    ]
     store = tmp_path / "killed" / "requests.jsonl"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for wanted in (count // 4, count // 2):
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and (not store.exists() or store.read_bytes().count(b"\n") < wanted):
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and (
+            not store.exists() or store.read_bytes().count(b"\n") < wanted
+        ):
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -119,7 +155,9 @@ def test_a_run_killed_in_the_middle_goes_on_with_the_same_scores_and_computes_no
     found = evaluate(model, data, tmp_path / "killed", *words)
     assert told(found) == told(whole)
     keys = [
-        json.loads(line)["key"] for line in store.read_bytes().split(b"\n") if line.endswith(b"}") and line.startswith(b'{"key"')
+        json.loads(line)["key"]
+        for line in store.read_bytes().split(b"\n")
+        if line.endswith(b"}") and line.startswith(b'{"key"')
     ]
     assert len(keys) == len(set(keys)) == count
 
@@ -127,7 +165,17 @@ def test_a_run_killed_in_the_middle_goes_on_with_the_same_scores_and_computes_no
 def test_two_ranks_find_what_one_finds(model, data, tmp_path):
     words = ["--suite", "common-sense,niah,length-extrapolation", *SMALL, "--limit", "2"]
     alone = evaluate(model, data, tmp_path / "alone", *words)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "amor", "eval"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "amor",
+        "eval",
+    ]
     ran = subprocess.run(
         [*command, str(model), "--data", str(data), "--out", str(tmp_path / "shared"), *words],
         cwd=ROOT,
@@ -137,9 +185,15 @@ def test_two_ranks_find_what_one_finds(model, data, tmp_path):
         timeout=300,
     )
     assert ran.returncode == 0, ran.stderr
-    shared = {path.name: json.loads(path.read_text()) for path in sorted((tmp_path / "shared").glob("*.json"))}
+    shared = {
+        path.name: json.loads(path.read_text())
+        for path in sorted((tmp_path / "shared").glob("*.json"))
+    }
     assert told(shared) == told(alone)
-    parts = [len(path.read_text().splitlines()) for path in sorted((tmp_path / "shared").glob("requests*.jsonl"))]
+    parts = [
+        len(path.read_text().splitlines())
+        for path in sorted((tmp_path / "shared").glob("requests*.jsonl"))
+    ]
     assert len(parts) == 2 and all(parts), "both ranks computed something"
     for name, one in shared.items():
         assert one["amor"]["timing"]["computed"] == alone[name]["amor"]["timing"]["computed"], name
@@ -148,25 +202,41 @@ def test_two_ranks_find_what_one_finds(model, data, tmp_path):
 
 def test_scores_do_not_depend_on_how_many_are_read_at_a_time(model, data, tmp_path):
     """tests/test_eval_score.py has this to the bit, for every architecture."""
-    found = [told(evaluate(model, data, tmp_path / rows, "--rows", rows, "--limit", "2")) for rows in ("1", "3", "16")]
+    found = [
+        told(evaluate(model, data, tmp_path / rows, "--rows", rows, "--limit", "2"))
+        for rows in ("1", "3", "16")
+    ]
     assert found[0] == found[1] == found[2]
 
 
 def test_gates_closed_and_open_and_the_decode_path_have_files_of_their_own(model, data, tmp_path):
     found = evaluate(model, data, tmp_path, "--gates", "model,closed,open")
     found |= evaluate(model, data, tmp_path, "--gates", "model,closed", "--path", "decode")
-    assert set(found) == {f"common-sense{way}.json" for way in ("", ".closed", ".open", ".decode", ".decode.closed")}
-    fires = {name: [p["fires"] for p in one["amor"]["gates"]["piqa"].values()] for name, one in found.items()}
+    assert set(found) == {
+        f"common-sense{way}.json" for way in ("", ".closed", ".open", ".decode", ".decode.closed")
+    }
+    fires = {
+        name: [p["fires"] for p in one["amor"]["gates"]["piqa"].values()]
+        for name, one in found.items()
+    }
     assert all(n == 0 for each in fires["common-sense.closed.json"] for n in each)
-    tokens = [p["tokens"] for p in found["common-sense.open.json"]["amor"]["gates"]["piqa"].values()]
+    tokens = [
+        p["tokens"] for p in found["common-sense.open.json"]["amor"]["gates"]["piqa"].values()
+    ]
     assert fires["common-sense.open.json"] == [[n] * 3 for n in tokens]
     for way in ("", ".closed"):  # the same scores by both paths
-        forward, steps = (found[f"common-sense{path}{way}.json"]["results"] for path in ("", ".decode"))
+        forward, steps = (
+            found[f"common-sense{path}{way}.json"]["results"] for path in ("", ".decode")
+        )
         for task, numbers in forward.items():
-            assert numbers.get("acc,none") == pytest.approx(steps[task].get("acc,none"), abs=1e-6), task
+            assert numbers.get("acc,none") == pytest.approx(
+                steps[task].get("acc,none"), abs=1e-6
+            ), task
     decode = found["common-sense.decode.json"]["amor"]["gates"]["piqa"]
     likelihood = found["common-sense.json"]["amor"]["gates"]["piqa"]
-    assert decode["decode"]["fires"] == likelihood["target"]["fires"], "steps decide as the forward did"
+    assert decode["decode"]["fires"] == likelihood["target"]["fires"], (
+        "steps decide as the forward did"
+    )
 
 
 def test_an_untrained_model_is_the_floor(model, data, tmp_path):
@@ -195,19 +265,40 @@ def test_a_new_task_is_one_file(model, tmp_path, monkeypatch, capsys):
     """A file in a folder of tasks, and its rows: the command runs it, and tables have its column."""
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "weather.py").write_text(WEATHER)
-    (tmp_path / "weather_reports.jsonl").write_text('{"context": "It rains in June.", "question": " It", "answers": ["rains"]}\n')
+    (tmp_path / "weather_reports.jsonl").write_text(
+        '{"context": "It rains in June.", "question": " It", "answers": ["rains"]}\n'
+    )
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path / "more")])
     tasks.all_tasks.cache_clear()
     try:
         out = tmp_path / "out"
         words = ("--suite", "retrieval", "--task", "weather")
         found = evaluate(model, tmp_path, out, *words)["retrieval.json"]
-        assert found["results"]["weather"]["contains,none"] in (0, 1) and found["amor"]["data"]["weather"]["rows"] == 1
+        assert (
+            found["results"]["weather"]["contains,none"] in (0, 1)
+            and found["amor"]["data"]["weather"]["rows"] == 1
+        )
         assert set(found["amor"]["gates"]["weather"]) == {"prefill", "decode"}
         capsys.readouterr()
-        assert main(["table", str(out), "--suite", "retrieval"]) == 0 and "Weather" in capsys.readouterr().out
         assert (
-            main(["eval", str(model), "--data", str(tmp_path), "--out", str(out), "--suite", "retrieval", "--task", "wether"])
+            main(["table", str(out), "--suite", "retrieval"]) == 0
+            and "Weather" in capsys.readouterr().out
+        )
+        assert (
+            main(
+                [
+                    "eval",
+                    str(model),
+                    "--data",
+                    str(tmp_path),
+                    "--out",
+                    str(out),
+                    "--suite",
+                    "retrieval",
+                    "--task",
+                    "wether",
+                ]
+            )
             == 2
         )
         assert "did you mean 'weather'?" in capsys.readouterr().err
@@ -238,17 +329,36 @@ def test_what_is_wrong_is_said_in_one_line(words, named, model, data, tmp_path, 
     assert named in said.splitlines()[-1]
 
 
-def test_a_tokenizer_of_another_model_a_model_without_gates_and_a_broken_row_are_said(model, data, tmp_path, capsys):
+def test_a_tokenizer_of_another_model_a_model_without_gates_and_a_broken_row_are_said(
+    model, data, tmp_path, capsys
+):
     other = model_folder(tmp_path / "other", "mamba2", vocab=100)
     assert main(["eval", str(other), "--data", str(data), "--out", str(tmp_path / "a")]) == 2
     assert "they do not belong together" in capsys.readouterr().err
     plain = model_folder(tmp_path / "plain", "mamba2")
-    assert main(["eval", str(plain), "--data", str(data), "--gates", "closed", "--out", str(tmp_path / "b")]) == 2
+    assert (
+        main(
+            [
+                "eval",
+                str(plain),
+                "--data",
+                str(data),
+                "--gates",
+                "closed",
+                "--out",
+                str(tmp_path / "b"),
+            ]
+        )
+        == 2
+    )
     assert "has no gates" in capsys.readouterr().err
     write(tmp_path / "broken", EVERY)
     piqa = next((tmp_path / "broken").rglob("piqa*"))
     piqa.write_bytes(b'{"goal": 3}\n')
-    assert main(["eval", str(model), "--data", str(tmp_path / "broken"), "--out", str(tmp_path / "c")]) == 2
+    assert (
+        main(["eval", str(model), "--data", str(tmp_path / "broken"), "--out", str(tmp_path / "c")])
+        == 2
+    )
     assert "piqa" in capsys.readouterr().err
     assert not list((tmp_path / "c").glob("*.json")), "nothing is half run"
 
@@ -291,8 +401,12 @@ def llama_of(model) -> object:
     return theirs
 
 
-@pytest.mark.parametrize(("suite", "names"), [("common-sense", None), ("retrieval", ["swde", "cloze_fda"])])
-def test_scores_are_those_of_the_harness_s_own_model_with_the_same_weights(suite, names, data, tmp_path):
+@pytest.mark.parametrize(
+    ("suite", "names"), [("common-sense", None), ("retrieval", ["swde", "cloze_fda"])]
+)
+def test_scores_are_those_of_the_harness_s_own_model_with_the_same_weights(
+    suite, names, data, tmp_path
+):
     from lm_eval.models.huggingface import HFLM
     from transformers import PreTrainedTokenizerFast
 
@@ -303,7 +417,13 @@ def test_scores_are_those_of_the_harness_s_own_model_with_the_same_weights(suite
                 parameter.mul_(4)  # far from uniform, so that answers differ
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end_of_text|>")
     ours = AmorLM(Judge(model, tokenizer, "it", Store(tmp_path / "requests.jsonl")))
-    theirs = HFLM(pretrained=llama_of(model), tokenizer=fast, batch_size=1, max_length=8192, add_bos_token=False)
+    theirs = HFLM(
+        pretrained=llama_of(model),
+        tokenizer=fast,
+        batch_size=1,
+        max_length=8192,
+        add_bos_token=False,
+    )
     found = []
     for lm in (ours, theirs):
         loaded = tasks.load(suite, data, tokenizer=tokenizer, names=names)
@@ -336,5 +456,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 list(scorer.score([ScoreRequest(tokens(2032), tokens(16))]))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert float(ran.stdout) < 300

@@ -22,7 +22,10 @@ def requests(vocab: int, seed: int = 0) -> list[ScoreRequest]:
     found = []
     for n in (1, 5, 16, 17, 40, 63, 64, 65, 100, 270, 300):
         context = tokens(n)
-        found += [ScoreRequest(context, tokens(draw.choice((1, 2, 5, 17, 20)))) for _ in range(draw.choice((1, 2, 4)))]
+        found += [
+            ScoreRequest(context, tokens(draw.choice((1, 2, 5, 17, 20))))
+            for _ in range(draw.choice((1, 2, 4)))
+        ]
     return found
 
 
@@ -65,7 +68,9 @@ def test_a_score_has_the_same_bits_alone_beside_others_and_in_any_order(model) -
     assert [mixed[order.index(i)] for i in range(len(asked))] == alone
 
 
-def test_a_long_context_is_read_in_pieces_with_the_same_bits_beside_others(model, monkeypatch) -> None:
+def test_a_long_context_is_read_in_pieces_with_the_same_bits_beside_others(
+    model, monkeypatch
+) -> None:
     monkeypatch.setattr("amor.eval.score.CHUNK", 96)
     asked = requests(model.config.vocab)
     alone = [scores(Scorer(model), [one])[0] for one in asked]
@@ -78,7 +83,9 @@ def test_a_long_context_is_read_in_pieces_with_the_same_bits_beside_others(model
 def test_the_decode_path_scores_as_the_likelihood_path(model) -> None:
     asked = requests(model.config.vocab)
     for (a, greedy, phases), (b, same, _) in zip(
-        scores(Scorer(model, engine=Engine(model)), asked), scores(Scorer(model), asked), strict=True
+        scores(Scorer(model, engine=Engine(model)), asked),
+        scores(Scorer(model), asked),
+        strict=True,
     ):
         assert abs(a - b) < 1e-3 and greedy == same
         if model.each_block():

@@ -51,16 +51,24 @@ def answered(capsys, *words):
 # the paper
 
 
-@pytest.mark.parametrize("name", ["common_sense", "ablation_440m", "ablation_common_sense_1p5b", "depth_k", "longbench"])
+@pytest.mark.parametrize(
+    "name", ["common_sense", "ablation_440m", "ablation_common_sense_1p5b", "depth_k", "longbench"]
+)
 def test_the_paper_s_averages_are_the_means_of_its_columns(name):
     table = paper.tables()[name]
     for row in table.rows:
         values = dict(zip(table.columns, row.values, strict=True))
-        kept = [v for key, v in values.items() if key != "avg" and not key.endswith(("ppl", "perplexity"))]
+        kept = [
+            v
+            for key, v in values.items()
+            if key != "avg" and not key.endswith(("ppl", "perplexity"))
+        ]
         assert len(kept) == (14 if name == "longbench" else 8)
         digits = 1 if name in ("common_sense", "longbench", "ablation_common_sense_1p5b") else 2
         # every number is rounded, so a mean of rounded ones may miss the rounded mean by a whole last digit
-        assert values["avg"] == pytest.approx(statistics.mean(kept), abs=10**-digits + 1e-9), row.model
+        assert values["avg"] == pytest.approx(statistics.mean(kept), abs=10**-digits + 1e-9), (
+            row.model
+        )
 
 
 def test_every_number_of_the_paper_s_tables_is_there():
@@ -69,7 +77,11 @@ def test_every_number_of_the_paper_s_tables_is_there():
     assert found["retrieval_niah"] == (8, 15)
     assert found["longbench"] == (8, 15)
     assert found["depth_k"] == (12, 9)
-    assert all(len(row.values) == len(table.columns) for table in paper.tables().values() for row in table.rows)
+    assert all(
+        len(row.values) == len(table.columns)
+        for table in paper.tables().values()
+        for row in table.rows
+    )
 
 
 def test_every_column_has_its_numbers_in_the_paper():
@@ -98,7 +110,9 @@ def test_bold_needs_two_errors_of_the_paired_difference(tmp_path):
     first, second = cell(table, "a", "PIQA"), cell(table, "b", "PIQA")
     assert first.best and not second.best
     assert first.value - second.value == pytest.approx(100 * 8 / 120)
-    assert first.value - second.value < 2 * (first.error**2 + second.error**2) ** 0.5  # unpaired it would not be clear
+    assert (
+        first.value - second.value < 2 * (first.error**2 + second.error**2) ** 0.5
+    )  # unpaired it would not be clear
 
 
 def test_a_lead_that_only_unpaired_errors_would_call_clear_is_not_bold(tmp_path):
@@ -124,7 +138,9 @@ def test_bold_is_ahead_of_every_other_row(tmp_path):
 
 
 def test_a_row_alone_is_not_bold(root):
-    assert not any(c.best for line in one("common-sense", root / "a").lines for c in line.cells if c)
+    assert not any(
+        c.best for line in one("common-sense", root / "a").lines for c in line.cells if c
+    )
 
 
 def test_without_samples_nothing_is_bold_and_the_table_says_so(tmp_path):
@@ -148,7 +164,9 @@ def test_cells_at_the_floor_are_marked_and_a_floor_is_untrained(root, capsys):
     assert not cell(table, "amor-a", "Avg").floor
     floor = next(line for line in table.lines if line.kind == "floor")
     assert not any(c.floor or c.best for c in floor.cells)
-    assert "a floor is a model that was trained on 0" in answered(capsys, "table", root / "a", "--floor", root / "b")
+    assert "a floor is a model that was trained on 0" in answered(
+        capsys, "table", root / "a", "--floor", root / "b"
+    )
 
 
 def test_a_gap_is_the_mean_of_differences_and_its_error():
@@ -215,11 +233,18 @@ def test_needles_have_the_columns_that_were_measured(tmp_path):
     table = one("niah", tmp_path / "a")
     assert table.columns[:4] == ("S1 256", "S1 1K", "S1 2K", "S1 4K")
     assert cell(table, "Transformer", "S1 256") is None
-    assert any("true tokens of prompts" in note and "niah_single_1/256 230" in note for note in table.notes)
+    assert any(
+        "true tokens of prompts" in note and "niah_single_1/256 230" in note for note in table.notes
+    )
 
 
 def test_the_paper_s_retrieval_stands_under_whichever_prompts_were_used(tmp_path):
-    evaluated(tmp_path / "a", "retrieval", {"cloze_swde": {"contains": [1.0, 0.0]}, "fda": {"contains": [1.0, 0.0]}}, name="a")
+    evaluated(
+        tmp_path / "a",
+        "retrieval",
+        {"cloze_swde": {"contains": [1.0, 0.0]}, "fda": {"contains": [1.0, 0.0]}},
+        name="a",
+    )
     table = one("retrieval", tmp_path / "a")
     assert table.columns == ("SQuAD", "FDA", "SWDE cloze", "TQA cloze", "NQ cloze", "DROP cloze")
     assert cell(table, "Transformer", "SWDE cloze").value == 54.5
@@ -229,7 +254,9 @@ def test_rows_of_the_paper_are_those_of_the_scale(root):
     table = one("common-sense", root / "a", scale="1.5B")
     assert cell(table, "AMOR-Mamba2", "Avg").value == 45.8
     assert cell(one("common-sense", root / "a"), "AMOR-Mamba2", "Avg").value == 35.8
-    assert "AMOR-classic Mamba2 (K=1)" in [line.name for line in one("common-sense", root / "a", ablations=True).lines]
+    assert "AMOR-classic Mamba2 (K=1)" in [
+        line.name for line in one("common-sense", root / "a", ablations=True).lines
+    ]
     retrieval = one("retrieval", root / "a", scale="180M")
     assert {line.kind for line in retrieval.lines} == {"ours"}
     assert "paper: no retrieval at 180M, only at 1.5B" in retrieval.notes
@@ -237,12 +264,26 @@ def test_rows_of_the_paper_are_those_of_the_scale(root):
 
 def test_gates_closed_and_open_are_rows_with_their_firing_rates(root):
     table = one("common-sense", root / "a", root / "b", gates=True)
-    assert [line.name for line in table.lines[:4]] == ["amor-a", "amor-a, closed", "amor-a, open", "amor-b"]
-    assert [cell(table, name, "fires").value for name in ("amor-a", "amor-a, closed", "amor-a, open")] == [0.35, 0.0, 1.0]
+    assert [line.name for line in table.lines[:4]] == [
+        "amor-a",
+        "amor-a, closed",
+        "amor-a, open",
+        "amor-b",
+    ]
+    assert [
+        cell(table, name, "fires").value for name in ("amor-a", "amor-a, closed", "amor-a, open")
+    ] == [0.35, 0.0, 1.0]
 
 
 def test_notes_tell_where_numbers_come_from(tmp_path):
-    piqa(tmp_path / "a", [1.0, 0.0], name="a", limit=2, skipped={"hellaswag": "no\nhellaswag.jsonl"}, tokens=None)
+    piqa(
+        tmp_path / "a",
+        [1.0, 0.0],
+        name="a",
+        limit=2,
+        skipped={"hellaswag": "no\nhellaswag.jsonl"},
+        tokens=None,
+    )
     notes = one("common-sense", tmp_path / "a").notes
     asked = "2 documents (at most 2 per task); gates model, likelihood; lm-eval 0.4.13"
     fired = "fires in prefill 0.300 0.400; fires in target 0.300 0.400"
@@ -271,7 +312,12 @@ def test_lengths_are_rows_and_models_columns_of_curves(root):
 def test_perplexities_are_shown_as_they_are_and_never_bold(tmp_path):
     for name, value in (("a", 20.5), ("b", 31.0)):
         file = evaluated(tmp_path / name, "perplexity", {}, name=name)
-        changed(file, lambda t, v=value: t["results"].update(perplexity={"perplexity,none": v, "bits_per_byte,none": 1.25}))
+        changed(
+            file,
+            lambda t, v=value: t["results"].update(
+                perplexity={"perplexity,none": v, "bits_per_byte,none": 1.25}
+            ),
+        )
     table = one("perplexity", tmp_path / "a", tmp_path / "b")
     assert [c.value for c in table.lines[0].cells] == [20.5, 1.25]
     assert not table.lines[0].cells[0].best
@@ -285,7 +331,10 @@ def test_perplexities_are_shown_as_they_are_and_never_bold(tmp_path):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"sha256": "e" * 64}, "amor.data.piqa is ffffffffffff in one and eeeeeeeeeeee in the other"),
+        (
+            {"sha256": "e" * 64},
+            "amor.data.piqa is ffffffffffff in one and eeeeeeeeeeee in the other",
+        ),
         ({"limit": 7}, "amor.settings.limit is none in one and 7 in the other"),
         ({"harness": "0.4.9"}, "amor.settings.harness is 0.4.13 in one and 0.4.9 in the other"),
     ],
@@ -318,10 +367,16 @@ def awkward(tmp_path):
 
 def test_latex_escapes_what_latex_reads(tmp_path):
     text = printing.as_latex(awkward(tmp_path))
-    assert r"a\_b \& 50\% \$x \{y\} \#1 \textasciitilde{}\textasciicircum{}\textbackslash{} |*" in text
+    assert (
+        r"a\_b \& 50\% \$x \{y\} \#1 \textasciitilde{}\textasciicircum{}\textbackslash{} |*" in text
+    )
     assert r"\textbf{90.0}$\pm$10.0" in text
     assert "\033" not in text
-    body = [line for line in text.splitlines() if line.endswith(r"\\") and not line.startswith(r"\multicolumn")]
+    body = [
+        line
+        for line in text.splitlines()
+        if line.endswith(r"\\") and not line.startswith(r"\multicolumn")
+    ]
     assert {len(re.findall(r"(?<!\\)&", line)) for line in body} == {10}
 
 
@@ -352,7 +407,13 @@ def test_a_table_ends_with_its_json(root, capsys):
     assert main(["table", str(root / "a"), str(root / "b"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     titles = [table["title"].split(",")[0] for table in found["tables"]]
-    assert titles == ["common-sense", "retrieval", "niah", "length-extrapolation", "length-extrapolation"]
+    assert titles == [
+        "common-sense",
+        "retrieval",
+        "niah",
+        "length-extrapolation",
+        "length-extrapolation",
+    ]
     assert found["tables"][0]["lines"][0]["cells"][-1]["best"] is True
 
 
@@ -362,7 +423,12 @@ def test_a_table_ends_with_its_json(root, capsys):
 def test_a_small_comparison_by_hand():
     """Three documents, differences 1, 0, -1: of the 27 draws 10 favour A, 10 favour B, and 7 are ties."""
     ids = np.arange(3)
-    drawn = resampled(Scores(ids, np.array([1.0, 1, 0])), Scores(ids, np.array([0.0, 1, 1])), 200_000, np.random.default_rng(1))
+    drawn = resampled(
+        Scores(ids, np.array([1.0, 1, 0])),
+        Scores(ids, np.array([0.0, 1, 1])),
+        200_000,
+        np.random.default_rng(1),
+    )
     assert set(np.round(drawn * 3).astype(int).tolist()) == {-3, -2, -1, 0, 1, 2, 3}
     assert (drawn > 1e-9).mean() == pytest.approx(10 / 27, abs=0.005)
     assert (np.abs(drawn) < 1e-9).mean() == pytest.approx(7 / 27, abs=0.005)
@@ -374,7 +440,9 @@ def test_a_comparison_is_the_same_for_the_same_seed_and_in_mirror(root):
     found = compare(a, b, 500, seed=3)
     assert found == compare(a, b, 500, seed=3)
     assert found.tasks != compare(a, b, 500, seed=4).tasks
-    for mine, theirs in zip([*found.tasks, found.average], [*(back := compare(b, a, 500, seed=3)).tasks, back.average]):
+    for mine, theirs in zip(
+        [*found.tasks, found.average], [*(back := compare(b, a, 500, seed=3)).tasks, back.average]
+    ):
         assert mine.difference == pytest.approx(-theirs.difference)
         assert mine.better == pytest.approx(1 - theirs.better)
         assert (mine.low, mine.high) == (pytest.approx(-theirs.high), pytest.approx(-theirs.low))
@@ -397,14 +465,34 @@ def test_the_interval_of_a_comparison_is_that_of_the_paired_error(tmp_path):
 def test_the_average_of_a_comparison_is_of_all_accuracies(root):
     found = compare(*(evals.opened(root / name, "common-sense") for name in "ab"), 300)
     assert found.average.name == "average of 8"
-    assert found.average.difference == pytest.approx(statistics.mean(t.difference for t in found.tasks if t.metric == "acc"))
-    assert found.average.high - found.average.low < min(t.high - t.low for t in found.tasks if t.metric == "acc")
+    assert found.average.difference == pytest.approx(
+        statistics.mean(t.difference for t in found.tasks if t.metric == "acc")
+    )
+    assert found.average.high - found.average.low < min(
+        t.high - t.low for t in found.tasks if t.metric == "acc"
+    )
 
 
 def test_a_model_beside_itself_is_neither_better_nor_worse(root, capsys):
-    assert main(["compare", str(root / "a"), str(root / "a"), "--suite", "common-sense", "--samples", "50", "--json"]) == 0
+    assert (
+        main(
+            [
+                "compare",
+                str(root / "a"),
+                str(root / "a"),
+                "--suite",
+                "common-sense",
+                "--samples",
+                "50",
+                "--json",
+            ]
+        )
+        == 0
+    )
     (found,) = json.loads(capsys.readouterr().out.splitlines()[-1])["comparisons"]
-    assert {(t["difference"], t["low"], t["high"], t["better"]) for t in found["tasks"]} == {(0.0, 0.0, 0.0, 0.5)}
+    assert {(t["difference"], t["low"], t["high"], t["better"]) for t in found["tasks"]} == {
+        (0.0, 0.0, 0.0, 0.5)
+    }
 
 
 def test_a_smaller_perplexity_is_better_in_a_comparison(root):
@@ -433,10 +521,16 @@ def changed(file, change):
 BROKEN = {
     "not JSON": (lambda f: f.write_text("{"), "not JSON"),
     "no key amor": (lambda f: changed(f, lambda t: t.pop("amor")), "amor"),
-    "a text for a count": (lambda f: changed(f, lambda t: t["amor"]["model"].update(parameters="many")), "amor.model.parameters"),
+    "a text for a count": (
+        lambda f: changed(f, lambda t: t["amor"]["model"].update(parameters="many")),
+        "amor.model.parameters",
+    ),
     "another version": (lambda f: changed(f, lambda t: t["amor"].update(version=9)), "version"),
     "results a list": (lambda f: changed(f, lambda t: t.update(results=[])), "results"),
-    "another suite": (lambda f: changed(f, lambda t: t["amor"].update(suite="niah")), "which is a file named niah.json"),
+    "another suite": (
+        lambda f: changed(f, lambda t: t["amor"].update(suite="niah")),
+        "which is a file named niah.json",
+    ),
     "other blocks": (
         lambda f: changed(f, lambda t: t["amor"]["gates"]["piqa"]["target"].update(fires=[1])),
         "amor.gates.piqa.target.fires: 1 blocks, where others have 2",
@@ -460,10 +554,19 @@ def test_a_broken_file_is_one_line(name, tmp_path, capsys):
 BROKEN_SAMPLES = {
     "not JSON": ('{"doc_id": 0, "acc": 1.0}\n{\n', ":2: not JSON"),
     "no id": ('{"doc_id": 0, "acc": 1.0}\n{"acc": 0.0}\n', ":2: doc_id: expected int, not None"),
-    "an id twice": ('{"doc_id": 0, "acc": 1.0}\n{"doc_id": 0, "acc": 0.0}\n', ":2: doc_id 0 a second time"),
-    "no number": ('{"doc_id": 0, "acc": 1.0}\n{"doc_id": 1, "acc": "yes"}\n', ":2: acc: expected a number, not 'yes'"),
+    "an id twice": (
+        '{"doc_id": 0, "acc": 1.0}\n{"doc_id": 0, "acc": 0.0}\n',
+        ":2: doc_id 0 a second time",
+    ),
+    "no number": (
+        '{"doc_id": 0, "acc": 1.0}\n{"doc_id": 1, "acc": "yes"}\n',
+        ":2: acc: expected a number, not 'yes'",
+    ),
     "a list": ("[]\n", ":1: expected object"),
-    "of another evaluation": ('{"doc_id": 0, "acc": 1.0}\n{"doc_id": 1, "acc": 1.0}\n', "they are of two evaluations"),
+    "of another evaluation": (
+        '{"doc_id": 0, "acc": 1.0}\n{"doc_id": 1, "acc": 1.0}\n',
+        "they are of two evaluations",
+    ),
 }
 
 
@@ -481,7 +584,9 @@ def test_broken_samples_are_one_line(name, tmp_path, capsys):
 def test_curves_of_uneven_lengths_are_refused(tmp_path, capsys):
     file = extrapolated(tmp_path / "a", "a", 1)
     changed(file, lambda t: t["amor"]["curves"]["pg19"]["bucket"].pop())
-    assert "amor.curves.pg19.bucket: 9 numbers for 10 lengths" in answered(capsys, "table", tmp_path / "a")
+    assert "amor.curves.pg19.bucket: 9 numbers for 10 lengths" in answered(
+        capsys, "table", tmp_path / "a"
+    )
 
 
 def test_suites_are_those_that_all_have(root, capsys):
@@ -512,17 +617,23 @@ def test_what_was_decoded_is_in_files_of_its_own(tmp_path, capsys):
     ],
 )
 def test_every_figure_is_drawn(root, tmp_path, kind, name, panels):
-    drawing = figures.draw(kind, eval_tables.read(name, asked(root / "a", root / "b", gates=kind == "accuracy")))
+    drawing = figures.draw(
+        kind, eval_tables.read(name, asked(root / "a", root / "b", gates=kind == "accuracy"))
+    )
     assert len(drawing.axes) == panels
     assert figures.save(drawing, tmp_path / "figure.svg").stat().st_size > 1000
 
 
 def test_accuracy_is_drawn_at_each_firing_rate(root):
-    (axes,) = figures.draw("accuracy", eval_tables.read("common-sense", asked(root / "a", root / "b", gates=True))).axes
+    (axes,) = figures.draw(
+        "accuracy", eval_tables.read("common-sense", asked(root / "a", root / "b", gates=True))
+    ).axes
     line = next(line for line in axes.lines if line.get_label() == "amor-a")
     assert list(line.get_xdata()) == [0.0, 0.35, 1.0]
     table = one("common-sense", root / "a", gates=True)
-    heights = [cell(table, name, "Avg").value for name in ("amor-a, closed", "amor-a", "amor-a, open")]
+    heights = [
+        cell(table, name, "Avg").value for name in ("amor-a, closed", "amor-a", "amor-a, open")
+    ]
     assert list(line.get_ydata()) == pytest.approx(heights)
 
 

@@ -41,33 +41,77 @@ ROOT = Path(__file__).parent.parent
 SMALLER = " --steps 3 --set model.changes.width=64 --set model.changes.d_ff=96 --set context=24 --set micro_batch=2"
 ONE_RANK = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=0"
 SHRUNK = [
-    (r"^make ", f"make --dry-run -C {shlex.quote(str(ROOT))} ", "it installs from the network: what it would do is printed"),
+    (
+        r"^make ",
+        f"make --dry-run -C {shlex.quote(str(ROOT))} ",
+        "it installs from the network: what it would do is printed",
+    ),
     (r"--steps \d+", "", "three steps show that training runs; added below"),
     (r"train RECIPE", "train my-recipe.toml", "RECIPE stands for the reader's own"),
-    (r"(train my-recipe.toml .*)", r"\1 --steps 3", "the recipe in the folder is small, but for its steps"),
+    (
+        r"(train my-recipe.toml .*)",
+        r"\1 --steps 3",
+        "the recipe in the folder is small, but for its steps",
+    ),
     (r"(train tiny[/ ](?!.*batch=).*)", r"\1 --set batch=2", "two windows a step"),
     (r"(train tiny[/ ].*)", r"\1" + SMALLER, "a small model and short windows train alike"),
-    (r"(train recall/.*)", r"\1 --steps 2 --set batch=4 --set eval.windows=4", "two small steps show that a task is learned"),
-    (r"(amor fit .*--data .*)", r"\1 --tokens 600 --windows 4 --hidden 8 --no-frontier", "a few tokens fit a small router"),
+    (
+        r"(train recall/.*)",
+        r"\1 --steps 2 --set batch=4 --set eval.windows=4",
+        "two small steps show that a task is learned",
+    ),
+    (
+        r"(amor fit .*--data .*)",
+        r"\1 --tokens 600 --windows 4 --hidden 8 --no-frontier",
+        "a few tokens fit a small router",
+    ),
     (r"--rows 512", "", "added below"),
     (r"(amor recall .*)", r"\1 --rows 4", "four rows are judged like a hundred"),
-    (r"changes.vocab=8192", "changes.vocab=4096", "the data here has fewer tokens; the preset's vocabulary holds them"),
+    (
+        r"changes.vocab=8192",
+        "changes.vocab=4096",
+        "the data here has fewer tokens; the preset's vocabulary holds them",
+    ),
     (
         r"(train paper/1.5b) .*",
         r"\1 --dry-run --flops 1e15",
         "a model of this size fits no test; its arguments and recipe are read",
     ),
-    (r"torchrun --nproc-per-node \d+ -m", ONE_RANK, "as torchrun would set it; tests/test_train_ranks.py starts two"),
+    (
+        r"torchrun --nproc-per-node \d+ -m",
+        ONE_RANK,
+        "as torchrun would set it; tests/test_train_ranks.py starts two",
+    ),
     (r"--minutes 2", "--minutes 0.0001", "two minutes are too long"),
     (r"bpe:(4096|2048)", "bpe:300", "texts here have fewer words"),
     (r"--head-size 32", "", "added below"),
-    (r"--train-steps \d+", "--train-steps 2 --set batch=2 --set micro_batch=2", "two small steps show that blocks are trained"),
-    (r"(check .*my_.*)", r"\1 --set width=64 --set d_ff=96 --set vocab=211 --weights float32", "a small model tells as much"),
-    (r"(amor attach .*)", r"\1 --head-size 32 --set context=24 --set eval.windows=4", "short windows are read alike"),
+    (
+        r"--train-steps \d+",
+        "--train-steps 2 --set batch=2 --set micro_batch=2",
+        "two small steps show that blocks are trained",
+    ),
+    (
+        r"(check .*my_.*)",
+        r"\1 --set width=64 --set d_ff=96 --set vocab=211 --weights float32",
+        "a small model tells as much",
+    ),
+    (
+        r"(amor attach .*)",
+        r"\1 --head-size 32 --set context=24 --set eval.windows=4",
+        "short windows are read alike",
+    ),
     (r"--max-tokens \d+", "", "added below"),
     (r"(amor generate .*)", r"\1 --max-tokens 4", "a few tokens show that it writes"),
-    (r"--preset paper", "--preset paper --limit 12", "the beginning of each text is enough to draw"),
-    (r"(trace .* --value)", r"\1 --windows 2 --context 24", "two windows are judged like thirty-two"),
+    (
+        r"--preset paper",
+        "--preset paper --limit 12",
+        "the beginning of each text is enough to draw",
+    ),
+    (
+        r"(trace .* --value)",
+        r"\1 --windows 2 --context 24",
+        "two windows are judged like thirty-two",
+    ),
     (r"--length 300", "--length 40", "short rows are cut, padded and packed like long ones"),
     (r"(amor check .*)", r"\1 --rows 2", "two rows are a batch"),
     (r"--measure 180m", "--measure tiny", "180m takes a minute to measure"),
@@ -76,21 +120,45 @@ SHRUNK = [
     (r"--rounds \d+", "", "one round; added below"),
     (r"((amor bench|-m benchmarks) (?!.*--quick).*)", r"\1 --quick", "shapes that take seconds"),
     (r"((amor bench|-m benchmarks) .*)", r"\1 --rounds 1", "one round shows that everything runs"),
-    (r"(bench decode(?!.*(--parts|--model )).*)", r"\1 --parts contexts", "tests/test_bench.py has all parts"),
-    (r"(bench decode(?!.*--models? ).*)", r"\1 --models mamba2,amor-mamba2", "two of eight architectures"),
-    (r"(benchmarks peers(?!.*--only).*)", r"\1 --only mamba2-layer", "tests/test_bench.py has every row"),
+    (
+        r"(bench decode(?!.*(--parts|--model )).*)",
+        r"\1 --parts contexts",
+        "tests/test_bench.py has all parts",
+    ),
+    (
+        r"(bench decode(?!.*--models? ).*)",
+        r"\1 --models mamba2,amor-mamba2",
+        "two of eight architectures",
+    ),
+    (
+        r"(benchmarks peers(?!.*--only).*)",
+        r"\1 --only mamba2-layer",
+        "tests/test_bench.py has every row",
+    ),
     (r"(benchmarks busy(?!.*--only).*)", r"\1 --only decode", "tests/test_bench.py has every row"),
     (r"(bench(marks beside| batch)(?!.*--batches).*)", r"\1 --batches 2", "two rows are a batch"),
     (r"(bench(marks beside| batch).*)", r"\1 --prefill 8", "a short prompt"),
-    (r"(amor study (?!.*--plan).*)", r"\1 --plan", "tests/test_study.py runs one; here it is only planned"),
+    (
+        r"(amor study (?!.*--plan).*)",
+        r"\1 --plan",
+        "tests/test_study.py runs one; here it is only planned",
+    ),
     (r"--limit 200", "", "added below"),
-    (r"(amor eval .*)", r"\1 --limit 1 --samples 1 --lengths 900 --segments 1", "one document a task shows that it runs"),
+    (
+        r"(amor eval .*)",
+        r"\1 --limit 1 --samples 1 --lengths 900 --segments 1",
+        "one document a task shows that it runs",
+    ),
     (
         r"--suite niah,length-extrapolation",
         "--suite niah,length-extrapolation --task niah_single_1,pg19",
         "the others are slow to make",
     ),
-    (r"--command COMMAND", "--command ./their-rows.sh", "COMMAND stands for the reader's own program"),
+    (
+        r"--command COMMAND",
+        "--command ./their-rows.sh",
+        "COMMAND stands for the reader's own program",
+    ),
 ]
 # the same for Python
 SHRUNK_PYTHON = [
@@ -136,7 +204,18 @@ QUOTED = {
     "Format(": "amor/ops/product/formats.py",
 }
 
-PROGRAMS = ("amor", "make", "pip", "python", "torchrun", "srun", "echo", "source", "lm_eval", "vllm")
+PROGRAMS = (
+    "amor",
+    "make",
+    "pip",
+    "python",
+    "torchrun",
+    "srun",
+    "echo",
+    "source",
+    "lm_eval",
+    "vllm",
+)
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:{'|'.join(PROGRAMS)}) \S")
 
 
@@ -155,7 +234,11 @@ def blocks(text):
         before = text[place : fence.start() if fence else len(text)]
         for found in indented.finditer(before):
             code = textwrap.dedent(found[1]).strip("\n")
-            yield from ((None, piece) for piece in ([code] if is_python(code) else code.split("\n\n")) if piece.strip())
+            yield from (
+                (None, piece)
+                for piece in ([code] if is_python(code) else code.split("\n\n"))
+                if piece.strip()
+            )
         if fence:
             yield fence[1], fence[2]
             place = fence.end()
@@ -173,7 +256,10 @@ def is_python(code):
         tree = ast.parse(code)
     except SyntaxError:
         return False
-    return any(isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.Call) for node in ast.walk(tree))
+    return any(
+        isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.Call)
+        for node in ast.walk(tree)
+    )
 
 
 def in_markdown(text):
@@ -183,13 +269,19 @@ def in_markdown(text):
             yield Example(code, python=True)
         else:
             if language in ("bash", "sh", "console"):
-                strange = [line for line in code.splitlines() if line.strip() and not COMMAND.match(line) and line[0] != "#"]
+                strange = [
+                    line
+                    for line in code.splitlines()
+                    if line.strip() and not COMMAND.match(line) and line[0] != "#"
+                ]
                 assert not strange, f"nobody knows how to run {strange}"
             yield from map(Example, commands(code))
     plain = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
     for named in re.findall(r"`([^`]+)`", plain):
         words = " ".join(named.split())
-        if COMMAND.match(words) and not re.fullmatch(r"amor \S+|python -m benchmarks", words):  # a verb alone is a name
+        if COMMAND.match(words) and not re.fullmatch(
+            r"amor \S+|python -m benchmarks", words
+        ):  # a verb alone is a name
             yield Example(words)
 
 
@@ -203,8 +295,13 @@ def documents():
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     found = {str(page.relative_to(ROOT)): list(in_markdown(page.read_text())) for page in pages}
     helps = [f"amor/cli/{verb}.py" for verb in verbs()] + ["benchmarks/__main__.py"]
-    helps += [str(Path(suite.__file__).relative_to(ROOT)) for suite in benchmarks.all_suites().values()]
-    found |= {file: list(in_help(ast.get_docstring(ast.parse((ROOT / file).read_text())))) for file in helps}
+    helps += [
+        str(Path(suite.__file__).relative_to(ROOT)) for suite in benchmarks.all_suites().values()
+    ]
+    found |= {
+        file: list(in_help(ast.get_docstring(ast.parse((ROOT / file).read_text()))))
+        for file in helps
+    }
     return {name: list(dict.fromkeys(examples)) for name, examples in found.items() if examples}
 
 
@@ -216,7 +313,9 @@ def furnished(tmp_path_factory):
     texts = sorted((folder / "texts").iterdir())
     for name in ("DATA", "FOLDER", "data/mine", "data/small"):
         shutil.copytree(data, folder / name)
-    train(small_recipe(folder / "DATA", changes=QUICK | {"vocab": 4096}), folder / "RUN", [Reporter()])
+    train(
+        small_recipe(folder / "DATA", changes=QUICK | {"vocab": 4096}), folder / "RUN", [Reporter()]
+    )
     for name in ("runs/mine", "runs/other", "runs/demo"):
         shutil.copytree(folder / "RUN", folder / name, symlinks=True)
     shutil.copytree(folder / "RUN" / "latest", folder / "MODEL")
@@ -224,7 +323,9 @@ def furnished(tmp_path_factory):
         shutil.copytree(folder / "texts", folder / name)
     published(folder)
     for page in ("add-a-gate", "add-a-backbone"):  # what the reader is asked to save
-        name, code = re.search(r"Save this as `(\w+\.py)`:\n\n```python\n(.*?)^```", how_to(page), re.S | re.M).groups()
+        name, code = re.search(
+            r"Save this as `(\w+\.py)`:\n\n```python\n(.*?)^```", how_to(page), re.S | re.M
+        ).groups()
         (folder / name).write_text(code)
     for name in ("held-out.txt", "TEXT.txt", "FILE", "book.txt"):
         shutil.copy(texts[0], folder / name)
@@ -233,8 +334,12 @@ def furnished(tmp_path_factory):
     for name in ("notes", "novels"):
         (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (folder / "prompts.txt").write_text("one\ntwo\n")
-    (folder / "my-recipe.toml").write_text(DEMO.replace("[model.changes]", '[model]\nname = "amor-mamba2"\n[model.changes]'))
-    (folder / "my-study.toml").write_text('title = "mine"\nset.context = 24\n[[runs]]\nname = "a"\nmodel = "mamba2"\n')
+    (folder / "my-recipe.toml").write_text(
+        DEMO.replace("[model.changes]", '[model]\nname = "amor-mamba2"\n[model.changes]')
+    )
+    (folder / "my-study.toml").write_text(
+        'title = "mine"\nset.context = 24\n[[runs]]\nname = "a"\nmodel = "mamba2"\n'
+    )
     (folder / "their-rows.sh").write_text("#!/bin/sh\necho '{\"tok_s_best\": 100.0}'\n")
     (folder / "their-rows.sh").chmod(0o755)
     (folder / "bars.toml").write_text("bars = []\n")
@@ -242,7 +347,9 @@ def furnished(tmp_path_factory):
         (folder / name).symlink_to(ROOT / name)
     folders(folder / "evals")
     write_sets(folder / "SETS")
-    (folder / "SETS" / "lengths_pg19.jsonl").write_text(json.dumps({"text": "one two three four five six. " * 200}) + "\n")
+    (folder / "SETS" / "lengths_pg19.jsonl").write_text(
+        json.dumps({"text": "one two three four five six. " * 200}) + "\n"
+    )
     with contextlib.redirect_stdout(io.StringIO()):
         words = "--parts contexts --contexts 24,48 --models mamba2 --quick --rounds 1"
         assert main(["bench", "decode", *words.split(), "--out", str(folder / "decode.json")]) == 0
@@ -257,11 +364,18 @@ def published(folder):
     """Models that are converted and attached to: of transformers, and of ours without blocks."""
     import transformers
 
-    shape = {"hidden_size": 64, "num_hidden_layers": 1, "num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 1}
+    shape = {
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 1,
+    }
     for name in ("MAMBA2", "SOURCE"):
-        transformers.Mamba2ForCausalLM(transformers.Mamba2Config(vocab_size=257, chunk_size=16, **shape)).save_pretrained(
-            folder / name
-        )
+        transformers.Mamba2ForCausalLM(
+            transformers.Mamba2Config(vocab_size=257, chunk_size=16, **shape)
+        ).save_pretrained(folder / name)
         shutil.copy(folder / "DATA/tokenizer.json", folder / name)
     released(folder / "AUTHORS", model_kwargs())
     shutil.copy(folder / "DATA/tokenizer.json", folder)
@@ -280,9 +394,15 @@ def room(furnished, tmp_path, monkeypatch):
     invented_demo(tmp_path / "demo", monkeypatch)
     monkeypatch.setattr(chunks, "path", lambda: tmp_path / "chunks.json")
     monkeypatch.setattr(chunks, "stored", cache(chunks.stored.__wrapped__))
-    monkeypatch.setattr("amor.bench.chunks.TOKENS", 40)  # of `doctor --measure`: chunks of 2,048 tokens take a minute
-    monkeypatch.setattr("amor.bench.rates.LENGTHS", (30, 60))  # of `bench decode --model`: prompts of 16,384 tokens do too
-    monkeypatch.setattr("amor.bench.machine.gemm_rate", lambda: 100.0)  # as fast as a machine of today
+    monkeypatch.setattr(
+        "amor.bench.chunks.TOKENS", 40
+    )  # of `doctor --measure`: chunks of 2,048 tokens take a minute
+    monkeypatch.setattr(
+        "amor.bench.rates.LENGTHS", (30, 60)
+    )  # of `bench decode --model`: prompts of 16,384 tokens do too
+    monkeypatch.setattr(
+        "amor.bench.machine.gemm_rate", lambda: 100.0
+    )  # as fast as a machine of today
     monkeypatch.setattr("amor.bench.machine.bandwidth", lambda: 20.0)
     monkeypatch.setattr("amor.bench.decode.ROOM", 2)  # tokens of a round
     for module in (bench, benchmarks):
@@ -295,7 +415,9 @@ run_suite, RESULTS = bench.run_suite, {}
 
 def measured_once(suite, args):
     """A suite that measures only what it has not measured before: --bars, --out and --json change nothing about it."""
-    options = sorted((key, value) for key, value in vars(args).items() if key not in ("bars", "out", "json"))
+    options = sorted(
+        (key, value) for key, value in vars(args).items() if key not in ("bars", "out", "json")
+    )
     key = f"{suite.__name__} {options}"
     if key not in RESULTS:
         RESULTS[key] = run_suite(suite, args)
@@ -324,7 +446,12 @@ def parsed(command):
     for script in re.findall(r"python (\S+)", command):
         assert (ROOT / script).is_file(), script
     for extra in re.findall(r"amor\[(\w+)\]", command):
-        assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"], extra
+        assert (
+            extra
+            in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+                "optional-dependencies"
+            ]
+        ), extra
 
 
 def begin_anew(words, made):
@@ -370,7 +497,9 @@ def ran_python(code, names):
         if code.startswith(beginning):
             lines = [line.strip() for line in code.splitlines() if line.strip() != "..."]
             source = [line.strip() for line in (ROOT / file).read_text().splitlines()]
-            places = [source.index(line) if line in source else source.index(line + ",") for line in lines]
+            places = [
+                source.index(line) if line in source else source.index(line + ",") for line in lines
+            ]
             return "" if places == sorted(places) else f"{file} has another order"
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(shrunk(code, SHRUNK_PYTHON), "example", "exec"), names)
@@ -399,10 +528,19 @@ def test_every_example_of_a_document_runs(document, room, monkeypatch):
 
 def test_what_is_not_run_and_what_is_shrunk_are_examples_that_exist():
     """A name or a rewrite that nothing needs any more would hide the next example that looks like it."""
-    shell = [example.text for examples in DOCUMENTS.values() for example in examples if not example.python]
-    code = [example.text for examples in DOCUMENTS.values() for example in examples if example.python]
+    shell = [
+        example.text
+        for examples in DOCUMENTS.values()
+        for example in examples
+        if not example.python
+    ]
+    code = [
+        example.text for examples in DOCUMENTS.values() for example in examples if example.python
+    ]
     assert not set(NOT_RUN) - set(shell)
-    assert not [beginning for beginning in QUOTED if not any(text.startswith(beginning) for text in code)]
+    assert not [
+        beginning for beginning in QUOTED if not any(text.startswith(beginning) for text in code)
+    ]
     for table, texts in ((SHRUNK, shell), (SHRUNK_PYTHON, code)):
         for number, (pattern, _, _) in enumerate(table):
             assert any(re.search(pattern, shrunk(text, table[:number])) for text in texts), pattern
@@ -423,8 +561,15 @@ tiny` in it, and the verb `amor check` alone.
 AMOR_KERNELS=reference amor doctor --quick
 ```
 """
-    kept = ["amor check amor-mamba2", 'import amor\namor.preset("mamba2", "tiny")', "AMOR_KERNELS=reference amor doctor --quick"]
-    assert [example.text for example in in_markdown(page)] == [*kept, "amor info mamba2 --scale tiny"]
+    kept = [
+        "amor check amor-mamba2",
+        'import amor\namor.preset("mamba2", "tiny")',
+        "AMOR_KERNELS=reference amor doctor --quick",
+    ]
+    assert [example.text for example in in_markdown(page)] == [
+        *kept,
+        "amor info mamba2 --scale tiny",
+    ]
     with pytest.raises(AssertionError, match="nobody knows how to run"):
         list(in_markdown("```bash\ncurl somewhere\n```\n"))
 

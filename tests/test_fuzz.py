@@ -38,6 +38,8 @@ def test_what_must_not_happen_is_seen(act, wrong: str, held: Path, monkeypatch: 
 
     monkeypatch.setattr(fuzz, "WORKERS", multiprocessing.get_context("fork"))
     monkeypatch.setattr(fuzz, "SECONDS", 2.0)
-    monkeypatch.setitem(fuzz.TARGETS, "bars", fuzz.dataclasses.replace(fuzz.TARGETS["bars"], acts=(act,)))
+    monkeypatch.setitem(
+        fuzz.TARGETS, "bars", fuzz.dataclasses.replace(fuzz.TARGETS["bars"], acts=(act,))
+    )
     (failure,) = fuzz.run(1, seed=0, stock=held, only="bars")
     assert wrong in failure

@@ -44,7 +44,9 @@ def test_with_more_blocks_a_choice_is_run_again():
     fire = torch.rand(judged.shape, generator=torch.Generator().manual_seed(3)) < 0.4
     with torch.no_grad():
         plain = judged.model(
-            judged.windows.tokens, targets=judged.windows.targets, gates=[ForcedGate(block) for block in fire]
+            judged.windows.tokens,
+            targets=judged.windows.targets,
+            gates=[ForcedGate(block) for block in fire],
         ).nll
     close(judged.nll_with_mask(fire), plain)
 
@@ -54,7 +56,9 @@ def test_no_choice_of_as_many_tokens_beats_the_oracle_of_one_block(name):
     judged = reader(name)
     nll, fire, _, gain = judged.with_own_gates()
     close(gain[0], judged.nll_closed - judged.nll_open, "gain")
-    best = judged.nll_with_mask(judged.oracle(gain[0], lambda k, g: largest(g, int(fire.sum())))).mean()
+    best = judged.nll_with_mask(
+        judged.oracle(gain[0], lambda k, g: largest(g, int(fire.sum())))
+    ).mean()
     assert best < nll.mean()
     for seed in range(20):
         assert best < judged.nll_with_mask(shuffled(fire, seed)).mean()
@@ -63,25 +67,41 @@ def test_no_choice_of_as_many_tokens_beats_the_oracle_of_one_block(name):
 def test_what_attention_saved_is_told_beside_chance_and_everywhere():
     judged = reader("amor-mamba2")
     model, windows, nll = judged.model, judged.windows, {}
-    for name, gates in {"never": force_all(model, False), "gate": None, "everywhere": force_all(model, True)}.items():
+    for name, gates in {
+        "never": force_all(model, False),
+        "gate": None,
+        "everywhere": force_all(model, True),
+    }.items():
         with torch.no_grad():
             out = model(windows.tokens, targets=windows.targets, gates=gates)
         nll[name] = out.nll.mean()
     found = attention(model, windows, judged.run(None), 2)
     assert 0.1 < found.fire < 0.9
     for name in ("gate", "everywhere"):
-        assert getattr(found, name).saved == pytest.approx(float(nll["never"] - nll[name]), abs=1e-5)
+        assert getattr(found, name).saved == pytest.approx(
+            float(nll["never"] - nll[name]), abs=1e-5
+        )
     by_chance = judged.nll_closed - judged.nll_with_mask(shuffled(judged.run(None).fire, 0))
-    assert found.chance.saved == pytest.approx(float(by_chance.mean()), abs=1e-6) and found.chance.saved != found.gate.saved
+    assert (
+        found.chance.saved == pytest.approx(float(by_chance.mean()), abs=1e-6)
+        and found.chance.saved != found.gate.saved
+    )
 
 
 def test_documents_apart_are_judged_apart(prepared):
     model = small("amor-mamba2", vocab=257)
     windows = of_shards(prepared / "train", 300, 20, None, 257, apart=True)
-    assert windows.reset is not None and windows.reset[:, 1:].any(), "no document begins inside a window"
+    assert windows.reset is not None and windows.reset[:, 1:].any(), (
+        "no document begins inside a window"
+    )
     judged = PolicyEvaluator(model, windows, own_gates(model), 2)
     with torch.no_grad():
-        plain = model(windows.tokens, reset=windows.reset, targets=windows.targets, gates=force_all(model, True)).nll
+        plain = model(
+            windows.tokens,
+            reset=windows.reset,
+            targets=windows.targets,
+            gates=force_all(model, True),
+        ).nll
     close(judged.nll_open, plain)
 
 
@@ -89,17 +109,28 @@ def test_documents_apart_are_judged_apart(prepared):
 def test_other_gates_choose_in_front_of_the_same_attention():
     model, text, counted = small("amor-mamba2"), cut(16, 64), []
     found = choosing.compare_gates(model, text, text, rates=(0.1, 0.3), on_tokens=counted.append)
-    assert sum(counted) == (choosing.passes(3, once=False, rates=2) + choosing.learning_passes()) * 16 * 64
+    assert (
+        sum(counted)
+        == (choosing.passes(3, once=False, rates=2) + choosing.learning_passes()) * 16 * 64
+    )
     judged = PolicyEvaluator(model, text, own_gates(model))
     by_name = {choice.name: choice.levels for choice in found.choices}
     paper = mean(judged.nll_closed - judged.nll_with_mask(judged.top_fraction(0.3)))
-    assert (by_name["entropy of what a block reads"][1].saved, by_name["entropy of what a block reads"][1].se) == paper
+    assert (
+        by_name["entropy of what a block reads"][1].saved,
+        by_name["entropy of what a block reads"][1].se,
+    ) == paper
     more = {choice.name: choice.over_paper[1].saved for choice in found.choices}
-    for name, levels in by_name.items():  # of the text it was learned on, a predicted gain beats chance too
+    for (
+        name,
+        levels,
+    ) in by_name.items():  # of the text it was learned on, a predicted gain beats chance too
         assert name in ("chance", "oracle") or levels[1].saved != by_name["chance"][1].saved
         assert name == "oracle" or levels[1].saved < by_name["oracle"][1].saved
         assert more[name] == pytest.approx(levels[1].saved - paper[0], abs=1e-9)
-    assert by_name["gain by a linear map, once for all blocks"][1].saved > by_name["chance"][1].saved
+    assert (
+        by_name["gain by a linear map, once for all blocks"][1].saved > by_name["chance"][1].saved
+    )
     close(torch.tensor(found.always.saved), (judged.nll_closed - judged.nll_open).mean())
 
 
@@ -109,12 +140,18 @@ def test_the_output_s_vector_is_what_the_final_norm_gives_and_a_measured_gain_th
     others = choosing.with_other_gates(model, text, choosing.WAYS)
     out = model(text.tokens)
     said = model.logits(model.final_norm(model.norm_f(out.residual))).log_softmax(-1)
-    scores = others["entropy of the output's vector"](text.tokens, gates=all_scoring(others["entropy of the output's vector"]))
+    scores = others["entropy of the output's vector"](
+        text.tokens, gates=all_scoring(others["entropy of the output's vector"])
+    )
     close(scores.gates[0].score, -(said.exp() * said).sum(-1) / math.log(model.config.vocab))
     gain = others["gain by a linear map, once for all blocks"].blocks[0].gate
     assert int(gain.measured) == 4 * 32 // choosing.EVERY and gain.pred_std > 0
     kept = {name: held for name, held in model.state_dict().items() if ".gate." not in name}
-    assert all(torch.equal(other.state_dict()[name], held) for other in others.values() for name, held in kept.items())
+    assert all(
+        torch.equal(other.state_dict()[name], held)
+        for other in others.values()
+        for name, held in kept.items()
+    )
 
 
 def all_scoring(model):
@@ -139,7 +176,9 @@ def test_a_shuffled_choice_fires_as_often_and_on_the_same_combinations():
     assert patterns[0] == patterns[1]
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("amor-mamba2-classic", 1), ("amor-mamba2", 3), ("amor-mamba2-gain", 3)])
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("amor-mamba2-classic", 1), ("amor-mamba2", 3), ("amor-mamba2-gain", 3)]
+)
 def test_the_accounting_adds_up(name, blocks):
     model, windows, read_tokens = small(name), cut(), []
     found = plain(value(model, windows, rates=(0, 0.3, 1), rows=2, on_tokens=read_tokens.append))
@@ -150,7 +189,9 @@ def test_the_accounting_adds_up(name, blocks):
     with torch.no_grad():
         out = model(windows.tokens, targets=windows.targets)
     assert losses["gate"]["nll"] == pytest.approx(out.nll.mean().item(), rel=1e-5)
-    assert losses["gate"]["fire_rate"] == pytest.approx([g.fire.float().mean().item() for g in out.gates])
+    assert losses["gate"]["fire_rate"] == pytest.approx(
+        [g.fire.float().mean().item() for g in out.gates]
+    )
     assert losses["oracle"]["fire_rate"] == losses["gate"]["fire_rate"]
     assert losses["oracle"]["nll"] < min(losses["gate"]["nll"], losses["random"]["nll"])
     first, middle, last = found["curve"]
@@ -176,9 +217,13 @@ def test_precision_and_recall_count_what_they_say():
 
 def test_equal_entropies_stay_in_one_group():
     gain = torch.arange(12.0).view(3, 4)
-    assert [(b.tokens, b.gain) for b in calibration(torch.full((3, 4), 0.5), gain)] == [(12, pytest.approx(5.5))]
+    assert [(b.tokens, b.gain) for b in calibration(torch.full((3, 4), 0.5), gain)] == [
+        (12, pytest.approx(5.5))
+    ]
     split = calibration(torch.arange(12.0).view(3, 4) / 12, gain)
-    assert sum(b.tokens for b in split) == 12 and [b.gain for b in split] == sorted(b.gain for b in split)
+    assert sum(b.tokens for b in split) == 12 and [b.gain for b in split] == sorted(
+        b.gain for b in split
+    )
 
 
 def test_a_gate_that_cannot_aim_is_judged_without_its_curve():
@@ -219,17 +264,25 @@ def test_bootstrapped_errors_are_those_of_the_mean():
     assert error == pytest.approx(values.mean(1).std().item() / math.sqrt(400), rel=0.15)
     assert all(math.isnan(x) for x in ratio(torch.zeros(3), torch.zeros(3)))
     assert ratio(torch.ones(1), torch.full((1,), 4)) == (0.25, 0.0)
-    top, bottom = torch.rand(2, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    top, bottom = (
+        torch.rand(2, 300, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    )
     level, error = ratio(top, bottom)
-    by_hand = (top - level * bottom).std().item() / (bottom.mean().item() * math.sqrt(300))  # of a ratio of sums
-    assert level == pytest.approx((top.sum() / bottom.sum()).item()) and error == pytest.approx(by_hand, rel=0.1)
+    by_hand = (top - level * bottom).std().item() / (
+        bottom.mean().item() * math.sqrt(300)
+    )  # of a ratio of sums
+    assert level == pytest.approx((top.sum() / bottom.sum()).item()) and error == pytest.approx(
+        by_hand, rel=0.1
+    )
     few = torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0])  # some draws divide by nothing
     assert ratio(*few) == (0.5, 0.0)
 
 
 def test_windows_lie_apart_and_over_the_whole_text():
     starts = spaced(1000, 50, 7, "text")
-    assert starts[0] == 0 and starts[-1] + 50 < 1000 <= starts[-1] + 150 and min(np.diff(starts)) >= 50
+    assert (
+        starts[0] == 0 and starts[-1] + 50 < 1000 <= starts[-1] + 150 and min(np.diff(starts)) >= 50
+    )
     held = of_ids(np.arange(1000), 50, 7, "text")
     assert torch.equal(held.targets, held.tokens + 1)
     with pytest.raises(AmorError, match="two windows"):

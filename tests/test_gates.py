@@ -28,18 +28,38 @@ def gate_of(kind, **options):
 
 def evidence(rows, columns, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    numbers = {name: torch.rand(rows, columns, generator=generator) for name in ("entropy", "margin")}
+    numbers = {
+        name: torch.rand(rows, columns, generator=generator) for name in ("entropy", "margin")
+    }
     gain = torch.randn(rows, columns, generator=generator)
     position = torch.arange(columns).expand(rows, -1)
-    return Evidence(torch.randn(rows, columns, 64, generator=generator), position, gain=gain, **numbers)
+    return Evidence(
+        torch.randn(rows, columns, 64, generator=generator), position, gain=gain, **numbers
+    )
 
 
 def part(seen, rows, columns):
-    return Evidence(**{name: getattr(seen, name)[rows][:, columns] for name in ("x", "position", "entropy", "margin", "gain")})
+    return Evidence(
+        **{
+            name: getattr(seen, name)[rows][:, columns]
+            for name in ("x", "position", "entropy", "margin", "gain")
+        }
+    )
 
 
 def test_the_registry_finds_every_gate():
-    assert set(KINDS) == {"entropy", "margin", "always", "never", "random", "learned", "oracle", "gain", "quantile", "router"}
+    assert set(KINDS) == {
+        "entropy",
+        "margin",
+        "always",
+        "never",
+        "random",
+        "learned",
+        "oracle",
+        "gain",
+        "quantile",
+        "router",
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,7 +105,10 @@ def test_a_gate_that_has_met_no_data_never_fires(kind):
 
 def test_the_order_of_scores_changes_no_bit_of_the_statistics():
     scores = torch.rand(999, generator=torch.Generator().manual_seed(3))
-    one, other = (registry.find("gates", "entropy")(8, registry.find("gates", "entropy").Options(), 0) for _ in range(2))
+    one, other = (
+        registry.find("gates", "entropy")(8, registry.find("gates", "entropy").Options(), 0)
+        for _ in range(2)
+    )
     one.observe(scores)
     other.observe(scores[torch.randperm(999)])
     for a, b in zip(one.buffers(), other.buffers(), strict=True):
@@ -97,7 +120,9 @@ def test_the_paper_fires_where_entropy_exceeds_mu_plus_a_fifth_of_sigma():
     gate.observe(torch.tensor([0.3, 0.5, 0.7]))
     tau = 0.5 + 0.2 * torch.tensor([0.3, 0.5, 0.7]).std(correction=0)
     at = torch.tensor([[tau - 1e-4, tau + 1e-4]])
-    assert gate(Evidence(torch.zeros(1, 2, 8), torch.zeros(1, 2).long(), entropy=at)).fire.tolist() == [[False, True]]
+    assert gate(
+        Evidence(torch.zeros(1, 2, 8), torch.zeros(1, 2).long(), entropy=at)
+    ).fire.tolist() == [[False, True]]
 
 
 @pytest.mark.parametrize("kind", ["entropy", "margin", "learned", "random"])
@@ -166,7 +191,9 @@ def test_what_was_said_of_another_forward_is_not_believed():
     own = gate_of("learned")
     assert Scorers()(own, 64) is not None
     assert Scorers()(Late(64, own.options, 0), 64) is None
-    assert not matches_forward(Early, "fires") and matches_forward(type(gate_of("quantile")), "fires")
+    assert not matches_forward(Early, "fires") and matches_forward(
+        type(gate_of("quantile")), "fires"
+    )
     own.register_forward_hook(lambda *_: None)
     assert Scorers()(own, 64) is None, "whoever watches it sees it decide"
 
@@ -176,7 +203,12 @@ def test_a_threshold_as_a_number_is_the_one_that_decides(kind):
     gate = gate_of(kind)
     if not isinstance(gate, Adaptive):
         return
-    for change in (lambda: None, lambda: gate.observe(torch.full((9,), 0.7)), lambda: gate.aim(0.3), lambda: gate.aim(None)):
+    for change in (
+        lambda: None,
+        lambda: gate.observe(torch.full((9,), 0.7)),
+        lambda: gate.aim(0.3),
+        lambda: gate.aim(None),
+    ):
         change()
         assert gate.threshold_value() == float(gate.threshold)
     gate.load_state_dict({name: number * 0.5 for name, number in gate.state_dict().items()})
@@ -185,14 +217,19 @@ def test_a_threshold_as_a_number_is_the_one_that_decides(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_decode_decides_as_the_whole_forward_did_whatever_the_batch(kind):
-    findings = check(small("amor-mamba2", **{"blocks.gate": kind, "blocks.count": 2}), length=40, rows=3)
+    findings = check(
+        small("amor-mamba2", **{"blocks.gate": kind, "blocks.count": 2}), length=40, rows=3
+    )
     assert all(f.ok for f in findings), [f for f in findings if not f.ok]
     assert sum(f.ties for f in findings) == 0
 
 
 @torch.no_grad()
 def test_the_oracle_fires_exactly_where_attention_lowers_the_loss():
-    model, text = small("amor-mamba2", **{"blocks.gate": "oracle", "blocks.count": 1}), tokens(2, 40)
+    model, text = (
+        small("amor-mamba2", **{"blocks.gate": "oracle", "blocks.count": 1}),
+        tokens(2, 40),
+    )
     goal = text.roll(-1, 1)
     fire = model(text, targets=goal).gates[0].fire
     losses = {}
@@ -208,13 +245,21 @@ def test_the_oracle_fires_exactly_where_attention_lowers_the_loss():
 def test_another_gate_given_in_words_leaves_the_model_s_own_alone():
     model = small("amor-mamba2")
     own = [block.gate for block in model.each_block()]
-    assert all(a is b for a, b in zip(override_gates(own), own, strict=True)) and override_gates(own, "entropy")[0] is own[0]
+    assert (
+        all(a is b for a, b in zip(override_gates(own), own, strict=True))
+        and override_gates(own, "entropy")[0] is own[0]
+    )
     assert [gate.kind for gate in override_gates(own, "never")] == ["never"] * 3
     spread = override_gates(own, "random:0.25")
     assert [float(gate.threshold) for gate in spread] == [0.75] * 3
-    assert not torch.equal(*(gate(Evidence(torch.zeros(9, 1), torch.arange(9))).score for gate in spread[:2]))
+    assert not torch.equal(
+        *(gate(Evidence(torch.zeros(9, 1), torch.arange(9))).score for gate in spread[:2])
+    )
     lifted = override_gates(own, rate=0.1)
-    assert all(a is not b and a.threshold > b.threshold and b.aimed is None for a, b in zip(lifted, own, strict=True))
+    assert all(
+        a is not b and a.threshold > b.threshold and b.aimed is None
+        for a, b in zip(lifted, own, strict=True)
+    )
 
 
 @pytest.mark.parametrize(

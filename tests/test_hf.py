@@ -37,7 +37,13 @@ from amor.hf import AmorCache, AmorConfig, AmorForCausalLM, AmorModel, GateStati
 from amor.hf import inputs as hf_inputs
 
 transformers.logging.disable_progress_bar()
-OTHERS = ("amor-mamba2-final", "amor-mamba2-once", "amor-mamba2-gain", "amor-gated-deltanet-classic", "amor-mamba2-prenorm")
+OTHERS = (
+    "amor-mamba2-final",
+    "amor-mamba2-once",
+    "amor-mamba2-gain",
+    "amor-gated-deltanet-classic",
+    "amor-mamba2-prenorm",
+)
 OTHERS += ("amor-mamba2-nogate", "amor-mamba2-mlp", "kda", "amor-kda")
 NEW = 6  # tokens written
 ROOT = Path(__file__).parent.parent
@@ -57,7 +63,9 @@ def ragged():
 def written(model, ids, mask=None, **how):
     """The new tokens of every row."""
     mask = torch.ones_like(ids) if mask is None else mask
-    out = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0, **how)
+    out = model.generate(
+        ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0, **how
+    )
     return out[:, -NEW:]
 
 
@@ -67,7 +75,9 @@ def test_a_text_is_the_same_however_it_is_generated(name):
     greedy, beam = written(model, ids, mask), written(model, ids, mask, num_beams=3)
     assert torch.equal(greedy, written(model, ids, mask, use_cache=False))
     assert torch.equal(beam, written(model, ids, mask, num_beams=3, use_cache=False))
-    assert not torch.equal(greedy, beam) or len(set(greedy.flatten().tolist())) > 3, "texts that show nothing"
+    assert not torch.equal(greedy, beam) or len(set(greedy.flatten().tolist())) > 3, (
+        "texts that show nothing"
+    )
     for row in range(3):
         alone = ids[row : row + 1, mask[row] == 1]
         assert torch.equal(written(model, alone)[0], greedy[row])
@@ -86,12 +96,21 @@ def test_a_text_is_the_same_however_it_is_generated(name):
 
 def test_sampling_from_one_seed_does_not_feel_the_cache_and_streams_what_it_writes():
     class Heard(BaseStreamer):
-        put, end = (lambda self, value: heard.extend(value.flatten().tolist())), (lambda self: heard.append("end"))
+        put, end = (
+            (lambda self, value: heard.extend(value.flatten().tolist())),
+            (lambda self: heard.append("end")),
+        )
 
     heard, texts, model = [], [], face("amor-mamba2")
     for how in ({}, {"use_cache": False}):
         torch.manual_seed(3)
-        how |= {"max_new_tokens": NEW, "do_sample": True, "temperature": 0.9, "top_p": 0.9, "pad_token_id": 0}
+        how |= {
+            "max_new_tokens": NEW,
+            "do_sample": True,
+            "temperature": 0.9,
+            "top_p": 0.9,
+            "pad_token_id": 0,
+        }
         texts.append(model.generate(tokens(1, 5), streamer=Heard(), **how)[0].tolist())
     assert texts[0] == texts[1] and heard == [*texts[0], "end"] * 2
 
@@ -101,7 +120,10 @@ def test_sampling_from_one_seed_does_not_feel_the_cache_and_streams_what_it_writ
     [
         ({"prompt_lookup_num_tokens": 3}, "assisted generation is not for these models"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive search is not for these models"),
-        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "group beam search is not"),
+        (
+            {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+            "group beam search is not",
+        ),
         ({"cache_implementation": "quantized"}, "no such cache here"),
         ({"cache_implementation": "paged"}, "amor.generate_batch"),
         ({"past_key_values": transformers.DynamicCache()}, "reads on from an amor.hf.AmorCache"),
@@ -123,7 +145,9 @@ def test_a_cache_is_reordered_repeated_and_never_run_backwards():
     with pytest.raises(AmorError, match="cannot run backwards"):
         cache.crop(-1)
     cache.reset()
-    assert cache.get_seq_length() == 0 and torch.equal(model(ids, past_key_values=cache).logits, model(ids).logits)
+    assert cache.get_seq_length() == 0 and torch.equal(
+        model(ids, past_key_values=cache).logits, model(ids).logits
+    )
 
 
 @torch.no_grad()
@@ -138,23 +162,43 @@ def test_a_folder_is_the_same_model_for_transformers_and_for_amor(name, tmp_path
     for folder in (tmp_path / "theirs", tmp_path / "exported"):
         mine, _ = amor.load(folder)
         theirs = AutoModelForCausalLM.from_pretrained(folder)
-        assert type(theirs) is AmorForCausalLM and not theirs.training and mine.config == theirs.core.config == model.config
-        for found in (mine.state_dict(), theirs.state_dict(), load_file(folder / "model.safetensors")):
-            assert found.keys() == held.keys() and all(torch.equal(found[name], held[name]) for name in held)
-        assert torch.equal(mine.logits(mine(ids).hidden), logits) and torch.equal(theirs(ids).logits, logits)
+        assert (
+            type(theirs) is AmorForCausalLM
+            and not theirs.training
+            and mine.config == theirs.core.config == model.config
+        )
+        for found in (
+            mine.state_dict(),
+            theirs.state_dict(),
+            load_file(folder / "model.safetensors"),
+        ):
+            assert found.keys() == held.keys() and all(
+                torch.equal(found[name], held[name]) for name in held
+            )
+        assert torch.equal(mine.logits(mine(ids).hidden), logits) and torch.equal(
+            theirs(ids).logits, logits
+        )
 
 
 @torch.no_grad()
 def test_shards_are_one_model_and_its_hidden_states_can_be_had_alone(tmp_path):
     model, ids = face("amor-gated-deltanet"), tokens(2, 12)
     model.save_pretrained(tmp_path, max_shard_size="80KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 3 and not (tmp_path / "model.safetensors").exists()
+    assert (
+        len(list(tmp_path.glob("model-*.safetensors"))) > 3
+        and not (tmp_path / "model.safetensors").exists()
+    )
     mine, _ = amor.load(tmp_path)
     theirs = AutoModel.from_pretrained(tmp_path)
     assert type(theirs) is AmorModel
-    assert torch.equal(theirs(ids).last_hidden_state, mine(ids).hidden) and torch.equal(mine(ids).hidden, model.core(ids).hidden)
+    assert torch.equal(theirs(ids).last_hidden_state, mine(ids).hidden) and torch.equal(
+        mine(ids).hidden, model.core(ids).hidden
+    )
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    outside = shutil.copy(tmp_path / index["weight_map"]["embed.weight"], tmp_path.parent / f"{tmp_path.name}.safetensors")
+    outside = shutil.copy(
+        tmp_path / index["weight_map"]["embed.weight"],
+        tmp_path.parent / f"{tmp_path.name}.safetensors",
+    )
     index["weight_map"]["embed.weight"] = f"../{outside.name}"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(AmorError, match="is no shard beside it"):
@@ -170,8 +214,14 @@ def changed(**tensors):
     """A damage: tensors replaced, or left out where None."""
 
     def damage(folder):
-        held = load_file(folder / "model.safetensors") | {name.replace("__", "."): value for name, value in tensors.items()}
-        save_file({name: t for name, t in held.items() if t is not None}, folder / "model.safetensors", {"format": "pt"})
+        held = load_file(folder / "model.safetensors") | {
+            name.replace("__", "."): value for name, value in tensors.items()
+        }
+        save_file(
+            {name: t for name, t in held.items() if t is not None},
+            folder / "model.safetensors",
+            {"format": "pt"},
+        )
 
     return damage
 
@@ -201,7 +251,9 @@ DAMAGES = {
     "tensor 'blocks.0.gate.mu' is missing": changed(blocks__0__gate__mu=None),
     "no tensor 'norm_g.weight'": changed(norm_g__weight=torch.zeros(3)),
     r"embed.weight has shape \[3, 4\]": changed(embed__weight=torch.zeros(3, 4)),
-    "norm_f.weight holds a number that is not finite": changed(norm_f__weight=torch.full((64,), torch.nan)),
+    "norm_f.weight holds a number that is not finite": changed(
+        norm_f__weight=torch.full((64,), torch.nan)
+    ),
     "holds no model.safetensors": pickled,
     "width: expected int <= 131072": configured(lambda tree: tree["amor"].update(width=64 << 20)),
     "widht": configured(lambda tree: tree["amor"].update(widht=64)),
@@ -239,7 +291,10 @@ def test_a_folder_of_another_model_is_refused(sound, tmp_path):
 
 def test_what_a_config_says_follows_from_ours(sound):
     config = AmorConfig.from_pretrained(sound)
-    assert config.built == load_config(sound) and config.num_hidden_layers == len(config.layer_types) == 7
+    assert (
+        config.built == load_config(sound)
+        and config.num_hidden_layers == len(config.layer_types) == 7
+    )
     assert (config.vocab_size, config.hidden_size, config.tie_word_embeddings) == (257, 64, True)
     with pytest.raises(AmorError, match="vocab_size = 3: it follows from this model's own config"):
         config.vocab_size = 3
@@ -252,8 +307,16 @@ def test_what_a_config_says_follows_from_ours(sound):
 def test_a_tokenizer_is_what_it_was_and_knows_its_end(sound):
     theirs, ours = AutoTokenizer.from_pretrained(sound), bytes_tokenizer()
     for text in ("Ein wörd  \n and more", " <|end_of_text|> x", ""):
-        assert theirs(text)["input_ids"] == ours.encode(text).ids and theirs.decode(theirs(text)["input_ids"]) == text
-    assert (len(theirs), theirs.eos_token_id, theirs.pad_token_id, theirs.padding_side) == (257, 256, 256, "left")
+        assert (
+            theirs(text)["input_ids"] == ours.encode(text).ids
+            and theirs.decode(theirs(text)["input_ids"]) == text
+        )
+    assert (len(theirs), theirs.eos_token_id, theirs.pad_token_id, theirs.padding_side) == (
+        257,
+        256,
+        256,
+        "left",
+    )
     with pytest.raises(AmorError, match=r"does not have a token '</end>'"):
         amor.hf.export(sound, sound / "again", end="</end>")
     assert not (sound / "again").exists()
@@ -292,21 +355,45 @@ print(json.dumps([type(model).__module__, text[:, -5:].tolist(), wide, float(apa
 
 def test_a_folder_opens_where_nobody_imported_amor_and_in_bf16(sound, tmp_path):
     folder = shutil.copytree(sound, tmp_path / "folder")
-    around = os.environ | {"PYTHONPATH": str(ROOT), "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    around = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "HF_HUB_OFFLINE": "1",
+    }
     words = [sys.executable, "-c", STRANGER, str(folder)]
     done = subprocess.run(words, env=around, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     module, text, wide, apart = json.loads(done.stdout.splitlines()[-1])
     model = AmorForCausalLM.from_pretrained(sound)
-    batch = AutoTokenizer.from_pretrained(sound)(["a cat", "the dogs of war"], padding=True, return_tensors="pt")
+    batch = AutoTokenizer.from_pretrained(sound)(
+        ["a cat", "the dogs of war"], padding=True, return_tensors="pt"
+    )
     assert text == model.generate(**batch, max_new_tokens=5, do_sample=False)[:, -5:].tolist()
     assert module == "amor.hf.model" and 0 < apart < 0.3
     # recurrences and gates stay exact; counters are whole numbers
-    assert {name.rpartition(".")[2] for name in wide} == {"A_log", "D", "dt_bias", "mu", "sigma", "quantiles", "updates"}
-    assert (folder / "again/modeling_amor.py").read_text() == (sound / "modeling_amor.py").read_text()
-    assert [path.name for path in (folder / "again").glob("*.py")] == ["modeling_amor.py"], "no code is copied into a folder"
-    assert json.loads((folder / "again/config.json").read_text()) == json.loads((sound / "config.json").read_text())
-    assert {name: str(t.dtype) for name, t in amor.load(folder / "half")[0].state_dict().items() if name in wide} == wide
+    assert {name.rpartition(".")[2] for name in wide} == {
+        "A_log",
+        "D",
+        "dt_bias",
+        "mu",
+        "sigma",
+        "quantiles",
+        "updates",
+    }
+    assert (folder / "again/modeling_amor.py").read_text() == (
+        sound / "modeling_amor.py"
+    ).read_text()
+    assert [path.name for path in (folder / "again").glob("*.py")] == ["modeling_amor.py"], (
+        "no code is copied into a folder"
+    )
+    assert json.loads((folder / "again/config.json").read_text()) == json.loads(
+        (sound / "config.json").read_text()
+    )
+    assert {
+        name: str(t.dtype)
+        for name, t in amor.load(folder / "half")[0].state_dict().items()
+        if name in wide
+    } == wide
 
 
 def test_a_loss_is_that_of_all_logits_and_makes_none(sound):
@@ -318,9 +405,14 @@ def test_a_loss_is_that_of_all_logits_and_makes_none(sound):
     with torch.no_grad():
         logits = model(ids).logits
         labels = ids[:, 1:].masked_fill(ids[:, 1:] % 5 == 0, -100).flatten()
-        summed = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels, reduction="sum")
+        summed = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels, reduction="sum"
+        )
         close(out.loss.detach(), summed / (labels != -100).sum())
-        close(model(ids, labels=ids.masked_fill(ids % 5 == 0, -100), num_items_in_batch=1000).loss, summed / 1000)
+        close(
+            model(ids, labels=ids.masked_fill(ids % 5 == 0, -100), num_items_in_batch=1000).loss,
+            summed / 1000,
+        )
         close(model(ids, logits_to_keep=1).logits, logits[:, -1:])
         close(model(ids, logits_to_keep=torch.tensor([3, 7])).logits, logits[:, [3, 7]])
         assert torch.equal(model(ids, labels=ids, logits_to_keep=0).logits, logits)
@@ -338,7 +430,10 @@ def test_padding_on_either_side_and_packed_documents_change_nothing():
         close(out.logits[0, marks[0] == 1], plain[0])
         close(model(padded, attention_mask=marks, logits_to_keep=1).logits[0], plain[0, -1:])
         assert not out.gate_fires[0][marks == 0].any()
-    packed, places = torch.cat([ids[:1, :6], ids[1:, :4]], 1), torch.tensor([[*range(6), *range(4)]])
+    packed, places = (
+        torch.cat([ids[:1, :6], ids[1:, :4]], 1),
+        torch.tensor([[*range(6), *range(4)]]),
+    )
     close(model(packed, position_ids=places).logits[:, 6:], model(ids[1:, :4]).logits)
 
 
@@ -346,7 +441,10 @@ def test_padding_on_either_side_and_packed_documents_change_nothing():
     ("given", "said"),
     [
         ({"position_ids": torch.arange(1, 6)[None]}, "neither go on from what was read"),
-        ({"attention_mask": torch.ones(1, 4, dtype=torch.long)}, r"expected 0 and 1 of shape \[1, 5\]"),
+        (
+            {"attention_mask": torch.ones(1, 4, dtype=torch.long)},
+            r"expected 0 and 1 of shape \[1, 5\]",
+        ),
         ({"attention_mask": torch.zeros(1, 5)}, "float32"),
         ({"attention_mask": torch.ones(1, 1, 5, 5, dtype=torch.long)}, r"shape \[1, 1, 5, 5\]"),
         ({"output_attentions": True}, "output_attentions"),
@@ -385,17 +483,40 @@ def trainer(model, out, recipe, callbacks, micro=ROWS, **more):
         logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, **{"save_strategy": "no"} | more,
     )  # fmt: skip
     constant = transformers.get_constant_schedule(optimizer)
-    made = Trainer(model, arguments, train_dataset=Same(), optimizers=(optimizer, constant), callbacks=callbacks)
+    made = Trainer(
+        model,
+        arguments,
+        train_dataset=Same(),
+        optimizers=(optimizer, constant),
+        callbacks=callbacks,
+    )
     made.remove_callback(transformers.trainer_callback.PrinterCallback)
     return made
 
 
 @pytest.fixture(scope="module")
 def recipe():
-    changes = {"width": 32, "d_ff": 48, "vocab": 211, "pattern": "mamba2", "blocks.count": 2, "blocks.head_size": 16}
-    changes |= {"mixers": {"mamba2": {"head_size": 16, "state_size": 8}}, "blocks.gate_options": {"eta": 0.5}}
-    tree = {"model": {"name": "amor-mamba2", "changes": changes}, "batch": ROWS, "micro_batch": ROWS, "context": CONTEXT}
-    return Recipe.from_dict(tree | {"steps": 3, "lr": {"peak": 1e-3, "floor": 1e-3, "warmup": 0, "alpha": 1e-2}})
+    changes = {
+        "width": 32,
+        "d_ff": 48,
+        "vocab": 211,
+        "pattern": "mamba2",
+        "blocks.count": 2,
+        "blocks.head_size": 16,
+    }
+    changes |= {
+        "mixers": {"mamba2": {"head_size": 16, "state_size": 8}},
+        "blocks.gate_options": {"eta": 0.5},
+    }
+    tree = {
+        "model": {"name": "amor-mamba2", "changes": changes},
+        "batch": ROWS,
+        "micro_batch": ROWS,
+        "context": CONTEXT,
+    }
+    return Recipe.from_dict(
+        tree | {"steps": 3, "lr": {"peak": 1e-3, "floor": 1e-3, "warmup": 0, "alpha": 1e-2}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -408,7 +529,9 @@ def own(recipe):
 
 
 def numbers_of_gates(model):
-    return torch.stack([torch.stack([b.gate.mu, b.gate.sigma, b.gate.threshold]) for b in model.each_block()])
+    return torch.stack(
+        [torch.stack([b.gate.mu, b.gate.sigma, b.gate.threshold]) for b in model.each_block()]
+    )
 
 
 def test_trainer_trains_as_our_own_loop_does(recipe, own, tmp_path):
@@ -419,17 +542,25 @@ def test_trainer_trains_as_our_own_loop_does(recipe, own, tmp_path):
     logged = [line["loss"] for line in made.state.log_history if "loss" in line]
     close(torch.tensor(logged), torch.tensor(losses))
     close(numbers_of_gates(model.core), numbers_of_gates(expected))
-    assert int(model.core.each_block()[0].gate.updates) == recipe.steps and model.gates_follow is None
+    assert (
+        int(model.core.each_block()[0].gate.updates) == recipe.steps and model.gates_follow is None
+    )
     resumed = AmorForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
-    trainer(resumed, tmp_path, recipe, [GateStatistics()]).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    trainer(resumed, tmp_path, recipe, [GateStatistics()]).train(
+        resume_from_checkpoint=str(tmp_path / "checkpoint-2")
+    )
     close(numbers_of_gates(resumed.core), numbers_of_gates(expected))
 
 
-def test_micro_batches_and_recomputing_change_nothing_and_gates_stay_where_nobody_tells_them(recipe, own, tmp_path):
+def test_micro_batches_and_recomputing_change_nothing_and_gates_stay_where_nobody_tells_them(
+    recipe, own, tmp_path
+):
     losses, _ = own
     one_step = Recipe.from_dict(recipe.to_dict() | {"steps": 1})
     model = AmorForCausalLM.of(build(recipe.config(), recipe.seed))
-    made = trainer(model, tmp_path, one_step, [GateStatistics()], micro=1, gradient_checkpointing=True)
+    made = trainer(
+        model, tmp_path, one_step, [GateStatistics()], micro=1, gradient_checkpointing=True
+    )
     made.train()
     assert model.core.backbone.recompute and model.is_gradient_checkpointing
     close(torch.tensor(made.state.log_history[0]["loss"]), torch.tensor(losses[0]))
@@ -456,7 +587,9 @@ def test_gates_take_in_real_tokens_of_training_once():
     statistics.detach()
     model(ids, labels=ids)
     close(numbers_of_gates(model.core), numbers_of_gates(expected))
-    assert [int(b.gate.updates) for b in model.core.each_block()] == [int(b.gate.updates) for b in expected.each_block()]
+    assert [int(b.gate.updates) for b in model.core.each_block()] == [
+        int(b.gate.updates) for b in expected.each_block()
+    ]
     with pytest.raises(AmorError, match=r"attach\(model\) comes before"):
         statistics.step()
     with pytest.raises(AmorError, match="only `amor train` measures"):
@@ -465,18 +598,28 @@ def test_gates_take_in_real_tokens_of_training_once():
         statistics.attach(torch.nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("name", ["mamba2-fused", "gated-deltanet-serial", "amor-mamba2-mlp", "amor-kda"])
+@pytest.mark.parametrize(
+    "name", ["mamba2-fused", "gated-deltanet-serial", "amor-mamba2-mlp", "amor-kda"]
+)
 def test_an_adapter_learns_on_every_projection_and_is_heard(name, tmp_path):
     peft = pytest.importorskip("peft")
     model, ids = face(name), tokens(2, 12)
     with torch.no_grad():
         before = model(ids).logits
-    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", r=2, init_lora_weights=True))
-    projections = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n.endswith("base_layer")]
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(target_modules="all-linear", r=2, init_lora_weights=True)
+    )
+    projections = [
+        n
+        for n, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and n.endswith("base_layer")
+    ]
     adapted.train()
     adapted(input_ids=ids, labels=ids).loss.backward()
     learned = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
-    silent = [n for n, p in learned.items() if "lora_B" in n and not (p.grad is not None and p.grad.any())]
+    silent = [
+        n for n, p in learned.items() if "lora_B" in n and not (p.grad is not None and p.grad.any())
+    ]
     assert len(learned) == 2 * len(projections) > 20 and not silent
     torch.optim.SGD(learned.values(), 1.0).step()
     adapted.eval()
@@ -485,7 +628,12 @@ def test_an_adapter_learns_on_every_projection_and_is_heard(name, tmp_path):
         assert (after - before).abs().max() > 0.1
         assert torch.equal(written(adapted, ids), written(adapted, ids, use_cache=False))
         adapted.save_pretrained(tmp_path / "adapter")
-        close(peft.PeftModel.from_pretrained(face(name), tmp_path / "adapter").eval()(input_ids=ids).logits, after)
+        close(
+            peft.PeftModel.from_pretrained(face(name), tmp_path / "adapter")
+            .eval()(input_ids=ids)
+            .logits,
+            after,
+        )
         adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
         mine, _ = amor.load(tmp_path / "merged")
         close(mine.logits(mine(ids).hidden), after)
@@ -493,7 +641,9 @@ def test_an_adapter_learns_on_every_projection_and_is_heard(name, tmp_path):
 
 def test_an_adapter_that_the_head_would_not_hear_is_refused():
     peft = pytest.importorskip("peft")
-    adapted = peft.get_peft_model(face("mamba2", pattern="mamba2"), peft.LoraConfig(target_modules=["embed"], r=2))
+    adapted = peft.get_peft_model(
+        face("mamba2", pattern="mamba2"), peft.LoraConfig(target_modules=["embed"], r=2)
+    )
     with pytest.raises(AmorError, match="leave `embed` out of an adapter's targets"):
         adapted(input_ids=tokens(1, 3))
 
@@ -515,8 +665,14 @@ def test_fresh_weights_are_drawn_by_our_rule():
     one = AutoModelForCausalLM.from_config(config)
     torch.manual_seed(5)
     two = AutoModelForCausalLM.from_config(config)
-    assert torch.equal(one.embed.weight, two.embed.weight) and 0.018 < one.embed.weight.detach().std() < 0.022
-    assert not one.core.each_block()[0].attention.o_proj.weight.any() and int(one.core.each_block()[0].gate.updates) == 0
+    assert (
+        torch.equal(one.embed.weight, two.embed.weight)
+        and 0.018 < one.embed.weight.detach().std() < 0.022
+    )
+    assert (
+        not one.core.each_block()[0].attention.o_proj.weight.any()
+        and int(one.core.each_block()[0].gate.updates) == 0
+    )
 
 
 def test_the_harness_s_own_model_gives_our_adapter_s_scores(sound, tmp_path):
@@ -533,7 +689,11 @@ def test_the_harness_s_own_model_gives_our_adapter_s_scores(sound, tmp_path):
     ours = AmorLM(Judge(model, tokenizer, "it", Store(tmp_path / "requests.jsonl")))
     given = f"pretrained={sound},trust_remote_code=True"
     theirs = get_model("hf").create_from_arg_string(given, {"batch_size": 2, "device": "cpu"})
-    data, names, found = write(tmp_path / "sets"), ["arc_easy", "lambada_openai", "truthfulqa_mc2"], []
+    data, names, found = (
+        write(tmp_path / "sets"),
+        ["arc_easy", "lambada_openai", "truthfulqa_mc2"],
+        [],
+    )
     for suite, some in (("common-sense", names), ("retrieval", ["swde"])):
         for lm in (ours, theirs):
             loaded = tasks.load(suite, data, tokenizer=tokenizer, names=some)

@@ -36,7 +36,18 @@ FLOOR = {
         ),
         0,
     ),
-    **{"ops": 1, "parts": 2, "program": 2, "mixers": 3, "gates": 3, "models": 4, "data": 4, "decode": 5, "judge": 6, "train": 7},
+    **{
+        "ops": 1,
+        "parts": 2,
+        "program": 2,
+        "mixers": 3,
+        "gates": 3,
+        "models": 4,
+        "data": 4,
+        "decode": 5,
+        "judge": 6,
+        "train": 7,
+    },
     **{
         "bench": 8,
         "eval": 8,
@@ -138,14 +149,22 @@ def against_the_plan(mine, modules):
 
 
 def test_an_import_against_the_plan_is_noticed():
-    assert list(against_the_plan("ops", ["torch", "amor.errors", "amor.models.amor"])) == ["amor.models.amor"]
+    assert list(against_the_plan("ops", ["torch", "amor.errors", "amor.models.amor"])) == [
+        "amor.models.amor"
+    ]
     assert list(against_the_plan("data", ["amor.models.folder"])) == ["amor.models.folder"]
     assert list(against_the_plan("models", ["amor.data.shards"])) == ["amor.data.shards"]
-    assert list(against_the_plan("judge", ["amor.decode.engine", "amor.train.recipe"])) == ["amor.train.recipe"]
-    assert list(against_the_plan("train", ["amor.judge.loop", "amor.decode.engine"])) == ["amor.decode.engine"]
+    assert list(against_the_plan("judge", ["amor.decode.engine", "amor.train.recipe"])) == [
+        "amor.train.recipe"
+    ]
+    assert list(against_the_plan("train", ["amor.judge.loop", "amor.decode.engine"])) == [
+        "amor.decode.engine"
+    ]
     assert list(against_the_plan("study", ["amor.run", "amor.judge.value"])) == ["amor.judge.value"]
     assert list(against_the_plan("study", ["amor.experiment.plan"])) == ["amor.experiment.plan"]
-    assert list(against_the_plan("study", ["amor.eval.tasks", "amor.eval.run"])) == ["amor.eval.run"]
+    assert list(against_the_plan("study", ["amor.eval.tasks", "amor.eval.run"])) == [
+        "amor.eval.run"
+    ]
 
 
 def file_of(module):
@@ -168,7 +187,9 @@ def reached(module):
     return found
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(p) in ("mixers", "gates")], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if room(p) in ("mixers", "gates")], ids=lambda p: p.stem
+)
 def test_what_the_config_reaches_by_name_does_not_import_the_config(path):
     """config.py finds mixers and gates by importlib, which the law above cannot see: an import back would be a cycle."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -177,7 +198,9 @@ def test_what_the_config_reaches_by_name_does_not_import_the_config(path):
 
 def test_an_import_of_the_config_is_noticed():
     assert {"amor.config", "amor.checks", "amor.errors"} <= reached("amor.presets")
-    assert "amor.config" in reached("amor.models.block") and "amor.config" not in reached("amor.errors")
+    assert "amor.config" in reached("amor.models.block") and "amor.config" not in reached(
+        "amor.errors"
+    )
 
 
 @pytest.mark.parametrize("package", HEAVY)
@@ -254,11 +277,17 @@ def test_the_readme_s_map_is_the_tree_on_disk():
         if match and (match[1] == "" or len(match[1]) == 2):
             named.add((len(match[1]), match[2].rstrip("/")))
     for depth, name in named:
-        assert (ROOT / ("amor" if depth else "") / name).exists(), f"the map names {name}, which is not there"
+        assert (ROOT / ("amor" if depth else "") / name).exists(), (
+            f"the map names {name}, which is not there"
+        )
     present = {
-        p.name for p in (ROOT / "amor").iterdir() if p.name not in ("__pycache__", "py.typed", "__init__.py", "__main__.py")
+        p.name
+        for p in (ROOT / "amor").iterdir()
+        if p.name not in ("__pycache__", "py.typed", "__init__.py", "__main__.py")
     }
-    assert present == {name for depth, name in named if depth}, "the map and the folder amor/ differ"
+    assert present == {name for depth, name in named if depth}, (
+        "the map and the folder amor/ differ"
+    )
 
 
 def test_every_file_says_what_it_is():
@@ -272,7 +301,8 @@ def test_the_files_that_name_kimi_delta_attention_are_those_of_the_recipe():
     naming = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "amor").rglob("*")
-        if path.suffix in (".py", ".cpp", ".h", ".toml", ".json", ".html") and re.search(r"kda|kimi", path.read_text(), re.I)
+        if path.suffix in (".py", ".cpp", ".h", ".toml", ".json", ".html")
+        and re.search(r"kda|kimi", path.read_text(), re.I)
     }
     recipe = (ROOT / "docs" / "extending.md").read_text()
     listed = set(re.findall(r"^\d\. `(amor/[\w/.]+)`", recipe, re.M))
@@ -282,7 +312,9 @@ def test_the_files_that_name_kimi_delta_attention_are_those_of_the_recipe():
 
 def test_an_evaluation_task_is_named_in_one_file():
     """docs/extending.md promises that a task is one file: what is asked, its rows and its columns."""
-    sources = {path: path.read_text() for path in FILES if room(path) not in ("bench",)}  # examples of benchmarks
+    sources = {
+        path: path.read_text() for path in FILES if room(path) not in ("bench",)
+    }  # examples of benchmarks
     for task in (
         "hellaswag",
         "piqa",

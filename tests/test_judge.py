@@ -52,7 +52,13 @@ def test_gates_by_place_fire_where_they_are_told_however_the_text_is_cut():
     whole = plainly(model, windows, gates=[ForcedGate(block) for block in marks])
     for columns in (None, 9):
         found = join_chunks(
-            run_windows(model, windows, rows=2, columns=columns, gates=lambda here: [ForcedGate(block[here]) for block in marks])
+            run_windows(
+                model,
+                windows,
+                rows=2,
+                columns=columns,
+                gates=lambda here: [ForcedGate(block[here]) for block in marks],
+            )
         )
         assert torch.equal(found.fire, marks)
         close(found.nll, whole.nll)
@@ -63,10 +69,21 @@ def test_a_text_read_again_asks_the_backbone_once_and_says_the_same(columns, mon
     model, windows, residuals, asked = small("amor-mamba2"), text(documents=True), {}, []
     plain = [plainly(model, windows, gates=force_all(model, fire)).nll for fire in (False, True)]
     honest = Backbone.forward
-    monkeypatch.setattr(Backbone, "forward", lambda self, h, *more: asked.append(h[..., 0].numel()) or honest(self, h, *more))
+    monkeypatch.setattr(
+        Backbone,
+        "forward",
+        lambda self, h, *more: asked.append(h[..., 0].numel()) or honest(self, h, *more),
+    )
     for fire in (False, True):
         found = join_chunks(
-            run_windows(model, windows, rows=2, columns=columns, gates=force_all(model, fire), residuals=residuals)
+            run_windows(
+                model,
+                windows,
+                rows=2,
+                columns=columns,
+                gates=force_all(model, fire),
+                residuals=residuals,
+            )
         )
         close(found.nll, plain[fire])
         assert sum(asked) == windows.tokens.numel()
@@ -88,19 +105,30 @@ def test_an_engine_s_steps_in_the_model_s_place_say_what_it_says(name):
     model, windows = small(name), text(rows=3)
     whole = join_chunks(run_windows(model, windows))
     for columns in (None, 9):
-        found = join_chunks(run_windows(model, windows, columns=columns, forward=EngineForward(Engine(model))))
+        found = join_chunks(
+            run_windows(model, windows, columns=columns, forward=EngineForward(Engine(model)))
+        )
         close(found.nll, whole.nll)
         assert torch.equal(found.fire, whole.fire)
         close(found.score, whole.score)
     if model.blocks:
         with pytest.raises(AmorError, match="its own gates"):
-            join_chunks(run_windows(model, windows, forward=EngineForward(Engine(model)), gates=force_all(model, True)))
+            join_chunks(
+                run_windows(
+                    model,
+                    windows,
+                    forward=EngineForward(Engine(model)),
+                    gates=force_all(model, True),
+                )
+            )
 
 
 def test_rounded_weights_cost_little_and_something():
     found = quantised_perplexity(small("mamba2"), tokens(2, 30), FORMATS)
     for kind, allowed in {"float16": 0.01, "int8": 0.2}.items():
-        assert found[kind] != found["float32"] and found[kind] == pytest.approx(found["float32"], rel=allowed), kind
+        assert found[kind] != found["float32"] and found[kind] == pytest.approx(
+            found["float32"], rel=allowed
+        ), kind
     assert found["int4"] > 0
     with pytest.raises(AmorError, match="at least 2"):
         quantised_perplexity(small("mamba2"), tokens(2, 1), FORMATS)
@@ -118,15 +146,22 @@ def test_windows_drawn_from_batches_are_the_batch_s_rows(prepared):
     whole = source.rows(0, 0, 6)
     drawn = BatchWindows(source, 2, 6, end_of_text=256)
     assert len(drawn) == 4
-    assert torch.equal(drawn[1:3].tokens, whole[0][3:5]) and torch.equal(drawn[0:9].targets, whole[1][2:6])
+    assert torch.equal(drawn[1:3].tokens, whole[0][3:5]) and torch.equal(
+        drawn[0:9].targets, whole[1][2:6]
+    )
     assert drawn[0:1].reset is not None and BatchWindows(source, 0, 6)[0:1].reset is None
 
 
 def test_ranks_that_read_windows_of_their_own_add_up_to_one_that_reads_all(prepared):
-    model, source = small("amor-mamba2", vocab=257), Batches(Shards.open(prepared / "valid"), 24, 4, 1)
+    model, source = (
+        small("amor-mamba2", vocab=257),
+        Batches(Shards.open(prepared / "valid"), 24, 4, 1),
+    )
     sums = []
     for first in (0, 2):
-        evaluate(model, BatchWindows(source, first, first + 2), 1, total=lambda t: sums.append(t) or t)
+        evaluate(
+            model, BatchWindows(source, first, first + 2), 1, total=lambda t: sums.append(t) or t
+        )
     found = evaluate(model, BatchWindows(source, 0, 4), 3)
     both = evaluate(model, BatchWindows(source, 0, 2), 2, total=lambda t: sums[0] + sums[1])
     assert both.tokens == found.tokens == 4 * 24

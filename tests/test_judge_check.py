@@ -24,7 +24,10 @@ def read():
 
 
 def test_float64_weights_are_refused_in_one_line():
-    with pytest.raises(AmorError, match=r"^check: the model's weights are float64, .* give float32 or bfloat16 weights$"):
+    with pytest.raises(
+        AmorError,
+        match=r"^check: the model's weights are float64, .* give float32 or bfloat16 weights$",
+    ):
         check(small("amor-mamba2").double())
 
 
@@ -68,8 +71,17 @@ def test_a_tie_ends_the_comparison_of_its_row_and_of_no_other(read):
     tied = flipped(plain, 0, 1, 4)
     found = compare("way", plain, tied, model, ALLOWED)
     assert found.ok and (found.flips, found.ties, found.tokens) == (0, 1, 4 + 7 + 5)
-    for row, column, ok in ((0, 3, False), (0, 4, True), (0, 11, True), (1, 6, False), (2, 0, False)):
-        assert compare("way", plain, moved(tied, row, column), model, ALLOWED).ok == ok, (row, column)
+    for row, column, ok in (
+        (0, 3, False),
+        (0, 4, True),
+        (0, 11, True),
+        (1, 6, False),
+        (2, 0, False),
+    ):
+        assert compare("way", plain, moved(tied, row, column), model, ALLOWED).ok == ok, (
+            row,
+            column,
+        )
     # the block before the tied one decided before it, the same block on a later token after it
     assert not compare("way", plain, flipped(tied, 0, 0, 4), model, ALLOWED).ok
     assert compare("way", plain, flipped(tied, 0, 0, 5), model, ALLOWED).ok
@@ -121,7 +133,9 @@ RUN_AHEAD = {"engine, blocks run ahead"}
 
 
 def wrong_logits(honest):
-    return lambda self, *words: dataclasses.replace(found := honest(self, *words), logits=found.logits.roll(1, -1))
+    return lambda self, *words: dataclasses.replace(
+        found := honest(self, *words), logits=found.logits.roll(1, -1)
+    )
 
 
 def lost_order(honest):
@@ -130,16 +144,26 @@ def lost_order(honest):
 
 @pytest.mark.parametrize(
     ("method", "wrong", "ways"),
-    [("step", wrong_logits, list(ENGINE_WAYS)), ("select", lost_order, ["engine, rows join and leave"])],
+    [
+        ("step", wrong_logits, list(ENGINE_WAYS)),
+        ("select", lost_order, ["engine, rows join and leave"]),
+    ],
 )
 def test_an_engine_that_says_something_else_is_noticed(monkeypatch, method, wrong, ways):
     monkeypatch.setattr(Session, method, wrong(getattr(Session, method)))
-    assert {f.way for f in check(small("amor-mamba2"), length=40, rows=4, formats=[]) if not f.ok} - RUN_AHEAD == set(ways)
+    assert {
+        f.way for f in check(small("amor-mamba2"), length=40, rows=4, formats=[]) if not f.ok
+    } - RUN_AHEAD == set(ways)
 
 
 def test_an_engine_that_would_have_to_know_the_future_is_left_out_with_a_reason():
-    found = {f.way: f for f in check(small("amor-mamba2", **{"blocks.gate": "oracle"}), length=20, rows=2)}
-    assert all("needs the next token" in found[name].left_out and found[name].ok for name in ENGINE_WAYS)
+    found = {
+        f.way: f
+        for f in check(small("amor-mamba2", **{"blocks.gate": "oracle"}), length=20, rows=2)
+    }
+    assert all(
+        "needs the next token" in found[name].left_out and found[name].ok for name in ENGINE_WAYS
+    )
     assert not found["token by token"].left_out
 
 

@@ -26,7 +26,9 @@ def mixer_of(kind):
 def read(mixer, x, state=None, lengths=None, reset=None):
     """x [B, T, D] through a mixer from a State of one part."""
     if state is None:
-        state = State(torch.zeros(len(x), dtype=torch.long), (mixer.start(len(x), x.device, x.dtype),))
+        state = State(
+            torch.zeros(len(x), dtype=torch.long), (mixer.start(len(x), x.device, x.dtype),)
+        )
     layout = state.layout(x.shape[1], lengths, reset)
     y, part = mixer(x, state.parts[0], layout)
     return y, state.advance(layout, [part], torch.zeros(x.shape[:2]))
@@ -45,7 +47,10 @@ SHAPES = {
     "mamba2": [{}, {"expand": 3, "head_size": 16, "state_size": 24, "groups": 4, "conv": 3}],
     "gated_deltanet": [{}, {"head_size": 16, "conv": 2}, {"heads": 3, "expand_v": 1}],
     "kda": [{}, {"head_size": 16, "conv": 2}, {"heads": 3, "expand_v": 2}],
-    "fused": [{}, {"expand": 1, "head_size": 32, "state_size": 24, "groups": 2, "conv": 5, "share": 2}],
+    "fused": [
+        {},
+        {"expand": 1, "head_size": 32, "state_size": 24, "groups": 2, "conv": 5, "share": 2},
+    ],
 }
 
 
@@ -140,7 +145,10 @@ def test_a_row_does_not_know_its_neighbours_nor_its_pads(kind):
 
 def read_nothing(mixer, x):
     part = mixer.start(1, x.device, x.dtype)
-    return State(torch.zeros(1, dtype=torch.long), ({k: v for k, v in part.items() if not isinstance(v, KV)},))
+    return State(
+        torch.zeros(1, dtype=torch.long),
+        ({k: v for k, v in part.items() if not isinstance(v, KV)},),
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,7 +166,11 @@ def test_packed_documents_do_not_leak(kind):
         close(y[:, 37:], own, "the second document")
         changed = x.clone()
         changed[:, 36] += 1
-        close(read(mixer, changed, reset=reset)[0][:, 37:], y[:, 37:], "after a change in the first document")
+        close(
+            read(mixer, changed, reset=reset)[0][:, 37:],
+            y[:, 37:],
+            "after a change in the first document",
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,14 +187,18 @@ def test_fresh_memory_is_never_read(kind):
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.isfinite(y[0]).all() and torch.isfinite(y[2, :7]).all()
-    assert torch.isfinite(y2[0, 0]).all() and torch.isfinite(y2[1]).all() and torch.isfinite(y3).all()
+    assert (
+        torch.isfinite(y2[0, 0]).all() and torch.isfinite(y2[1]).all() and torch.isfinite(y3).all()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("context", [1, 50])
 @torch.no_grad()
 def test_declared_parameters_state_and_flops_are_what_is_built_and_run(kind, context, monkeypatch):
-    monkeypatch.setenv("AMOR_KERNELS", "reference")  # the recurrence itself, whose products can be counted
+    monkeypatch.setenv(
+        "AMOR_KERNELS", "reference"
+    )  # the recurrence itself, whose products can be counted
     mixer = mixer_of(kind)
     _, state = read(mixer, inputs(1, context))
     cost = mixer.cost(context)
@@ -196,7 +212,11 @@ def test_declared_parameters_state_and_flops_are_what_is_built_and_run(kind, con
 
 def test_layouts_number_positions_inside_documents():
     layout = Layout(
-        torch.tensor([3, 0]), 5, rows_aligned=False, max_position=3, reset=torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 0, 1]]).bool()
+        torch.tensor([3, 0]),
+        5,
+        rows_aligned=False,
+        max_position=3,
+        reset=torch.tensor([[0, 0, 1, 0, 0], [1, 0, 0, 0, 1]]).bool(),
     )
     assert layout.positions.tolist() == [[3, 4, 0, 1, 2], [0, 1, 2, 3, 0]]
     assert layout.end.tolist() == [3, 1]

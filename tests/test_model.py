@@ -11,7 +11,12 @@ from amor.judge.check import check
 from amor.ops import head
 from amor.presets import ABLATION_NAMES, NAMES, more_names
 
-ALL = (*NAMES, *ABLATION_NAMES, *VARIED, *more_names())  # blocks do not know their backbone: ablations on two of them
+ALL = (
+    *NAMES,
+    *ABLATION_NAMES,
+    *VARIED,
+    *more_names(),
+)  # blocks do not know their backbone: ablations on two of them
 AMORS = [name for name in ALL if name.startswith("amor-")]
 
 
@@ -19,7 +24,9 @@ AMORS = [name for name in ALL if name.startswith("amor-")]
 def test_however_tokens_are_fed_the_model_says_the_same(name):
     findings = check(small(name), length=70, rows=3)
     assert all(f.ok for f in findings), [f for f in findings if not f.ok]
-    assert sum(f.ties for f in findings) == 0  # a tie would excuse differences; these seeds have none
+    assert (
+        sum(f.ties for f in findings) == 0
+    )  # a tie would excuse differences; these seeds have none
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -29,13 +36,17 @@ def test_a_stirred_model_has_nothing_uniform_and_predicts_more_than_the_token_it
     model, text = small(name), tokens(4, 60)
     for part, parameter in model.named_parameters():
         assert parameter.std() > 0.1 * parameter.abs().mean(), f"{part} is nearly uniform"
-    steps = torch.cat([torch.zeros(0), *(p for n, p in model.named_parameters() if n.endswith("dt_bias"))])
+    steps = torch.cat(
+        [torch.zeros(0), *(p for n, p in model.named_parameters() if n.endswith("dt_bias"))]
+    )
     if len(steps):  # softplus is curved below 2 or so, and computed as a straight line from 20 on
         assert steps.min() < -2 and ((steps > 0) & (steps < 20)).any() and (steps > 20).any()
     out = model(text)
     assert (model.logits(out.hidden).argmax(-1) == text).float().mean() < 0.2
     least = 0.1 if name.endswith("gain") else 0.2  # that one aims at 0.22
-    assert name.endswith("nogate") or all(least < gate.fire.float().mean() < 0.6 for gate in out.gates)
+    assert name.endswith("nogate") or all(
+        least < gate.fire.float().mean() < 0.6 for gate in out.gates
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +59,9 @@ def test_the_loss_is_the_mean_over_targets_and_its_gradient_that_of_dense_logits
     sparse = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     logits = model.logits(model(text).hidden)
-    dense = torch.nn.functional.cross_entropy(logits.flatten(0, 1), goal.flatten(), ignore_index=head.IGNORE)
+    dense = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), goal.flatten(), ignore_index=head.IGNORE
+    )
     dense.backward()
     close(out.loss, dense, "loss")
     for n, p in model.named_parameters():
@@ -98,7 +111,9 @@ def test_an_untied_head_is_what_is_read_and_an_adapter_on_it_is_refused():
     model.head.weight.copy_(model.head.weight.flip(0))
     after = model(text, targets=text)
     assert (after.nll - before.nll).abs().max() > 0.1
-    close(after.gates[0].score, before.gates[0].score)  # the entropy does not mind which token is which
+    close(
+        after.gates[0].score, before.gates[0].score
+    )  # the entropy does not mind which token is which
     model.embed.weight.copy_(model.embed.weight.flip(0))
     assert not torch.allclose(model(text).gates[0].score, before.gates[0].score)
     model.head = torch.nn.Sequential(model.head)
@@ -121,7 +136,9 @@ def test_at_init_the_residual_after_the_blocks_is_the_backbones_to_the_bit(name)
     out = model(tokens(2, 70))
     after = after or [out.hidden]
     assert all(gate.fire.any() for gate in out.gates)
-    assert torch.equal(after[-1], before[0] if "prenorm" in name else model.norm_f(before[0]))  # gates may have asked it before
+    assert torch.equal(
+        after[-1], before[0] if "prenorm" in name else model.norm_f(before[0])
+    )  # gates may have asked it before
 
 
 @pytest.mark.parametrize("name", AMORS)
@@ -139,19 +156,31 @@ def test_block_0_reads_what_norm_f_gives_and_prenorm_alone_leaves_the_residual_u
 def test_a_fresh_model_has_the_paper_s_first_weights():
     model = amor.build(amor.preset("amor-mamba2", "tiny"))
     block, mixer = model.blocks[1], model.backbone.layers[0].mixer
-    assert not block.attention.o_proj.weight.any() and torch.equal(block.alpha.sigmoid(), torch.full((256,), 0.5))
-    for weight in (model.embed.weight, mixer.in_proj.weight, mixer.conv1d.weight, block.attention.q_proj.weight):
+    assert not block.attention.o_proj.weight.any() and torch.equal(
+        block.alpha.sigmoid(), torch.full((256,), 0.5)
+    )
+    for weight in (
+        model.embed.weight,
+        mixer.in_proj.weight,
+        mixer.conv1d.weight,
+        block.attention.q_proj.weight,
+    ):
         assert abs(weight.std().item() - 0.02) < 0.002
     dt = torch.nn.functional.softplus(mixer.dt_bias)
     assert (dt >= 1e-4 * 0.999).all() and (dt <= 0.1 * 1.001).all()
     close(mixer.A_log.exp(), torch.arange(1.0, 9.0))
     assert torch.equal(mixer.D, torch.ones(8)) and torch.equal(model.norm_f.weight, torch.ones(256))
     again = amor.build(amor.preset("amor-mamba2", "tiny"))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
+    )
 
 
 def test_init_std_is_that_of_first_weights_and_of_nothing_else():
-    paper, wider = (dict(amor.build(amor.preset("amor-mamba2", "tiny", init_std=s)).named_parameters()) for s in (0.02, 0.06))
+    paper, wider = (
+        dict(amor.build(amor.preset("amor-mamba2", "tiny", init_std=s)).named_parameters())
+        for s in (0.02, 0.06)
+    )
     drawn = ("embed.", "proj.weight", "conv1d.weight")
     for name, weight in paper.items():
         factor = 3 if any(part in name for part in drawn) else 1
@@ -184,7 +213,11 @@ def test_computing_only_fired_queries_equals_computing_all_and_masking(name):
         first = model(text[:, :40], valid=valid[:, :40], compute=compute)
         out = model(text[:, 40:], first.state, valid=valid[:, 40:], compute=compute)
         (out.hidden.square().sum() + first.hidden.square().sum()).backward()
-        return first, out, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        return (
+            first,
+            out,
+            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
+        )
 
     first, out, grads = outcome("full_with_mask")
     first2, out2, grads2 = outcome("true_sparse")
@@ -201,7 +234,11 @@ def test_a_batch_on_which_nothing_fires_gives_a_gradient_of_nothing_not_none():
     model = small("amor-mamba2", **{"blocks.gate": "never"})
     model(tokens(2, 30)).hidden.square().sum().backward()
     for block in model.each_block():
-        for parameter in (block.alpha, block.attention.q_proj.weight, block.attention.o_proj.weight):
+        for parameter in (
+            block.alpha,
+            block.attention.q_proj.weight,
+            block.attention.o_proj.weight,
+        ):
             assert parameter.grad is not None and not parameter.grad.any()
 
 
@@ -217,7 +254,9 @@ def test_a_model_of_another_type_learns_through_fired_queries(dtype):
 def test_training_computes_no_query_where_the_gate_is_closed():
     model, seen = small("amor-mamba2"), []
     block = model.each_block()[0]
-    block.attention.q_proj.register_forward_hook(lambda module, args, out: seen.append(args[0][..., 0].numel()))
+    block.attention.q_proj.register_forward_hook(
+        lambda module, args, out: seen.append(args[0][..., 0].numel())
+    )
     out = model(tokens(3, 70))
     assert seen == [int(out.gates[0].fire.sum())] and 0 < seen[0] < 3 * 70
 
@@ -308,7 +347,9 @@ def test_a_skipped_query_costs_nothing():
     calls = []
     for block in model.each_block():
         for name in ("q_proj", "o_proj", "k_proj"):
-            getattr(block.attention, name).register_forward_hook(lambda *_, name=name: calls.append(name))
+            getattr(block.attention, name).register_forward_hook(
+                lambda *_, name=name: calls.append(name)
+            )
     model(text)
     assert calls == ["k_proj"] * 3
 
@@ -323,7 +364,11 @@ def test_keeping_the_last_token_only_changes_nothing_about_it(name):
         close(last.hidden[row, 0], whole.hidden[row, length - 1])
         for k, gate in enumerate(last.gates):
             column = slice(0, 1) if k == len(last.gates) - 1 else slice(None)
-            full = whole.gates[k].fire[row, length - 1 : length] if k == len(last.gates) - 1 else whole.gates[k].fire[row]
+            full = (
+                whole.gates[k].fire[row, length - 1 : length]
+                if k == len(last.gates) - 1
+                else whole.gates[k].fire[row]
+            )
             assert torch.equal(gate.fire[row, column], full)
 
 
@@ -331,7 +376,9 @@ def test_keeping_the_last_token_only_changes_nothing_about_it(name):
 def test_whoever_watches_the_last_attention_sees_it_run_though_only_the_last_token_is_kept():
     model, text, seen = small("transformer"), tokens(2, 9), []
     plain = model(text, keep="last")
-    watch = model.backbone.layers[-1].mixer.register_forward_hook(lambda _, __, out: seen.append(out[0].shape))
+    watch = model.backbone.layers[-1].mixer.register_forward_hook(
+        lambda _, __, out: seen.append(out[0].shape)
+    )
     watched = model(text, keep="last")
     watch.remove()
     assert seen == [(2, 9, model.config.width)]
@@ -346,10 +393,17 @@ def test_declared_state_bytes_are_those_held(name, context):
     model = small(name)
     assert model(tokens(1, context)).state.nbytes == model.cost(context).state_held
     probes = sum(1 for block in model.each_block() if block.gate.needs)
-    every = sum(p.numel() for p in model.parameters()) - (0 if model.head is None else model.embed.weight.numel())
+    every = sum(p.numel() for p in model.parameters()) - (
+        0 if model.head is None else model.embed.weight.numel()
+    )
     every += sum(block.gate.cost().weights for block in model.each_block())  # routers are buffers
-    assert model.cost(context).weights - every == 211 * 64 * probes  # of an embedding that is no head a token reads one row
-    assert (probes == 3) == (name in [n for n in AMORS if not n.endswith(("classic", "nogate", "once", "gain", "router"))])
+    assert (
+        model.cost(context).weights - every == 211 * 64 * probes
+    )  # of an embedding that is no head a token reads one row
+    assert (probes == 3) == (
+        name
+        in [n for n in AMORS if not n.endswith(("classic", "nogate", "once", "gain", "router"))]
+    )
 
 
 def test_wrong_calls_are_refused_with_a_reason():

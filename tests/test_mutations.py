@@ -35,17 +35,30 @@ def drop(part, name):
     return {k: torch.zeros_like(v) if k == name else v for k, v in part.items()}
 
 
-@pytest.mark.parametrize(("mixer", "name", "part"), [(Mamba2, "mamba2", "scan"), (GatedDeltaNet, "gated-deltanet", "delta")])
+@pytest.mark.parametrize(
+    ("mixer", "name", "part"),
+    [(Mamba2, "mamba2", "scan"), (GatedDeltaNet, "gated-deltanet", "delta")],
+)
 def test_a_dropped_recurrent_state_is_noticed(monkeypatch, mixer, name, part):
     honest = mixer.forward
-    monkeypatch.setattr(mixer, "forward", lambda self, x, state, layout: honest(self, x, drop(state, part), layout))
-    caught(name, "chunked at random cuts", "token by token", "state through disk", "rollback and redo")
+    monkeypatch.setattr(
+        mixer, "forward", lambda self, x, state, layout: honest(self, x, drop(state, part), layout)
+    )
+    caught(
+        name, "chunked at random cuts", "token by token", "state through disk", "rollback and redo"
+    )
 
 
-@pytest.mark.parametrize(("mixer", "name"), [(Mamba2, "amor-mamba2"), (GatedDeltaNet, "gated-deltanet-serial")])
+@pytest.mark.parametrize(
+    ("mixer", "name"), [(Mamba2, "amor-mamba2"), (GatedDeltaNet, "gated-deltanet-serial")]
+)
 def test_a_lost_convolution_window_is_noticed(monkeypatch, mixer, name):
     honest = mixer.forward
-    monkeypatch.setattr(mixer, "forward", lambda self, x, state, layout: honest(self, x, drop(state, "conv"), layout))
+    monkeypatch.setattr(
+        mixer,
+        "forward",
+        lambda self, x, state, layout: honest(self, x, drop(state, "conv"), layout),
+    )
     caught(name, "chunked at random cuts", "token by token", "ragged batch")
 
 
@@ -64,7 +77,9 @@ def test_an_off_by_one_mask_is_noticed(monkeypatch):
 
     upto = attend.upto
     monkeypatch.setattr(Layout, "mask", property(shifted))
-    monkeypatch.setattr(attend, "upto", lambda q, k, v, lengths: upto(q, k, v, (lengths - 1).clamp(min=1)))
+    monkeypatch.setattr(
+        attend, "upto", lambda q, k, v, lengths: upto(q, k, v, (lengths - 1).clamp(min=1))
+    )
     caught("transformer", "chunked at random cuts", "packed documents")
 
 
@@ -73,7 +88,12 @@ def test_keys_written_to_the_wrong_slot_are_noticed(monkeypatch):
 
     def misplaced(self, k, v, layout):
         return honest(
-            self, k, v, layout if layout.rows_aligned else Layout(layout.start - 1, layout.columns, False, layout.max_position)
+            self,
+            k,
+            v,
+            layout
+            if layout.rows_aligned
+            else Layout(layout.start - 1, layout.columns, False, layout.max_position),
         )
 
     monkeypatch.setattr(KV, "_append_in_place", misplaced)
@@ -95,7 +115,16 @@ def test_documents_that_leak_into_each_other_are_noticed(monkeypatch):
 
     def leaky(self, x, state, layout):
         return honest(
-            self, x, state, Layout(layout.start, layout.columns, layout.rows_aligned, layout.max_position, layout.lengths)
+            self,
+            x,
+            state,
+            Layout(
+                layout.start,
+                layout.columns,
+                layout.rows_aligned,
+                layout.max_position,
+                layout.lengths,
+            ),
         )
 
     monkeypatch.setattr(Mamba2, "forward", leaky)
@@ -129,7 +158,11 @@ def test_a_chunk_that_forgets_what_came_before_it_is_noticed(monkeypatch):
 
     honest = chunked.scan
     monkeypatch.setenv("AMOR_KERNELS", "scan=chunked")
-    monkeypatch.setattr(chunked, "scan", lambda x, dt, A, B, C, state=None, *more: honest(x, dt, A, B, C, None, *more))
+    monkeypatch.setattr(
+        chunked,
+        "scan",
+        lambda x, dt, A, B, C, state=None, *more: honest(x, dt, A, B, C, None, *more),
+    )
     caught("mamba2", "chunked at random cuts", "state through disk")
 
 
@@ -141,7 +174,11 @@ ENGINE = ("engine steps", "engine, rows join and leave")
 
 def test_a_program_that_forgets_the_skip_of_mamba2_is_noticed(monkeypatch):
     honest = Program.scan
-    monkeypatch.setattr(Program, "scan", lambda self, u, dt, B, C, A, D, *more: honest(self, u, dt, B, C, A, 0 * D, *more))
+    monkeypatch.setattr(
+        Program,
+        "scan",
+        lambda self, u, dt, B, C, A, D, *more: honest(self, u, dt, B, C, A, 0 * D, *more),
+    )
     caught("mamba2", *ENGINE)
 
 
@@ -159,7 +196,9 @@ def test_a_program_that_norms_by_the_mean_of_the_weights_is_noticed(monkeypatch)
 
 def test_a_program_that_leaves_out_alpha_is_noticed(monkeypatch):
     honest = Program.add
-    monkeypatch.setattr(Program, "add", lambda self, x, y, scale=None, out=None: honest(self, x, y, None, out))
+    monkeypatch.setattr(
+        Program, "add", lambda self, x, y, scale=None, out=None: honest(self, x, y, None, out)
+    )
     caught("amor-mamba2", *ENGINE)
 
 
@@ -176,7 +215,9 @@ def test_keys_turned_by_the_position_before_theirs_are_noticed_in_decode(monkeyp
     honest = Compiled._bind
 
     def late(self, index, ref, parts, layout, *more):
-        before = Layout((layout.start - 1).clamp(min=0), 1, layout.rows_aligned, layout.max_position)
+        before = Layout(
+            (layout.start - 1).clamp(min=0), 1, layout.rows_aligned, layout.max_position
+        )
         return honest(self, index, ref, parts, before, *more)
 
     monkeypatch.setattr(Compiled, "_bind", late)

@@ -34,7 +34,11 @@ def public_names(text):
             yield node.name
         if isinstance(node, ast.Module | ast.ClassDef):
             for each in node.body:
-                targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
+                targets = (
+                    each.targets
+                    if isinstance(each, ast.Assign)
+                    else [getattr(each, "target", None)]
+                )
                 yield from (t.id for t in targets if isinstance(t, ast.Name))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.attr
@@ -56,7 +60,9 @@ def test_no_two_public_classes_share_a_name():
 
 
 def test_a_second_class_of_a_name_is_noticed():
-    where = public_classes({"a.py": "class Counts: pass", "b.py": "class Counts: pass\nclass _Own: pass"})
+    where = public_classes(
+        {"a.py": "class Counts: pass", "b.py": "class Counts: pass\nclass _Own: pass"}
+    )
     assert where == {"Counts": ["a.py", "b.py"]}
 
 
@@ -76,7 +82,11 @@ def test_machines_do_not_speak(path):
 
 
 def test_speech_is_noticed_in_comments_and_docstrings_and_allowed_in_messages():
-    assert [t for t in prose('def f():\n    """A gate is told."""\n    x = "told"  # as was said\n') if PROSE.search(t)] == [
+    assert [
+        t
+        for t in prose('def f():\n    """A gate is told."""\n    x = "told"  # as was said\n')
+        if PROSE.search(t)
+    ] == [
         "# as was said",
         "A gate is told.",
     ]

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.skipif(native.compiler() is None, reason="no C++ compil
 
 def named(text: str) -> list[str]:
     """The modules whose source holds a text."""
-    return [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in FILES if text in p.read_text()]
+    return [
+        ".".join(p.relative_to(ROOT).with_suffix("").parts) for p in FILES if text in p.read_text()
+    ]
 
 
 def structures(base: type = ctypes.Structure) -> Iterator[type]:
@@ -64,7 +66,9 @@ def answering(tmp_path: Path) -> Path:
 # structs and numbers
 
 
-def test_every_struct_of_the_package_is_compared_with_its_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_struct_of_the_package_is_compared_with_its_cpp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in named("ctypes.Structure"):
         importlib.import_module(name)
     compared: set[type] = set()
@@ -94,7 +98,11 @@ def test_every_struct_of_the_package_is_compared_with_its_cpp(monkeypatch: pytes
             "long x_token, x_row;",
             "Inputs.x_row is integer of 8 bytes at 48 in C++ and integer of 8 bytes at 40 in Python",
         ),
-        ("channels, taps, block;", "channels, taps, block, more;", "Shape is 48 bytes in C++ and 40 bytes in Python"),
+        (
+            "channels, taps, block;",
+            "channels, taps, block, more;",
+            "Shape is 48 bytes in C++ and 40 bytes in Python",
+        ),
         ("MAX_TAPS = 64", "MAX_TAPS = 32", "MAX_TAPS is 32 in C++ and 64 in Python"),
     ],
     ids=["a swapped field", "one more field", "another number"],
@@ -136,12 +144,16 @@ class Whole(ctypes.Structure):
     _fields_ = [("count", ctypes.c_long), ("eps", ctypes.c_int)]
 
 
-def test_a_field_of_another_type_or_a_struct_that_one_side_does_not_know_is_refused(tmp_path: Path, home: Path) -> None:
+def test_a_field_of_another_type_or_a_struct_that_one_side_does_not_know_is_refused(
+    tmp_path: Path, home: Path
+) -> None:
     told = source(tmp_path / "source", TOLD)
     assert native.library(told, Some)
     for other, said in ((Wider, "float of 8 bytes at 8"), (Whole, "integer of 4 bytes at 8")):
         other.__name__ = "Some"
-        with pytest.raises(AmorError, match=rf"Some.eps is float of 4 bytes at 8 in C.. and {said} in Python"):
+        with pytest.raises(
+            AmorError, match=rf"Some.eps is float of 4 bytes at 8 in C.. and {said} in Python"
+        ):
             native.library(told, other)
     with pytest.raises(AmorError, match=r"Some.count is .* in C.. and missing in Python"):
         native.library(told)
@@ -195,7 +207,12 @@ def test_a_folder_that_others_can_write_to_is_refused_in_a_line_that_says_what_t
     (home / "native").mkdir(parents=True)
     (home / "native").chmod(mode)
     reason = native.missing(answering)
-    assert reason and f"chmod go-w {home / 'native'}" in reason and "AMOR_CACHE" in reason and "\n" not in reason
+    assert (
+        reason
+        and f"chmod go-w {home / 'native'}" in reason
+        and "AMOR_CACHE" in reason
+        and "\n" not in reason
+    )
     with pytest.raises(AmorError, match="chmod go-w"):
         native.library(answering)
     assert not list((home / "native").iterdir()), "nothing is built there"
@@ -215,9 +232,13 @@ def test_a_link_is_judged_by_where_it_leads(home: Path, answering: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("mode", "fits"), [(0o755, True), (0o775, True), (0o1777, True), (0o777, False)], ids=["r", "g", "t", "o"]
+    ("mode", "fits"),
+    [(0o755, True), (0o775, True), (0o1777, True), (0o777, False)],
+    ids=["r", "g", "t", "o"],
 )
-def test_a_folder_above_may_be_open_only_where_nobody_moves_what_is_another_s(tmp_path: Path, mode: int, fits: bool) -> None:
+def test_a_folder_above_may_be_open_only_where_nobody_moves_what_is_another_s(
+    tmp_path: Path, mode: int, fits: bool
+) -> None:
     above = tmp_path / "above"
     (above / "mine").mkdir(parents=True)
     (above / "mine").chmod(0o700)
@@ -226,14 +247,22 @@ def test_a_folder_above_may_be_open_only_where_nobody_moves_what_is_another_s(tm
     assert (reason == "") is fits and (fits or f"chmod o-w {above}" in reason)
 
 
-def test_what_belongs_to_another_user_is_refused(home: Path, answering: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_belongs_to_another_user_is_refused(
+    home: Path, answering: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
     reason = native.missing(answering)
-    assert reason and f"belongs to user {other - 1}, not to you ({other})" in reason and "AMOR_CACHE" in reason
+    assert (
+        reason
+        and f"belongs to user {other - 1}, not to you ({other})" in reason
+        and "AMOR_CACHE" in reason
+    )
 
 
-def test_a_folder_above_that_belongs_to_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_above_that_belongs_to_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest, above = Path.stat, tmp_path.resolve()
 
     def told(self: Path, **rest: bool) -> os.stat_result:
@@ -274,7 +303,9 @@ def test_a_library_that_is_not_whole_or_not_the_user_s_alone_is_built_anew(
     assert native.library(answering).answer() == 42
 
 
-def test_what_is_kept_is_not_built_again(home: Path, answering: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_not_built_again(
+    home: Path, answering: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = native._built(answering)
     monkeypatch.setattr(native, "_compile", None)
     native._built.cache_clear()
@@ -286,8 +317,18 @@ def test_what_is_kept_is_not_built_again(home: Path, answering: Path, monkeypatc
 
 def python(code: str, **environment: str) -> str:
     """What a fresh process prints that was told nothing of how to wait but this."""
-    told = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")}
-    ran = subprocess.run([sys.executable, "-c", code], env=told | environment, capture_output=True, text=True, check=True)
+    told = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=told | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return (ran.stdout + (ran.stderr if "OMP_DISPLAY_ENV" in environment else "")).strip()
 
 
@@ -299,7 +340,10 @@ def test_amor_says_how_threads_wait_before_torch_is_imported() -> None:
     from amor.threads import SPINS
 
     code = f"import amor, sys; assert 'torch' not in sys.modules; {SAYS}"
-    assert python(code) == f"{SPINS} | spin {SPINS} turns, then sleep (GOMP_SPINCOUNT, set by amor){OWN}"
+    assert (
+        python(code)
+        == f"{SPINS} | spin {SPINS} turns, then sleep (GOMP_SPINCOUNT, set by amor){OWN}"
+    )
     assert python(f"import amor.cli; {SAYS}").startswith(f"{SPINS} |"), "the command too"
 
 
@@ -311,7 +355,10 @@ def test_what_the_user_says_of_waiting_stands(name: str) -> None:
 
 
 def test_a_program_that_imported_torch_first_keeps_its_waiting() -> None:
-    assert python(f"import torch, amor; {SAYS}") == f"None | as it came: torch was imported before amor{OWN}"
+    assert (
+        python(f"import torch, amor; {SAYS}")
+        == f"None | as it came: torch was imported before amor{OWN}"
+    )
     said = python(f"import torch, amor; {SAYS}", OMP_WAIT_POLICY="passive")
     assert said == "None | as it came: torch was imported before amor, OMP_WAIT_POLICY=passive"
 
@@ -320,7 +367,9 @@ def test_a_program_that_imported_torch_first_keeps_its_waiting() -> None:
 def test_what_was_set_reaches_openmp() -> None:
     from amor.threads import SPINS
 
-    assert f"GOMP_SPINCOUNT = '{SPINS}'" in python("import amor, torch", OMP_DISPLAY_ENV="verbose").replace('"', "'")
+    assert f"GOMP_SPINCOUNT = '{SPINS}'" in python(
+        "import amor, torch", OMP_DISPLAY_ENV="verbose"
+    ).replace('"', "'")
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc/self/maps")
@@ -368,7 +417,9 @@ def test_members_of_a_team_meet(team_work: Callable[[int, int, int], int], going
         assert 0 not in found and max(found) <= threads, f"{threads} threads"
 
 
-def test_a_team_goes_on_with_one_fewer_after_it_waited_for_one_and_comes_back(team_work: Callable[[int, int, int], int]) -> None:
+def test_a_team_goes_on_with_one_fewer_after_it_waited_for_one_and_comes_back(
+    team_work: Callable[[int, int, int], int],
+) -> None:
     def works_with_both(late: int = 0) -> bool:
         for _ in range(200):  # a busy machine may have taken one away
             if team_work(2, late, 1) == 2:
@@ -381,7 +432,9 @@ def test_a_team_goes_on_with_one_fewer_after_it_waited_for_one_and_comes_back(te
     assert works_with_both()
 
 
-def test_two_python_threads_and_a_child_of_fork_have_a_team(team_work: Callable[[int, int, int], int]) -> None:
+def test_two_python_threads_and_a_child_of_fork_have_a_team(
+    team_work: Callable[[int, int, int], int],
+) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: team_work(3, 0, 1), range(60)))
     assert 0 not in found
@@ -398,7 +451,11 @@ def test_decode_uses_openmp_where_the_environment_says_how_to_wait() -> None:
         "import amor; from amor.ops.native import team; from types import SimpleNamespace as N; joined = []; "
         "team.join(N(join_team=joined.append)); print(len(joined))"
     )
-    assert (python(code), python(code, OMP_WAIT_POLICY="active"), python(code, GOMP_SPINCOUNT=str(SPINS))) == ("1", "0", "1")
+    assert (
+        python(code),
+        python(code, OMP_WAIT_POLICY="active"),
+        python(code, GOMP_SPINCOUNT=str(SPINS)),
+    ) == ("1", "0", "1")
 
 
 def test_doctor_says_how_threads_wait(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,9 @@ def test_reference_kernels_run_no_native_code() -> None:
     subprocess.run([sys.executable, "-c", FORBIDDEN], env=environment, check=True)
 
 
-def test_without_its_package_a_gpu_falls_to_the_matrix_form_and_says_why(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
+def test_without_its_package_a_gpu_falls_to_the_matrix_form_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, anew: None
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.delenv("AMOR_KERNELS", raising=False)
     name, why = choice("delta", "cuda")
@@ -98,24 +100,31 @@ def imitate(monkeypatch: pytest.MonkeyPatch, path: str, **functions: object) -> 
         setattr(sys.modules[path], name, function)
 
 
-def in_sequences(run: object, inputs: tuple[Tensor, ...], state: Tensor, bounds: Tensor | None) -> tuple[Tensor, Tensor]:
+def in_sequences(
+    run: object, inputs: tuple[Tensor, ...], state: Tensor, bounds: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """What fla's kernels promise: rows as they are, or one row cut at `cu_seqlens` with a state a piece."""
     if bounds is None:
         return run(*inputs, state)
     pieces = [
-        run(*(t[:, a:b] for t in inputs), state[i : i + 1]) for i, (a, b) in enumerate(zip(bounds.tolist(), bounds.tolist()[1:]))
+        run(*(t[:, a:b] for t in inputs), state[i : i + 1])
+        for i, (a, b) in enumerate(zip(bounds.tolist(), bounds.tolist()[1:]))
     ]
     return torch.cat([y for y, _ in pieces], 1), torch.cat([s for _, s in pieces])
 
 
 def imitated_delta(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens):
     assert scale == 1.0 and output_final_state and g.shape == beta.shape
-    return in_sequences(module("delta", "reference").delta, (q, k, v, g, beta), initial_state, cu_seqlens)
+    return in_sequences(
+        module("delta", "reference").delta, (q, k, v, g, beta), initial_state, cu_seqlens
+    )
 
 
 def imitated_kda(q, k, v, g, beta, scale, initial_state, output_final_state, cu_seqlens):
     assert scale == 1.0 and output_final_state and g.shape == k.shape
-    return in_sequences(module("delta", "reference").delta, (q, k, v, g, beta), initial_state, cu_seqlens)
+    return in_sequences(
+        module("delta", "reference").delta, (q, k, v, g, beta), initial_state, cu_seqlens
+    )
 
 
 def imitated_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens):
@@ -132,16 +141,24 @@ def imitated_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlen
     return in_sequences(run, (q, k, v, g), initial_state, cu_seqlens)
 
 
-def imitated_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None):
+def imitated_update(
+    state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None
+):
     """mamba-ssm, one token: state [b, h, p, n] written in place; x, dt [b, h, p]; A [h, p, n]; B, C [b, g, n]; D, dt_bias [h, p].
 
     2.2 reads the strides of dt_bias and D though both are said to be optional.
     """
     assert z is None and not dt_softplus and state_batch_indices is None
     heads, size, width = state.shape[1:]
-    assert x.shape == dt.shape == state.shape[:3] and A.shape == (heads, size, width) and B.shape == C.shape
+    assert (
+        x.shape == dt.shape == state.shape[:3]
+        and A.shape == (heads, size, width)
+        and B.shape == C.shape
+    )
     assert D.shape == dt_bias.shape == (heads, size)
-    assert A.stride()[1:] == (0, 0) and dt.stride()[2] == dt_bias.stride()[1] == 0, "strides of 0: one decay a head"
+    assert A.stride()[1:] == (0, 0) and dt.stride()[2] == dt_bias.stride()[1] == 0, (
+        "strides of 0: one decay a head"
+    )
     dt = dt + dt_bias
     B, C = (t.repeat_interleave(heads // t.shape[1], 1) for t in (B, C))
     state.mul_((dt[..., None] * A).exp()).add_((dt * x)[..., None] * B[:, :, None])
@@ -150,9 +167,17 @@ def imitated_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_soft
 
 @pytest.mark.parametrize("skip", [True, False], ids=["D", "no D"])
 @torch.no_grad()
-def test_one_token_through_the_mamba_ssm_door_is_the_recurrence(skip: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    imitate(monkeypatch, "mamba_ssm.ops.triton.selective_state_update", selective_state_update=imitated_update)
-    imitate(monkeypatch, "mamba_ssm.ops.triton.ssd_combined", mamba_chunk_scan_combined=None)  # not asked for one token
+def test_one_token_through_the_mamba_ssm_door_is_the_recurrence(
+    skip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitate(
+        monkeypatch,
+        "mamba_ssm.ops.triton.selective_state_update",
+        selective_state_update=imitated_update,
+    )
+    imitate(
+        monkeypatch, "mamba_ssm.ops.triton.ssd_combined", mamba_chunk_scan_combined=None
+    )  # not asked for one token
     inputs = made("scan", 1)
     inputs["D"] = inputs["D"] if skip else None
     state = remembered("scan", inputs)["state"]
@@ -166,19 +191,37 @@ def test_one_token_through_the_mamba_ssm_door_is_the_recurrence(skip: bool, monk
 def imitated_scan(x, dt, A, B, C, chunk_size, D, initial_states, seq_idx, return_final_states):
     """mamba-ssm: a token sees those with its own seq_idx; the initial state has seq_idx 0."""
     assert return_final_states and (seq_idx is None or seq_idx.dtype == torch.int32)
-    reset = None if seq_idx is None else torch.diff(seq_idx, dim=1, prepend=torch.zeros_like(seq_idx[:, :1])) > 0
+    reset = (
+        None
+        if seq_idx is None
+        else torch.diff(seq_idx, dim=1, prepend=torch.zeros_like(seq_idx[:, :1])) > 0
+    )
     return module("scan", "reference").scan(x, dt, A, B, C, initial_states, reset, D)
 
 
 @pytest.mark.parametrize(("op", "door"), [*(pair[:2] for pair in DOORS), ("kda", "fla")])
 @pytest.mark.parametrize("length", [1, 20])
-def test_a_door_translates_states_and_resets_exactly(op: str, door: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_door_translates_states_and_resets_exactly(
+    op: str, door: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = {
-        "fla.ops.gated_delta_rule": ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule", imitated_delta),
+        "fla.ops.gated_delta_rule": (
+            "chunk_gated_delta_rule",
+            "fused_recurrent_gated_delta_rule",
+            imitated_delta,
+        ),
         "fla.ops.kda": ("chunk_kda", "fused_recurrent_kda", imitated_kda),
         "fla.ops.simple_gla": ("chunk_simple_gla", "fused_recurrent_simple_gla", imitated_gla),
-        "mamba_ssm.ops.triton.selective_state_update": ("selective_state_update", "selective_state_update", imitated_update),
-        "mamba_ssm.ops.triton.ssd_combined": ("mamba_chunk_scan_combined", "mamba_chunk_scan_combined", imitated_scan),
+        "mamba_ssm.ops.triton.selective_state_update": (
+            "selective_state_update",
+            "selective_state_update",
+            imitated_update,
+        ),
+        "mamba_ssm.ops.triton.ssd_combined": (
+            "mamba_chunk_scan_combined",
+            "mamba_chunk_scan_combined",
+            imitated_scan,
+        ),
     }
     for path, (first, second, imitation) in names.items():
         imitate(monkeypatch, path, **{first: imitation, second: imitation})
@@ -187,14 +230,23 @@ def test_a_door_translates_states_and_resets_exactly(op: str, door: str, length:
     reset[0, 0] = True
     for start in ({}, remembered(op, inputs)):
         for where in (None, reset):
-            got, want = (kernel(op, name)(**inputs, **start, reset=where) for name in (door, "reference"))
+            got, want = (
+                kernel(op, name)(**inputs, **start, reset=where) for name in (door, "reference")
+            )
             compare(dict(zip("ys", got)), dict(zip("ys", want)), door)
 
 
-def test_a_machine_without_a_compiler_says_so_and_works(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
+def test_a_machine_without_a_compiler_says_so_and_works(
+    monkeypatch: pytest.MonkeyPatch, anew: None
+) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("AMOR_KERNELS", raising=False)
-    for op, second in (("scan", "chunked"), ("delta", "chunked"), ("conv", "reference"), ("rowwise", "reference")):
+    for op, second in (
+        ("scan", "chunked"),
+        ("delta", "chunked"),
+        ("conv", "reference"),
+        ("rowwise", "reference"),
+    ):
         name, why = choice(op, "cpu")
         assert name == second and "no C++ compiler" in why
     monkeypatch.setenv("AMOR_KERNELS", "scan=native")
@@ -207,7 +259,9 @@ def test_native_code_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, anew: 
     assert "AMOR_NATIVE=0" in choice("scan", "cpu")[1]
 
 
-def test_source_that_does_not_compile_gives_the_compilers_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_that_does_not_compile_gives_the_compilers_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if native.compiler() is None:
         return
     monkeypatch.setenv("AMOR_CACHE", str(tmp_path / "cache"))
@@ -227,11 +281,16 @@ def test_the_one_token_kernels_of_all_operators_stand_together_in_one_source(
     headers = sorted(p.relative_to(native.OPERATORS) for p in native.OPERATORS.glob("*/step.h"))
     assert len(headers) >= 5
     source = tmp_path / "together.cpp"
-    source.write_text("".join(f'#include "{name}"\n' for name in headers * 2) + 'extern "C" int answer() { return 42; }\n')
+    source.write_text(
+        "".join(f'#include "{name}"\n' for name in headers * 2)
+        + 'extern "C" int answer() { return 42; }\n'
+    )
     assert native.library(source).answer() == 42
 
 
-def test_a_changed_header_compiles_its_sources_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: None) -> None:
+def test_a_changed_header_compiles_its_sources_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: None
+) -> None:
     if native.compiler() is None:
         return
     monkeypatch.setenv("AMOR_CACHE", str(tmp_path / "cache"))
@@ -264,7 +323,10 @@ def test_a_chunk_size_is_forced_then_stored_then_taken_from_the_table(
     assert chunks.chunk_size("scan", "native", 20, shape) == 32, "no larger than the call needs"
     assert chunks.chunk_size("scan", "native", 1024, (1, 2, 3)) == chunks.DEFAULT["scan", "native"]
     monkeypatch.setenv("AMOR_CHUNK", "scan=16,delta=32")
-    assert (chunks.chunk_size("scan", "native", 1024, shape), chunks.chunk_size("delta", "native", 1024, shape)) == (16, 32)
+    assert (
+        chunks.chunk_size("scan", "native", 1024, shape),
+        chunks.chunk_size("delta", "native", 1024, shape),
+    ) == (16, 32)
     monkeypatch.setenv("AMOR_CHUNK", "50")
     with pytest.raises(AmorError, match="multiple of 16"):
         chunks.chunk_size("scan", "native", 1024, shape)

@@ -18,13 +18,17 @@ from amor.ops.head import IGNORE, chunked, parts
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
 
-GUESTS = [b.name for b in BACKENDS["head"] if b.name != "reference" and missing("head", b, "cpu") is None]
+GUESTS = [
+    b.name for b in BACKENDS["head"] if b.name != "reference" and missing("head", b, "cpu") is None
+]
 SUMS = {"chunked": module("head", "chunked").Sums, "native": module("head", "native").NativeSums}
 # tokens, vocabulary: one, a few, more vocabulary than one slice, no whole number of vectors, none at all
 SHAPES = [(1, 2), (7, 301), (65, 5000), (3, 9001), (0, 50)]
 
 
-def made(tokens: int, vocab: int, spread: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def made(
+    tokens: int, vocab: int, spread: float = 1.0, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Hidden vectors, head, targets (one of them not scored) and shares."""
     torch.manual_seed(seed)
     targets = torch.randint(0, vocab, (tokens,))
@@ -55,15 +59,21 @@ def test_what_was_not_asked_for_is_none(guest: str) -> None:
 @pytest.mark.parametrize("guest", GUESTS)
 @pytest.mark.parametrize(("tokens", "vocab"), SHAPES)
 @pytest.mark.parametrize("factor", [1.0, 0.5])
-def test_loss_and_both_gradients_are_the_references(guest: str, tokens: int, vocab: int, factor: float) -> None:
+def test_loss_and_both_gradients_are_the_references(
+    guest: str, tokens: int, vocab: int, factor: float
+) -> None:
     inputs = made(tokens, vocab)
     found = []
     for name in ("reference", guest):
         x, weight = (t.clone().requires_grad_() for t in inputs[:2])
         total, reading = module("head", name).loss(x, weight, *inputs[2:])
         (total * factor).backward()
-        found.append((total.detach(), x.grad, weight.grad, reading.nll, reading.entropy, reading.logsumexp))
-    for want, got, what in zip(*found, ("loss", "grad x", "grad weight", "nll", "entropy", "logsumexp"), strict=True):
+        found.append(
+            (total.detach(), x.grad, weight.grad, reading.nll, reading.entropy, reading.logsumexp)
+        )
+    for want, got, what in zip(
+        *found, ("loss", "grad x", "grad weight", "nll", "entropy", "logsumexp"), strict=True
+    ):
         close(got, want, what)
 
 
@@ -84,21 +94,30 @@ def test_the_loss_does_not_depend_on_its_tiles(finish: chunked.Finish) -> None:
 @pytest.mark.parametrize("sums", [SUMS[guest] for guest in GUESTS], ids=GUESTS)
 def test_a_reading_does_not_depend_on_its_tiles(sums: type[chunked.Sums]) -> None:
     x, weight, targets, _ = made(29, 301)
-    one, other = (chunked.read(x, weight, targets, True, True, 4, sums, tile) for tile in ((100, 301), (3, 7)))
+    one, other = (
+        chunked.read(x, weight, targets, True, True, 4, sums, tile) for tile in ((100, 301), (3, 7))
+    )
     for name in ("nll", "entropy", "margin", "logsumexp"):
         close(getattr(one, name), getattr(other, name), name)
     assert torch.equal(one.topk[1], other.topk[1])
 
 
 @pytest.mark.parametrize("guest", GUESTS)
-@pytest.mark.parametrize(("tokens", "vocab", "width"), [(31, 100, 20), (33, 100, 20), (130, 1100, 600), (200, 513, 64)])
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "width"), [(31, 100, 20), (33, 100, 20), (130, 1100, 600), (200, 513, 64)]
+)
 def test_entropy_alone_is_what_the_reference_reads_and_a_token_is_read_by_itself(
     guest: str, tokens: int, vocab: int, width: int
 ) -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(tokens, 2 * width)[:, :width], torch.randn(vocab, width) * 0.3  # rows that stand apart
+    x, weight = (
+        torch.randn(tokens, 2 * width)[:, :width],
+        torch.randn(vocab, width) * 0.3,
+    )  # rows that stand apart
     x[3] = torch.nan
-    got, want = (module("head", name).read(x, weight, entropy=True) for name in (guest, "reference"))
+    got, want = (
+        module("head", name).read(x, weight, entropy=True) for name in (guest, "reference")
+    )
     sound = torch.arange(tokens) != 3
     close(got.entropy[sound], want.entropy[sound])
     close(got.logsumexp[sound], want.logsumexp[sound])
@@ -110,12 +129,16 @@ def test_entropy_alone_is_what_the_reference_reads_and_a_token_is_read_by_itself
             again = module("head", guest).read(x[40:], weight, entropy=True)
         finally:
             torch.set_num_threads(before)
-        assert torch.equal(again.entropy, got.entropy[40:]), "neighbours and threads leave a token's bits alone"
+        assert torch.equal(again.entropy, got.entropy[40:]), (
+            "neighbours and threads leave a token's bits alone"
+        )
 
 
 @pytest.mark.parametrize("guest", GUESTS)
 @pytest.mark.parametrize("spread", [1e-3, 30.0])
-def test_entropy_is_right_where_the_softmax_is_flat_and_where_it_is_sharp(guest: str, spread: float) -> None:
+def test_entropy_is_right_where_the_softmax_is_flat_and_where_it_is_sharp(
+    guest: str, spread: float
+) -> None:
     x, weight, _, _ = made(9, 5000, spread)
     logp = (x.double() @ weight.double().T).log_softmax(-1)
     got = module("head", guest).read(x, weight, entropy=True).entropy
@@ -167,7 +190,9 @@ def test_the_triton_kernel_reads_what_the_reference_reads() -> None:
     pytest.importorskip("triton")
     script = Path(__file__).with_name("triton_head.py")
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    said = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
     assert said.returncode == 0, said.stderr[-2000:]
 
 
@@ -177,7 +202,12 @@ def test_a_vocabulary_in_parts_says_what_the_whole_says(cuts):
     x, weight = torch.randn(9, 16), torch.randn(211, 16)
     ends = [0, *cuts, len(weight)]
     each = [weight[a:b] for a, b in pairwise(ends)]
-    told = [parts.pack_stats(head.read(x, w, entropy=True, topk=2)) if len(w) else parts.nothing(9, 2, x.device) for w in each]
+    told = [
+        parts.pack_stats(head.read(x, w, entropy=True, topk=2))
+        if len(w)
+        else parts.nothing(9, 2, x.device)
+        for w in each
+    ]
     found, whole = parts.joined(torch.stack(told)), head.read(x, weight, entropy=True, margin=True)
     close(found.entropy, whole.entropy, "entropy")
     close(found.margin, whole.margin, "margin")

@@ -11,7 +11,11 @@ from amor.parts import Linear, linears_sharing_input, split_linear
 
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
 
-GUESTS = [b.name for b in BACKENDS["linear"] if b.name != "reference" and missing("linear", b, "cpu") is None]
+GUESTS = [
+    b.name
+    for b in BACKENDS["linear"]
+    if b.name != "reference" and missing("linear", b, "cpu") is None
+]
 # tokens, inner, outputs: no token, one, few; whole blocks, ragged ones, one output, several pieces of the inner dimension,
 # several widths of panels
 SHAPES = [
@@ -35,16 +39,24 @@ def made(tokens: int, inner: int, *outputs: int) -> tuple[Tensor, list[Tensor]]:
 
 @pytest.mark.parametrize("guest", GUESTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_gradients_are_those_of_the_reference(guest: str, shape: tuple[int, int, int]) -> None:
+def test_values_and_gradients_are_those_of_the_reference(
+    guest: str, shape: tuple[int, int, int]
+) -> None:
     tokens, inner, outputs = shape
     x, (a, b, c) = made(tokens, inner, outputs, 3, 20)
     groups = [[a, b], [c]]
-    wanted = module("linear", "reference").linears(x.double(), [[w.double() for w in group] for group in groups])
+    wanted = module("linear", "reference").linears(
+        x.double(), [[w.double() for w in group] for group in groups]
+    )
     found = module("linear", guest).linears(x, groups)
     directions = [torch.randn_like(y) for y in found]
     leaves = (x, a, b, c)
     gradients = torch.autograd.grad(wanted, leaves, [d.double() for d in directions])
-    for mine, theirs in zip([*found, *torch.autograd.grad(found, leaves, directions)], [*wanted, *gradients], strict=True):
+    for mine, theirs in zip(
+        [*found, *torch.autograd.grad(found, leaves, directions)],
+        [*wanted, *gradients],
+        strict=True,
+    ):
         assert mine.dtype == torch.float32
         close(mine, theirs.float())
 
@@ -99,7 +111,9 @@ def moved(t: Tensor, floats: int) -> Tensor:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 7, 70])
-def test_what_learns_does_not_depend_on_where_tensors_lie_nor_on_how_many_tokens_there_are(tokens: int) -> None:
+def test_what_learns_does_not_depend_on_where_tensors_lie_nor_on_how_many_tokens_there_are(
+    tokens: int,
+) -> None:
     if "native" not in GUESTS:
         pytest.skip("no compiler here")
     x, (weight,) = made(100, 128, 128)
@@ -113,7 +127,9 @@ def test_what_learns_does_not_depend_on_where_tensors_lie_nor_on_how_many_tokens
     y, dx, dw = outcome(moved(x[first], 0), weight, moved(dy[first], 0))
     for floats in (1, 2, 3, 5):
         other = outcome(moved(x[first], floats), moved(weight, floats), moved(dy[first], floats))
-        assert all(torch.equal(a, b) for a, b in zip((y, dx, dw), other, strict=True)), f"{floats} numbers past the line"
+        assert all(torch.equal(a, b) for a, b in zip((y, dx, dw), other, strict=True)), (
+            f"{floats} numbers past the line"
+        )
     whole, whole_dx, _ = outcome(x, weight, dy)
     assert torch.equal(y, whole[first]) and torch.equal(dx, whole_dx[first])
 
@@ -155,4 +171,7 @@ def test_a_layer_that_was_replaced_or_is_watched_is_called_itself() -> None:
     close(linears_sharing_input(x, [adapted])[0], alone + 1)  # type: ignore[list-item]
     first, second = split_linear(x, adapted, [2, 4])  # type: ignore[arg-type]
     close(torch.cat([first, second], 1), alone + 1)
-    assert all(torch.equal(a, b) for a, b in zip(split_linear(x, layers[2], [2, 4]), alone.split([2, 4], 1), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(split_linear(x, layers[2], [2, 4]), alone.split([2, 4], 1), strict=True)
+    )

@@ -37,7 +37,9 @@ def moved(form: Format, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("guest", GUESTS)
 @pytest.mark.parametrize("kind", list(product.FORMATS))
 @pytest.mark.parametrize(("outputs", "inner"), SHAPES)
-def test_a_product_is_x_times_the_packed_weights(guest: str, kind: str, outputs: int, inner: int) -> None:
+def test_a_product_is_x_times_the_packed_weights(
+    guest: str, kind: str, outputs: int, inner: int
+) -> None:
     x, weight = made(outputs, inner, rows=11)
     matrix, backend = product.pack(weight, kind), module("product", guest)
     used = matrix.format.rounded(x)
@@ -58,7 +60,9 @@ def test_every_format_keeps_a_product_within_its_bound(guest: str, kind: str, sc
     matrix = product.pack(weight, kind)
     left = torch.nn.functional.normalize(weight - matrix.floats() + 1e-20, dim=1)
     x = torch.cat([x, left[:8], left[3:4]]) * scale
-    wrong = (module("product", guest).product(x, matrix).double() - x.double() @ weight.double().T).abs()
+    wrong = (
+        module("product", guest).product(x, matrix).double() - x.double() @ weight.double().T
+    ).abs()
     length, off = x.double().norm(dim=1), moved(matrix.format, x)
     # a float32 sum of K products in any order errs by at most K roundings of sum |w_k x_k| <= |w| |x|
     slack = weight.double().norm(dim=1).max() * (off + 2 * (200 + 16) * 2.0**-24 * length)
@@ -82,7 +86,9 @@ def test_fewer_bits_lose_more_and_take_less() -> None:
 @pytest.mark.parametrize("kind", list(product.FORMATS))
 @pytest.mark.parametrize(("outputs", "inner"), SHAPES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_a_rows_bits_do_not_depend_on_its_neighbours(kind: str, outputs: int, inner: int, rows: int) -> None:
+def test_a_rows_bits_do_not_depend_on_its_neighbours(
+    kind: str, outputs: int, inner: int, rows: int
+) -> None:
     if "native" not in GUESTS:
         pytest.skip("no compiler here")
     backend = module("product", "native")
@@ -90,7 +96,10 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(kind: str, outputs: int, in
     matrix = product.pack(weight, kind)
     together, probed = backend.product(x, matrix), backend.probe(x, matrix, logits=True)
     for row in range(rows):
-        alone, lone = backend.product(x[row : row + 1], matrix), backend.probe(x[row : row + 1], matrix)
+        alone, lone = (
+            backend.product(x[row : row + 1], matrix),
+            backend.probe(x[row : row + 1], matrix),
+        )
         assert torch.equal(alone[0], together[row])
         assert torch.equal(probed.logits[row], together[row])
         assert torch.equal(lone.entropy[0], probed.entropy[row])
@@ -126,7 +135,9 @@ def test_a_product_can_be_written_or_added_between_others(guest: str, kind: str)
 @pytest.mark.parametrize("guest", GUESTS)
 @pytest.mark.parametrize("kind", list(product.FORMATS))
 @pytest.mark.parametrize(("outputs", "inner"), SHAPES)
-def test_a_probe_is_the_softmax_of_the_logits(guest: str, kind: str, outputs: int, inner: int) -> None:
+def test_a_probe_is_the_softmax_of_the_logits(
+    guest: str, kind: str, outputs: int, inner: int
+) -> None:
     x, weight = made(outputs, inner, rows=11)
     x *= torch.linspace(0.01, 40, 11)[:, None]  # from flat to sharp
     matrix = product.pack(weight, kind)
@@ -165,7 +176,9 @@ def test_not_a_number_stays_one() -> None:
         assert y[1].isnan().all() and y[0].isfinite().all()
 
 
-@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["product"] if missing("product", b, "cpu") is None])
+@pytest.mark.parametrize(
+    "guest", [b.name for b in BACKENDS["product"] if missing("product", b, "cpu") is None]
+)
 @pytest.mark.parametrize(("rows", "last"), [(1, 1), (4, 1), (8, 8), (11, 2), (11, 5), (20, 3)])
 def test_logits_of_the_last_rows_are_those_of_all_rows(guest: str, rows: int, last: int) -> None:
     torch.manual_seed(0)
@@ -176,23 +189,35 @@ def test_logits_of_the_last_rows_are_those_of_all_rows(guest: str, rows: int, la
     assert torch.equal(some.entropy, every.entropy)
 
 
-@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
-@pytest.mark.parametrize(("size", "length"), [(16, 130), (20, 7), (16, 700)])  # 700: several blocks of queries a row
-def test_fired_queries_attend_and_learn_as_if_all_had_been_asked(guest: str, size: int, length: int) -> None:
+@pytest.mark.parametrize(
+    "guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None]
+)
+@pytest.mark.parametrize(
+    ("size", "length"), [(16, 130), (20, 7), (16, 700)]
+)  # 700: several blocks of queries a row
+def test_fired_queries_attend_and_learn_as_if_all_had_been_asked(
+    guest: str, size: int, length: int
+) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(4, length, 3, size).transpose(1, 2).requires_grad_() for _ in range(3))
-    fire = torch.rand(4, length) < torch.tensor([0.5, 0.0, 1.0, 0.1])[:, None]  # a row may have no query at all
+    fire = (
+        torch.rand(4, length) < torch.tensor([0.5, 0.0, 1.0, 0.1])[:, None]
+    )  # a row may have no query at all
     fire[3, 0] = True
     rows, columns = fire.nonzero(as_tuple=True)
     heed = torch.randn(len(rows), 3, size)
     want = attend.reference(q, k, v, causal=True).transpose(1, 2)[rows, columns]
     got = module("attend", guest).fired(q.transpose(1, 2)[rows, columns], k, v, rows, columns + 1)
     close(got, want)
-    for mine, theirs in zip(*(torch.autograd.grad(a, (q, k, v), heed) for a in (got, want)), strict=True):
+    for mine, theirs in zip(
+        *(torch.autograd.grad(a, (q, k, v), heed) for a in (got, want)), strict=True
+    ):
         close(mine, theirs)
 
 
-@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
+@pytest.mark.parametrize(
+    "guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None]
+)
 @pytest.mark.parametrize("length", [1, 50, 130])
 def test_causal_attention_and_its_gradient_equal_the_reference(guest: str, length: int) -> None:
     torch.manual_seed(0)
@@ -200,22 +225,33 @@ def test_causal_attention_and_its_gradient_equal_the_reference(guest: str, lengt
     heed = torch.randn(2, 3, length, 24)
     got, want = module("attend", guest).causal(q, k, v), attend.reference(q, k, v, causal=True)
     close(got, want)
-    for mine, theirs in zip(*(torch.autograd.grad(a, (q, k, v), heed) for a in (got, want)), strict=True):
+    for mine, theirs in zip(
+        *(torch.autograd.grad(a, (q, k, v), heed) for a in (got, want)), strict=True
+    ):
         close(mine, theirs)
 
 
-@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
+@pytest.mark.parametrize(
+    "guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None]
+)
 def test_queries_that_see_the_first_keys_of_their_row_equal_the_reference(guest: str) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(3, t, 2, 24).transpose(1, 2).requires_grad_() for t in (5, 40, 40))
     lengths, heed = torch.tensor([[1], [17], [36]]) + torch.arange(5), torch.randn(3, 2, 5, 24)
-    got, want = module("attend", guest).upto(q, k, v, lengths), attend.reference(q, k, v, torch.arange(40) < lengths[..., None])
+    got, want = (
+        module("attend", guest).upto(q, k, v, lengths),
+        attend.reference(q, k, v, torch.arange(40) < lengths[..., None]),
+    )
     close(got, want)
-    for mine, theirs in zip(*(torch.autograd.grad(a, (q, k, v), heed) for a in (got, want)), strict=True):
+    for mine, theirs in zip(
+        *(torch.autograd.grad(a, (q, k, v), heed) for a in (got, want)), strict=True
+    ):
         close(mine, theirs)
 
 
-@pytest.mark.parametrize("guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None])
+@pytest.mark.parametrize(
+    "guest", [b.name for b in BACKENDS["attend"] if missing("attend", b, "cpu") is None]
+)
 def test_keys_nobody_looks_at_get_a_gradient_of_nothing(guest: str) -> None:
     k = torch.randn(2, 2, 9, 16, requires_grad=True)
     none = torch.zeros(0, dtype=torch.long)
@@ -231,7 +267,9 @@ def test_rows_and_keys_that_are_not_there_are_refused(row: int, length: int) -> 
         pytest.skip("no compiler here")
     k = torch.randn(2, 1, 5, 16)
     with pytest.raises(AmorError, match="queries"):
-        module("attend", "native").fired(torch.randn(1, 1, 16), k, k, torch.tensor([row]), torch.tensor([length]))
+        module("attend", "native").fired(
+            torch.randn(1, 1, 16), k, k, torch.tensor([row]), torch.tensor([length])
+        )
 
 
 def test_bits_of_fired_queries_do_not_depend_on_threads() -> None:

@@ -24,7 +24,12 @@ from transformers import (
     Qwen3NextConfig,
 )
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -92,7 +97,10 @@ def stirred(module):
 
 def recurrent_states(name, taps):
     # a peer's window holds one input more than the next token needs, and time last
-    return lambda held: {"conv": held.get_conv_state(0)[..., 1 - taps :].mT, name: held.get_recurrent_state(0)}
+    return lambda held: {
+        "conv": held.get_conv_state(0)[..., 1 - taps :].mT,
+        name: held.get_recurrent_state(0),
+    }
 
 
 def mamba2(**options):
@@ -110,7 +118,13 @@ def mamba2(**options):
         layer_norm_epsilon=EPS,
     )
     theirs, states = Mamba2Mixer(config, layer_idx=0), recurrent_states("scan", chosen.conv)
-    return Pair(Mamba2(WIDTH, chosen, EPS), theirs, config, lambda x, held, past: theirs(x, cache_params=held), states)
+    return Pair(
+        Mamba2(WIDTH, chosen, EPS),
+        theirs,
+        config,
+        lambda x, held, past: theirs(x, cache_params=held),
+        states,
+    )
 
 
 def gated_deltanet(**options):
@@ -141,7 +155,9 @@ def gated_deltanet(**options):
 
     ours, theirs = GatedDeltaNet(WIDTH, chosen, EPS), Qwen3NextGatedDeltaNet(config, layer_idx=0)
     states = recurrent_states("delta", chosen.conv)
-    return Pair(ours, theirs, config, lambda x, held, past: theirs(x, cache_params=held), states, to_peer)
+    return Pair(
+        ours, theirs, config, lambda x, held, past: theirs(x, cache_params=held), states, to_peer
+    )
 
 
 def kda(**options):
@@ -158,12 +174,17 @@ def kda(**options):
 
     def to_peer(ours):
         forgets = ("A_log", "dt_bias", "f_a_proj.weight", "f_b_proj.weight")
-        renamed = {f"forget_gate.{name}" if name in forgets else name: value for name, value in ours.items()}
+        renamed = {
+            f"forget_gate.{name}" if name in forgets else name: value
+            for name, value in ours.items()
+        }
         return renamed | {"forget_gate.A_log": ours["A_log"].view(1, 1, -1, 1)}
 
     ours, theirs = KDA(WIDTH, chosen, EPS), KimiLinearDeltaAttention(config, layer_idx=0)
     states = recurrent_states("delta", chosen.conv)
-    return Pair(ours, theirs, config, lambda x, held, past: theirs(x, cache_params=held), states, to_peer)
+    return Pair(
+        ours, theirs, config, lambda x, held, past: theirs(x, cache_params=held), states, to_peer
+    )
 
 
 def test_kda_begins_with_the_decays_of_its_peer():
@@ -172,7 +193,12 @@ def test_kda_begins_with_the_decays_of_its_peer():
     strengths, steps = ours.A_log.exp(), F.softplus(ours.dt_bias)
     assert 1 <= strengths.min() < 1.5 and 15.5 < strengths.max() <= 16, "uniform from 1 to 16"
     assert 0.9e-3 < steps.min() < 1.1e-3 and 0.09 < steps.max() < 0.101, "from 0.001 to 0.1"
-    close(steps.log().mean(), torch.tensor(0.01).log(), "even on a logarithmic scale", dtype=torch.bfloat16)
+    close(
+        steps.log().mean(),
+        torch.tensor(0.01).log(),
+        "even on a logarithmic scale",
+        dtype=torch.bfloat16,
+    )
 
 
 def llama_config(theta=10_000.0, heads=4, layers=1):
@@ -204,7 +230,13 @@ def attention(**options):
         return theirs(x, position_embeddings=angles, attention_mask=mask, past_key_values=held)[0]
 
     ours = Attention(WIDTH, chosen, EPS)
-    return Pair(ours, theirs, config, read, lambda held: {"k": held.layers[0].keys, "v": held.layers[0].values})
+    return Pair(
+        ours,
+        theirs,
+        config,
+        read,
+        lambda held: {"k": held.layers[0].keys, "v": held.layers[0].values},
+    )
 
 
 BUILDERS = {
@@ -238,7 +270,11 @@ def in_pieces(mixer, x, cuts):
     """What our mixer says of x read in pieces, and what it remembers after the last."""
     state, said = mixer.start(len(x), x.device, x.dtype), []
     for a, b in pairwise(cuts):
-        y, state = mixer(x[:, a:b], state, Layout(torch.full((len(x),), a), columns=b - a, rows_aligned=True, max_position=a))
+        y, state = mixer(
+            x[:, a:b],
+            state,
+            Layout(torch.full((len(x),), a), columns=b - a, rows_aligned=True, max_position=a),
+        )
         said.append(y)
     held = {}
     for name, value in state.items():
@@ -273,7 +309,9 @@ def derived(loss, named):
 
 def same_learning(pair, x, cuts):
     """Through our pieces and the states between them, and through the peer's whole sequence."""
-    found, ours = learned(pair.ours.named_parameters(), x, lambda x: in_pieces(pair.ours, x, cuts)[0])
+    found, ours = learned(
+        pair.ours.named_parameters(), x, lambda x: in_pieces(pair.ours, x, cuts)[0]
+    )
     wanted, theirs = learned(pair.theirs.named_parameters(), x, lambda x: pair.read(x, None, 0))
     same_names(found, wanted)
     same_names(pair.to_peer(ours), theirs, "gradient of")
@@ -313,7 +351,9 @@ WRITTEN = {
         lambda p, token: F.silu(p["g_proj.weight"] @ token),
     ),
     "kda": (
-        lambda p, token: F.softplus(p["f_b_proj.weight"] @ (p["f_a_proj.weight"] @ token) + p["dt_bias"]),
+        lambda p, token: F.softplus(
+            p["f_b_proj.weight"] @ (p["f_a_proj.weight"] @ token) + p["dt_bias"]
+        ),
         lambda p, token: torch.sigmoid(p["g_b_proj.weight"] @ (p["g_a_proj.weight"] @ token)),
     ),
 }
@@ -356,7 +396,9 @@ def test_a_delta_rule_is_the_recurrence_written_out(kind, length):
     exact = {name: p.detach().double().requires_grad_() for name, p in mixer.named_parameters()}
     wanted, theirs = learned(exact, x.double(), lambda x: by_hand(exact, x, 16, *WRITTEN[kind]))
     for cuts in ([0, length], list(range(length + 1))):
-        found, ours = learned(mixer.named_parameters(), x, lambda x, cuts=cuts: in_pieces(mixer, x, cuts)[0])
+        found, ours = learned(
+            mixer.named_parameters(), x, lambda x, cuts=cuts: in_pieces(mixer, x, cuts)[0]
+        )
         same_names(found, wanted)
         same_names(ours, theirs, "gradient of")
 
@@ -365,18 +407,29 @@ def test_kda_with_wide_values_is_the_recurrence_written_out():
     mixer, x = stirred(KDA(WIDTH, KDAOptions(head_size=16, heads=3, expand_v=2), EPS)), inputs(33)
     exact = {name: p.detach().double() for name, p in mixer.named_parameters()}
     with torch.no_grad():
-        close(in_pieces(mixer, x, [0, 20, 33])[0].double(), by_hand(exact, x.double(), 16, *WRITTEN["kda"]), dtype=torch.float32)
+        close(
+            in_pieces(mixer, x, [0, 20, 33])[0].double(),
+            by_hand(exact, x.double(), 16, *WRITTEN["kda"]),
+            dtype=torch.float32,
+        )
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [(SwiGLU(WIDTH, SMALL["d_ff"]), LlamaMLP(llama_config())), (RMSNorm(WIDTH, EPS), LlamaRMSNorm(WIDTH, EPS))],
+    [
+        (SwiGLU(WIDTH, SMALL["d_ff"]), LlamaMLP(llama_config())),
+        (RMSNorm(WIDTH, EPS), LlamaRMSNorm(WIDTH, EPS)),
+    ],
     ids=["SwiGLU", "RMSNorm"],
 )
 def test_a_part_equals_its_peer(ours, theirs):
     theirs.load_state_dict(stirred(ours).state_dict())
-    x = inputs(9) * torch.logspace(-3, 0, 9)[:, None]  # small tokens too: there the eps of a norm speaks
-    for found, wanted in zip(*(learned(m.named_parameters(), x, m) for m in (ours, theirs)), strict=True):
+    x = (
+        inputs(9) * torch.logspace(-3, 0, 9)[:, None]
+    )  # small tokens too: there the eps of a norm speaks
+    for found, wanted in zip(
+        *(learned(m.named_parameters(), x, m) for m in (ours, theirs)), strict=True
+    ):
         same_names(found, wanted)
 
 
@@ -421,9 +474,14 @@ def test_the_transformer_has_the_loss_and_gradients_of_llama(length):
     ours, theirs = transformers_of_both_houses()
     text = tokens(ROWS, length)
     loss = ours(text, targets=F.pad(text[:, 1:], (0, 1), value=IGNORE), target_weight=1.0).loss
-    wanted = theirs(text, labels=text).loss * text[:, 1:].numel()  # sums, whose gradients are not lost below the tolerance
+    wanted = (
+        theirs(text, labels=text).loss * text[:, 1:].numel()
+    )  # sums, whose gradients are not lost below the tolerance
     close(loss, wanted, "loss")
-    found, peers = derived(loss, dict(ours.named_parameters())), derived(wanted, dict(theirs.named_parameters()))
+    found, peers = (
+        derived(loss, dict(ours.named_parameters())),
+        derived(wanted, dict(theirs.named_parameters())),
+    )
     same_names(to_llama(found), peers, "gradient of")
 
 
@@ -436,7 +494,11 @@ def test_the_transformer_reads_on_as_llama_does(cuts):
     for a, b in pairwise(cuts):
         output = ours(text[:, a:b], state)
         state = output.state
-        close(ours.logits(output.hidden), theirs(text[:, a:b], past_key_values=held).logits, f"logits of {a}..{b}")
+        close(
+            ours.logits(output.hidden),
+            theirs(text[:, a:b], past_key_values=held).logits,
+            f"logits of {a}..{b}",
+        )
 
 
 @torch.no_grad()

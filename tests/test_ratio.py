@@ -14,7 +14,9 @@ def test_the_interval_holds_the_median_as_surely_as_it_says() -> None:
     assert interval(list(range(8)))[:2] == (1, 6) and interval(list(range(11)))[:2] == (2, 8)
     for n in range(5, 40):
         low, high, confidence = interval(list(range(n)))
-        assert low + high == n - 1 and confidence >= 0.9 > coverage(n, low + 2), "as narrow as 90 % allow"
+        assert low + high == n - 1 and confidence >= 0.9 > coverage(n, low + 2), (
+            "as narrow as 90 % allow"
+        )
 
 
 def test_the_interval_contains_the_true_ratio_on_a_restless_machine() -> None:

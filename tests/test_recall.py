@@ -53,8 +53,13 @@ class Sayer:
         return []
 
     def __call__(self, tokens, state, *, targets, **more):
-        said = [[self.say(row[: place + 1], place) for place in range(len(row))] for row in tokens.tolist()]
-        return Output(self.embed.weight[torch.tensor(said)], None, None, (), nll=torch.zeros(targets.shape))
+        said = [
+            [self.say(row[: place + 1], place) for place in range(len(row))]
+            for row in tokens.tolist()
+        ]
+        return Output(
+            self.embed.weight[torch.tensor(said)], None, None, (), nll=torch.zeros(targets.shape)
+        )
 
 
 @each_task
@@ -105,29 +110,38 @@ def test_what_is_found_is_what_a_loop_over_the_rows_finds():
                 right.append(bool(best[place] == row.targets[0, place]))
                 questions.setdefault(number, []).append(right[-1])
         whole += [all(each) for each in questions.values()]
-    assert found.token.mean == pytest.approx(sum(right) / len(right)) and found.whole.mean == pytest.approx(
-        sum(whole) / len(whole)
-    )
+    assert found.token.mean == pytest.approx(
+        sum(right) / len(right)
+    ) and found.whole.mean == pytest.approx(sum(whole) / len(whole))
     assert found.nll_questions.mean == pytest.approx(sum(nll[True]) / len(nll[True]), rel=1e-5)
     assert found.nll_elsewhere.mean == pytest.approx(sum(nll[False]) / len(nll[False]), rel=1e-5)
     rates = [torch.tensor(fires[asked]).double().mean(0).tolist() for asked in (True, False)]
-    assert [(b.questions, b.elsewhere) for b in found.blocks] == [pytest.approx(pair) for pair in zip(*rates, strict=True)]
+    assert [(b.questions, b.elsewhere) for b in found.blocks] == [
+        pytest.approx(pair) for pair in zip(*rates, strict=True)
+    ]
     assert 0 < found.blocks[0].questions < 1 and found.gate == "entropy"
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert typed.from_json(Recall, typed.text(found), "found") == found
 
 
 def test_recall_depends_on_no_way_of_reading_and_takes_other_gates_and_sizes(monkeypatch):
-    task, model = read_task({"kind": "stream", "pairs": 4, "length": 30, "vocab": 64}), small("amor-mamba2", vocab=64)
+    task, model = (
+        read_task({"kind": "stream", "pairs": 4, "length": 30, "vocab": 64}),
+        small("amor-mamba2", vocab=64),
+    )
     found = recall(model, task, rows=10)
     monkeypatch.setattr(judging, "TOKENS", 70)
     again = recall(model, task, rows=10)
     assert (again.token, again.whole, again.blocks) == (found.token, found.whole, found.blocks)
     assert recall(model, task, rows=10, seed=1).nll_questions != found.nll_questions
     opened = recall(model, task, rows=3, gates=force_all(model, True))
-    assert opened.gate == "forced" and all((b.questions, b.elsewhere) == (1, 1) for b in opened.blocks)
+    assert opened.gate == "forced" and all(
+        (b.questions, b.elsewhere) == (1, 1) for b in opened.blocks
+    )
     marks = (task.rows(0, "test", 0, 0, 3).question > 0).expand(3, -1, -1)
-    there = recall(model, task, rows=3, gates=lambda here: [ForcedGate(block[here]) for block in marks])
+    there = recall(
+        model, task, rows=3, gates=lambda here: [ForcedGate(block[here]) for block in marks]
+    )
     assert all((b.questions, b.elsewhere) == (1, 0) for b in there.blocks)
     assert recall(model, task.change(pairs=12, length=60), rows=2).task["pairs"] == 12
     with pytest.raises(AmorError, match="task stream has 65 tokens, but the model has 64"):
@@ -139,15 +153,25 @@ def test_a_state_holds_as_many_numbers_as_it_says():
         config = amor.preset(name, "tiny", **SMALL)
         model, size = amor.build(config), state_size(config)
         state = model(torch.zeros(1, 5, dtype=torch.long)).state
-        fixed = [t.numel() for part in state.parts for t in part.values() if isinstance(t, torch.Tensor)]
-        kept = [2 * kv.k.numel() // 5 for part in state.parts for kv in part.values() if not isinstance(kv, torch.Tensor)]
+        fixed = [
+            t.numel() for part in state.parts for t in part.values() if isinstance(t, torch.Tensor)
+        ]
+        kept = [
+            2 * kv.k.numel() // 5
+            for part in state.parts
+            for kv in part.values()
+            if not isinstance(kv, torch.Tensor)
+        ]
         assert (size.fixed, size.a_token) == (sum(fixed), sum(kept)), name
 
 
 def small_task(tree, name="amor-mamba2", **keys):
     """A recipe of a task that takes hundredths of a second a step."""
     held = load("recall/mqar").to_dict()
-    held["model"] = {"name": name, "changes": {**SMALL, "pattern": layers(name)} | (QUICK if name.startswith("amor") else {})}
+    held["model"] = {
+        "name": name,
+        "changes": {**SMALL, "pattern": layers(name)} | (QUICK if name.startswith("amor") else {}),
+    }
     held["model"]["changes"].pop("vocab")
     held |= {"task": tree, "context": 256, "batch": 6, "micro_batch": 6, "steps": 6}
     held |= {"eval": {"every": 3, "windows": 4}, "checkpoint": {"every": 2, "keep_last": 2}} | keys
@@ -167,8 +191,12 @@ def test_a_run_of_a_task_that_was_stopped_ends_with_the_same_bits(tmp_path):
     model = amor.load(tmp_path / "whole")[0]
     out = model(judged.tokens, targets=judged.targets)
     asked = judged.question > 0
-    assert answered["accuracy"] == float((model.logits(out.hidden).argmax(-1) == judged.targets)[asked].float().mean())
-    assert answered["fire"] == pytest.approx([float(gate.fire[asked].float().mean()) for gate in out.gates])
+    assert answered["accuracy"] == float(
+        (model.logits(out.hidden).argmax(-1) == judged.targets)[asked].float().mean()
+    )
+    assert answered["fire"] == pytest.approx(
+        [float(gate.fire[asked].float().mean()) for gate in out.gates]
+    )
     assert valid["nll"] == pytest.approx(float(out.nll[asked].mean()), rel=1e-5)
 
 
@@ -186,7 +214,13 @@ class Half(World):
 def gradients(recipe, world):
     model = randomise_for_test(build(recipe.config()))
     data = TrainingData.open(recipe, world)
-    step = Stepper(model, adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser), recipe, data.train, world)
+    step = Stepper(
+        model,
+        adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser),
+        recipe,
+        data.train,
+        world,
+    )
     step.forward_backward(list(step.micro_batches(0)))
     return {name: p.grad for name, p in model.named_parameters()}
 
@@ -205,7 +239,11 @@ def test_micro_batches_and_ranks_have_the_gradients_of_one_large_batch():
 def test_a_task_says_how_long_rows_are_and_how_many_tokens_there_are():
     recipe = load("recall/phone-book", ["task.entries=20"])
     task = read_task(recipe.task)
-    assert (recipe.context, recipe.config().context, recipe.config().vocab) == (task.length, task.length, task.vocab)
+    assert (recipe.context, recipe.config().context, recipe.config().vocab) == (
+        task.length,
+        task.length,
+        task.vocab,
+    )
     assert recipe.task == task.tree and Recipe.from_dict(recipe.to_dict()) == recipe
     assert load("recall/mqar", ["model.changes.vocab=1000"]).config().vocab == 1000
 
@@ -230,7 +268,10 @@ def test_a_run_goes_on_with_its_own_task_only(tmp_path):
     recipe = small_task({"kind": "induction", "length": 8}, name="mamba2", steps=1)
     train(recipe, tmp_path / "run")
     with pytest.raises(AmorError, match=r"made with task\.loss = 'questions', not 'all'"):
-        train(small_task({"kind": "induction", "length": 8, "loss": "all"}, name="mamba2", steps=1), tmp_path / "run")
+        train(
+            small_task({"kind": "induction", "length": 8, "loss": "all"}, name="mamba2", steps=1),
+            tmp_path / "run",
+        )
     with pytest.raises(AmorError, match="end-of-text"):
         train(replace(recipe, documents="apart"), tmp_path / "other")
     with pytest.raises(AmorError, match="learned task induction, not a text"):
@@ -244,18 +285,54 @@ def test_every_kind_has_a_recipe(kind):
 
 def test_a_run_of_a_task_is_trained_reported_and_asked_by_commands(tmp_path, capsys):
     out = str(tmp_path / "run")
-    small_one = ["task.pairs=2", "task.length=16", "task.vocab=32", "batch=4", "eval.windows=4", "model.name=amor-mamba2"]
-    assert main(["train", "recall/mqar", "--out", out, "--steps", "2", *(w for s in small_one for w in ("--set", s))]) == 0
+    small_one = [
+        "task.pairs=2",
+        "task.length=16",
+        "task.vocab=32",
+        "batch=4",
+        "eval.windows=4",
+        "model.name=amor-mamba2",
+    ]
+    assert (
+        main(
+            [
+                "train",
+                "recall/mqar",
+                "--out",
+                out,
+                "--steps",
+                "2",
+                *(w for s in small_one for w in ("--set", s)),
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "valid nll" in said and "fires on" in said and "of their tokens (by chance 6.2%)" in said
     assert "right answers" in (tmp_path / "run" / "report.html").read_text()
     held = Run(out).read_recall()
     assert held is not None and held.rows == 256 and held.task["pairs"] == 2
-    words = ["recall", out, "--set", "pairs=3", "--set", "length=20", "--gate", "always", "--rows", "5", "--json"]
+    words = [
+        "recall",
+        out,
+        "--set",
+        "pairs=3",
+        "--set",
+        "length=20",
+        "--gate",
+        "always",
+        "--rows",
+        "5",
+        "--json",
+    ]
     assert main([*words, "--out", str(tmp_path / "found.json")]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     found = typed.read(Recall, tmp_path / "found.json")
-    assert told == json.loads(typed.text(found)) and (found.rows, found.gate, found.task["pairs"]) == (5, "always", 3)
+    assert told == json.loads(typed.text(found)) and (
+        found.rows,
+        found.gate,
+        found.task["pairs"],
+    ) == (5, "always", 3)
     assert all((b.questions, b.elsewhere) == (1, 1) for b in found.blocks)
     for wrong, hint in (
         (["--task", "neddle"], "did you mean 'needle'"),
@@ -269,8 +346,20 @@ def test_a_run_of_a_task_is_trained_reported_and_asked_by_commands(tmp_path, cap
 
 def test_attention_behind_a_recurrent_layer_really_learns_to_recall(tmp_path):
     """Two pairs in eight tokens: some seconds of one core, from half right (either value) to nearly always."""
-    changes = ["task.vocab=16", "task.pairs=2", "task.length=8", "lr.peak=1e-2", "model.changes.width=32", "model.changes.d_ff=0"]
-    changes += ["model.name=mamba2-serial", "model.changes.mixers.attention.head_size=32", "eval.every=0", "checkpoint.every=500"]
+    changes = [
+        "task.vocab=16",
+        "task.pairs=2",
+        "task.length=8",
+        "lr.peak=1e-2",
+        "model.changes.width=32",
+        "model.changes.d_ff=0",
+    ]
+    changes += [
+        "model.name=mamba2-serial",
+        "model.changes.mixers.attention.head_size=32",
+        "eval.every=0",
+        "checkpoint.every=500",
+    ]
     recipe = load("recall/mqar", changes, steps=400)
     train(recipe, tmp_path / "run")
     found = recall(amor.load(tmp_path / "run")[0], read_task(recipe.task), rows=500)

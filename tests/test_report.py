@@ -24,7 +24,16 @@ from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
 from amor.judge import findings
 from amor.records.findings import Findings, HeldOutLoss, Histogram, Loss
-from amor.records.run import EvalTiming, Evaluated, Event, GateLine, Machine, Step, StepTiming, Valid
+from amor.records.run import (
+    EvalTiming,
+    Evaluated,
+    Event,
+    GateLine,
+    Machine,
+    Step,
+    StepTiming,
+    Valid,
+)
 from amor.records.trace import Guess, Token, Trace
 from amor.run import Run
 from amor.study import report
@@ -71,7 +80,9 @@ def block(step):
 
 def token(text, fire):
     guesses = (Guess(text="a", p=0.5),)
-    return Token(text=text, entropy=(0.9, 0.8), fire=fire, final_entropy=0.8, surprise=2.5, guesses=guesses)
+    return Token(
+        text=text, entropy=(0.9, 0.8), fire=fire, final_entropy=0.8, surprise=2.5, guesses=guesses
+    )
 
 
 def metrics(step, loss, blocks=2):
@@ -91,14 +102,24 @@ def run(tmp_path):
     """A run directory written by hand: 30 steps of a model with two blocks."""
     run = Run(tmp_path / "run")
     run.make()
-    run.write_config({"name": "<invented>", "model": {"name": "amor-mamba2", "scale": "tiny", "changes": {}}, "data": ""})
-    run.write(run.machine, Machine(cpu="an abacus", gpus=(), gemm_gflops=100.0, flops_per_token=1e7))
+    run.write_config(
+        {
+            "name": "<invented>",
+            "model": {"name": "amor-mamba2", "scale": "tiny", "changes": {}},
+            "data": "",
+        }
+    )
+    run.write(
+        run.machine, Machine(cpu="an abacus", gpus=(), gemm_gflops=100.0, flops_per_token=1e7)
+    )
     for step in range(1, 31):
         run.measured(metrics(step, loss=8 - 0.1 * step))
     run.measured(judged(30, 5.25))
     run.happened(Event(event="spike", message="step 7: a spike"))
     tokens = token("<b>", (True, False)), token(" it\n", (True, True))
-    text = Trace(title="Written", given=1, blocks=2, gate="entropy", thresholds=(0.7, None), tokens=tokens)
+    text = Trace(
+        title="Written", given=1, blocks=2, gate="entropy", thresholds=(0.7, None), tokens=tokens
+    )
     shares = (0.0,) * 30 + (1 / 30,) * 30
     held = Histogram(fire=0.42, threshold=0.72, low=0.0, high=1.0, shares=shares, median=0.7)
     found = Findings(
@@ -121,9 +142,21 @@ def drawn(run):
 def test_a_report_is_made_from_the_files_of_a_run_alone(run):
     text = drawn(run)
     page = Reader(text)
-    for words in ("<invented>", "190.6", "665", "1,234,567", "2,000", "20%", "an abacus", "step 7: a spike", "τ 0.720"):
+    for words in (
+        "<invented>",
+        "190.6",
+        "665",
+        "1,234,567",
+        "2,000",
+        "20%",
+        "an abacus",
+        "step 7: a spike",
+        "τ 0.720",
+    ):
         assert words in page.words, words
-    assert text.count("<svg") == 4 + 3 + 2 + 2  # learning, gates, a threshold a block, a histogram a block
+    assert (
+        text.count("<svg") == 4 + 3 + 2 + 2
+    )  # learning, gates, a threshold a block, a histogram a block
     assert "30.0% - 38.0%" in page.words  # of the firing rate, 10 % to 90 % of the steps
 
 
@@ -142,24 +175,37 @@ def test_every_drawing_of_a_report_is_sound_and_takes_the_colour_of_the_page(run
 
 def test_panels_draw_what_the_metrics_say_inside_their_frames(run):
     data = report.RunData(run)
-    panels = {panel.title: panel for panel in [*report.learning(data), report.threshold_panel(data, 1)]}
+    panels = {
+        panel.title: panel for panel in [*report.learning(data), report.threshold_panel(data, 1)]
+    }
     loss = draw("panel", panels["Loss"])
     lines = {line.get_label(): line for line in loss.axes[0].lines}
     assert list(lines["_"].get_xdata()) == list(range(1, 31))
     assert list(lines["_"].get_ydata()) == pytest.approx([8 - 0.1 * step for step in range(1, 31)])
-    assert lines["validation 5.25"].get_ydata() == [5.25] and lines["token frequencies"].get_ydata() == [6.5, 6.5]
+    assert lines["validation 5.25"].get_ydata() == [5.25] and lines[
+        "token frequencies"
+    ].get_ydata() == [6.5, 6.5]
     threshold = draw("panel", panels["Block 1: threshold"])
     assert [set(line.get_ydata()) for line in threshold.axes[0].lines] == [{0.7}, {0.72}]
     held = draw("histogram", BlockScores(0, data.findings.blocks[0], "score"))
-    bars = [(bar.get_x() + bar.get_width() / 2 > 0.72, bar.get_alpha()) for bar in held.axes[0].patches]
+    bars = [
+        (bar.get_x() + bar.get_width() / 2 > 0.72, bar.get_alpha()) for bar in held.axes[0].patches
+    ]
     assert len(bars) == 60 and all((alpha is None) == right for right, alpha in bars)
     for drawing in (loss, threshold, held):
         paper, inside = drawing.bbox_inches, drawing.get_tightbbox()
-        assert paper.x0 <= inside.x0 and inside.x1 <= paper.x1 and paper.y0 <= inside.y0 and inside.y1 <= paper.y1
+        assert (
+            paper.x0 <= inside.x0
+            and inside.x1 <= paper.x1
+            and paper.y0 <= inside.y0
+            and inside.y1 <= paper.y1
+        )
 
 
 def test_fired_tokens_are_marked_and_say_why(run):
-    spans = [attrs for tag, attrs in Reader(drawn(run)).tags if tag == "span" and "data-tip" in attrs]
+    spans = [
+        attrs for tag, attrs in Reader(drawn(run)).tags if tag == "span" and "data-tip" in attrs
+    ]
     assert [s["class"] for s in spans] == ["t h2 given", "t h4"]
     assert "block 0: entropy 0.900, threshold 0.700: fired" in spans[0]["data-tip"]
     assert "block 1: entropy 0.800: passed over" in spans[0]["data-tip"]
@@ -204,13 +250,30 @@ def test_findings_judge_as_the_trainer_did(prepared, tmp_path):
 def test_runs_stand_side_by_side_in_a_table_and_a_figure(run, tmp_path, capsys):
     other = Run(tmp_path / "other")
     shutil.copytree(run.folder, other.folder)
-    other.write_config({"name": "o", "model": {"name": "mamba2", "scale": "tiny", "changes": {}}, "data": ""})
-    assert main(["report", str(run.folder), str(other.folder), "--figure", str(tmp_path / "c.svg"), "--json"]) == 0
+    other.write_config(
+        {"name": "o", "model": {"name": "mamba2", "scale": "tiny", "changes": {}}, "data": ""}
+    )
+    assert (
+        main(
+            [
+                "report",
+                str(run.folder),
+                str(other.folder),
+                "--figure",
+                str(tmp_path / "c.svg"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     first, second = json.loads(out.splitlines()[-1])["runs"]
     assert (first["model"], second["model"]) == ("amor-mamba2", "mamba2")
     assert first["curve"] == [{"tokens": 30_000, "minutes": pytest.approx(0.25), "nll": 5.25}]
-    assert first["loss"] == pytest.approx(8 - 0.1 * 20.5) and first["firing"][-1]["fire"] == [block(30).fire] * 2
+    assert (
+        first["loss"] == pytest.approx(8 - 0.1 * 20.5)
+        and first["firing"][-1]["fire"] == [block(30).fire] * 2
+    )
     assert "5.250" in out and "30,000" in out
     assert "<svg" in (tmp_path / "c.svg").read_text()
 
@@ -218,7 +281,13 @@ def test_runs_stand_side_by_side_in_a_table_and_a_figure(run, tmp_path, capsys):
 def test_runs_whose_losses_cannot_be_compared_are_refused(run, tmp_path, capsys):
     other = Run(tmp_path / "other")
     shutil.copytree(run.folder, other.folder)
-    other.write_config({"name": "o", "model": {"name": "mamba2", "scale": "tiny", "changes": {"vocab": 512}}, "data": ""})
+    other.write_config(
+        {
+            "name": "o",
+            "model": {"name": "mamba2", "scale": "tiny", "changes": {"vocab": 512}},
+            "data": "",
+        }
+    )
     assert main(["report", str(run.folder), str(other.folder)]) == 2
     assert "[512, 4096]" in capsys.readouterr().err
     assert main(["report", str(run.folder), str(tmp_path)]) == 2
@@ -237,12 +306,16 @@ def test_a_report_finds_data_that_has_moved_and_says_when_it_is_gone(prepared, t
 
 def test_the_unigram_baseline_is_that_of_the_data(prepared):
     train_, valid = Shards.open(prepared / "train"), Shards.open(prepared / "valid")
-    assert findings.unigram(train_, counts(valid)).nll == pytest.approx(unigram_entropy(train_, valid))
+    assert findings.unigram(train_, counts(valid)).nll == pytest.approx(
+        unigram_entropy(train_, valid)
+    )
 
 
 def test_histograms_hold_every_score_also_outside_0_and_1():
     found = findings.histogram(torch.tensor([-1.0, 0.5, 3.0, 3.0]), 0.5, math.inf)
-    assert (found.low, found.high, found.threshold) == (-1, 3, None) and sum(found.shares) == pytest.approx(1)
+    assert (found.low, found.high, found.threshold) == (-1, 3, None) and sum(
+        found.shares
+    ) == pytest.approx(1)
     assert found.shares[-1] == 0.5
 
 
@@ -251,13 +324,17 @@ def test_a_long_curve_is_thinned_to_its_means():
     assert len(x) <= 400 and all(abs(v - 0.5) < 0.03 for v in y)
 
 
-RECIPE = Recipe.from_dict({"steps": 40, "context": 10, "batch": 10, "model": {"name": "amor-mamba2", "scale": "tiny"}})
+RECIPE = Recipe.from_dict(
+    {"steps": 40, "context": 10, "batch": 10, "model": {"name": "amor-mamba2", "scale": "tiny"}}
+)
 ABOUT = RunStarted(RECIPE, "m", 10, ["a group"], step=0, steps=40, folder="runs/x", where="here")
 
 
 def shown_step(step):
     timing = StepTiming(seconds=2.0, tokens_per_second=50.0)
-    return msgspec.structs.replace(metrics(step, 5.0 / step, blocks=3), grad_norm=0.5, timing=timing)
+    return msgspec.structs.replace(
+        metrics(step, 5.0 / step, blocks=3), grad_norm=0.5, timing=timing
+    )
 
 
 def test_where_there_is_no_terminal_plain_lines_are_printed(capsys):
@@ -269,7 +346,9 @@ def test_where_there_is_no_terminal_plain_lines_are_printed(capsys):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
     assert [line.split()[1] for line in lines] == ["1/40", "10/40", "20/40"]
     assert "50 tokens/s (0% of the ceiling)" in lines[0] and "to go" in lines[0]
-    assert "fires 31/31/31 %, thresholds 0.720/0.720/0.720" in lines[0] and "\x1b" not in "".join(lines)
+    assert "fires 31/31/31 %, thresholds 0.720/0.720/0.720" in lines[0] and "\x1b" not in "".join(
+        lines
+    )
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -301,7 +380,11 @@ def test_the_time_to_go_does_not_count_the_first_step(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     pace = display.Pace(ABOUT, None)
-    for step, moment in ((1, 100.0), (2, 102.0), (3, 104.0)):  # the first step took 100 s, the others 2 s
+    for step, moment in (
+        (1, 100.0),
+        (2, 102.0),
+        (3, 104.0),
+    ):  # the first step took 100 s, the others 2 s
         now[0] = moment
         pace.took(step, 1.0)
     assert pace.to_go == 2.0 * 37 and pace.left == "1:14 to go"
@@ -331,9 +414,12 @@ class Told:
 
 
 @pytest.mark.parametrize(
-    ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")]
+    ("name", "module"),
+    [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")],
 )
-def test_a_tracker_is_told_what_the_metrics_file_is_told(name, module, prepared, tmp_path, monkeypatch):
+def test_a_tracker_is_told_what_the_metrics_file_is_told(
+    name, module, prepared, tmp_path, monkeypatch
+):
     told = Told()
     monkeypatch.setitem(sys.modules, module, told)
     recipe = small_recipe(prepared, steps=3, track=name)

@@ -40,7 +40,9 @@ def test_the_network_is_a_hidden_layer_and_a_linear_skip():
             t.normal_(generator=torch.Generator().manual_seed(int(t.numel())))
     x = torch.randn(5, WIDTH)
     hidden = x @ gate.fc1_weight.T + gate.fc1_bias
-    expected = (hidden * hidden.sigmoid()) @ gate.fc2_weight[0] + x @ gate.skip_weight[0] + gate.fc2_bias
+    expected = (
+        (hidden * hidden.sigmoid()) @ gate.fc2_weight[0] + x @ gate.skip_weight[0] + gate.fc2_bias
+    )
     close(gate.predict(x), expected)
     linear = router(hidden=0)
     linear.skip_weight.copy_(gate.skip_weight)
@@ -94,7 +96,9 @@ def test_a_router_is_taught_what_it_is_to_predict(target):
     measured = model(text, targets=text.roll(-1, 1), measure=columns).measured
     assert all(isinstance(one, Measured) for one in measured)
     other = small("amor-mamba2")
-    other.load_state_dict({k: v for k, v in model.state_dict().items() if ".gate." not in k}, strict=False)
+    other.load_state_dict(
+        {k: v for k, v in model.state_dict().items() if ".gate." not in k}, strict=False
+    )
     fire = [gate.fire for gate in model(text).gates]
     watched = [RecordingGate(ForcedGate(one), target) for one in fire]
     other(text, targets=text.roll(-1, 1), gates=watched)
@@ -154,10 +158,25 @@ SHORT = ("--tokens", "6000", "--windows", "8")
 
 
 @pytest.mark.parametrize("target", ["entropy", "gain"])
-def test_fit_writes_a_model_whose_routers_decide_and_whose_weights_are_the_same(target, trained, tmp_path, capsys):
+def test_fit_writes_a_model_whose_routers_decide_and_whose_weights_are_the_same(
+    target, trained, tmp_path, capsys
+):
     data, run = trained
     rate = ("--fire-rate", "0.3") if target == "gain" else ()
-    report = fitted(capsys, run, "--data", data, "--out", tmp_path / "m", "--target", target, "--hidden", 32, *rate, *SHORT)
+    report = fitted(
+        capsys,
+        run,
+        "--data",
+        data,
+        "--out",
+        tmp_path / "m",
+        "--target",
+        target,
+        "--hidden",
+        32,
+        *rate,
+        *SHORT,
+    )
     before, after = amor.load(run)[0], amor.load(tmp_path / "m")[0]
     for name, t in before.state_dict().items():
         if ".gate." not in name:
@@ -169,14 +188,20 @@ def test_fit_writes_a_model_whose_routers_decide_and_whose_weights_are_the_same(
     if target == "entropy":
         assert all(one["agreement"] > 0.75 for one in decided), decided
         bins = decided[0]["calibration"]
-        assert bins[-1]["measured"] - bins[0]["measured"] > 0.5 * (bins[-1]["predicted"] - bins[0]["predicted"]) > 0
+        assert (
+            bins[-1]["measured"] - bins[0]["measured"]
+            > 0.5 * (bins[-1]["predicted"] - bins[0]["predicted"])
+            > 0
+        )
     else:
         assert all(one["router_rate"] == pytest.approx(0.3, abs=0.15) for one in decided), decided
 
 
 def test_a_router_can_be_detached_again(trained, tmp_path, capsys):
     data, run = trained
-    fitted(capsys, run, "--data", data, "--out", tmp_path / "m", "--hidden", 8, "--no-frontier", *SHORT)
+    fitted(
+        capsys, run, "--data", data, "--out", tmp_path / "m", "--hidden", 8, "--no-frontier", *SHORT
+    )
     fitted(capsys, tmp_path / "m", "--out", tmp_path / "native", "--detach")
     native, again = amor.load(run)[0], amor.load(tmp_path / "native")[0]
     text = torch.randint(0, 200, (2, 60))
@@ -193,7 +218,9 @@ def test_quantiles_are_stored_without_moving_the_threshold(trained, tmp_path, ca
     amor.save(model, tmp_path / "bare", tokenizer)
     assert main(["trace", str(tmp_path / "bare"), "--text", "abc", "--fire-rate", "0.2"]) == 2
     assert "amor fit" in capsys.readouterr().err
-    fitted(capsys, tmp_path / "bare", "--data", data, "--out", tmp_path / "ready", "--target", "none")
+    fitted(
+        capsys, tmp_path / "bare", "--data", data, "--out", tmp_path / "ready", "--target", "none"
+    )
     ready = amor.load(tmp_path / "ready")[0]
     for a, b in zip(own_gates(model), own_gates(ready), strict=True):
         assert torch.equal(a.threshold, b.threshold)

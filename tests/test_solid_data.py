@@ -70,7 +70,12 @@ class KilledError(Exception):
     pass
 
 
-REQUEST: dict[str, Any] = {"tokenizer": "bytes", "valid": 0.3, "shard_tokens": 40, "reading": Reading(separator="|")}
+REQUEST: dict[str, Any] = {
+    "tokenizer": "bytes",
+    "valid": 0.3,
+    "shard_tokens": 40,
+    "reading": Reading(separator="|"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -162,24 +167,52 @@ def test_a_preparation_that_was_stopped_goes_on_to_the_same_bytes(text, whole, s
     out = Path(shutil.copytree(stopped, tmp_path / "out"))
     held = json.loads((out / room.JOURNAL).read_text())
     # as journals were before they had a version and knew their tokenizer
-    (out / room.JOURNAL).write_text(json.dumps({k: held[k] for k in ("plan", "next", "written", "done")}, indent=1))
+    (out / room.JOURNAL).write_text(
+        json.dumps({k: held[k] for k in ("plan", "next", "written", "done")}, indent=1)
+    )
     prepare(Request((str(text),), **REQUEST), out, workers=1)
-    for path in (p for p in whole.rglob("*") if p.is_file() and p.name not in (room.JOURNAL, room.LOCK)):
+    for path in (
+        p for p in whole.rglob("*") if p.is_file() and p.name not in (room.JOURNAL, room.LOCK)
+    ):
         assert (out / path.relative_to(whole)).read_bytes() == path.read_bytes()
 
 
 def test_a_manifest_is_read_as_it_always_was_written(split):
     """Checkpoints keep a hash of it: a new form of the manifest must not change it."""
     tree = json.loads((split / MANIFEST).read_text())
-    wanted = ["format", "dtype", "vocab", "tokenizer_hash", "end_of_text", "tokens", "documents", "text_bytes", "shard_tokens"]
+    wanted = [
+        "format",
+        "dtype",
+        "vocab",
+        "tokenizer_hash",
+        "end_of_text",
+        "tokens",
+        "documents",
+        "text_bytes",
+        "shard_tokens",
+    ]
     assert list(tree) == [*wanted, "shards", "sources"]
     (split / MANIFEST).write_text(json.dumps(tree, indent=1))
     seen = {key: value for key, value in tree.items() if key != "sources"}
-    assert Shards.open(split).hash == hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
+    assert (
+        Shards.open(split).hash
+        == hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
+    )
 
 
 @pytest.mark.parametrize(
-    "held", [b"", b"{", b"\xff\xfe{}", b"[" * DEEP, b'{"a":' * DEEP, b'{"format": NaN}', b"\0", b"[]", b'"x"']
+    "held",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe{}",
+        b"[" * DEEP,
+        b'{"a":' * DEEP,
+        b'{"format": NaN}',
+        b"\0",
+        b"[]",
+        b'"x"',
+    ],
 )
 def test_a_manifest_or_journal_of_nonsense_is_one_line(text, split, held):
     (split / MANIFEST).write_bytes(held)
@@ -190,7 +223,10 @@ def test_a_manifest_or_journal_of_nonsense_is_one_line(text, split, held):
     assert "--overwrite" in said
 
 
-@pytest.mark.parametrize("name", ["../train/00000.bin", "/etc/passwd", "a\0b.bin", "0" * 300 + ".bin", "00000.bin\n", ".", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["../train/00000.bin", "/etc/passwd", "a\0b.bin", "0" * 300 + ".bin", "00000.bin\n", ".", ""],
+)
 def test_a_shard_outside_its_folder_is_refused(split, name):
     tree = json.loads((split / MANIFEST).read_text())
     (split / MANIFEST).write_text(json.dumps(replaced(tree, ("shards", 0, "file"), name)))
@@ -225,7 +261,9 @@ def test_a_token_beyond_the_vocabulary_is_refused_with_its_place(split):
     held.tofile(path)
     shards = Shards.open(split)
     assert shards.read(0, 47).max() < 257
-    assert "00001.bin: token 257 at place 7 is beyond the vocabulary of 257" in one_line(lambda: shards.read(0, 48))
+    assert "00001.bin: token 257 at place 7 is beyond the vocabulary of 257" in one_line(
+        lambda: shards.read(0, 48)
+    )
     assert "token 60,000 at place 9" in one_line(lambda: shards.read(48, 30))
 
 
@@ -258,7 +296,9 @@ def tokenizers() -> dict[str, bytes]:
         "no object": b"[]",
         "no model": json.dumps(tree | {"model": None}).encode(),
         "huge id": json.dumps(replaced(tree, ("model", "vocab"), {**vocab, "a": 2**31})).encode(),
-        "empty": json.dumps(tree | {"added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}).encode(),
+        "empty": json.dumps(
+            tree | {"added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+        ).encode(),
     }
 
 
@@ -268,7 +308,9 @@ def test_a_broken_tokenizer_is_one_line(text, split, kind):
     path.write_bytes(tokenizers()[kind])
     assert "tokenizer.json" in one_line(lambda: Shards.open(split).tokenizer())
     asked = Request((str(text),), str(path))
-    assert "tokenizer.json" in one_line(lambda: prepare(asked, split.parent.parent / "o", workers=1))
+    assert "tokenizer.json" in one_line(
+        lambda: prepare(asked, split.parent.parent / "o", workers=1)
+    )
 
 
 def test_another_tokenizer_is_refused_when_a_preparation_goes_on(text, stopped, tmp_path):
@@ -284,12 +326,16 @@ def test_another_tokenizer_is_refused_when_a_preparation_goes_on(text, stopped, 
 def test_a_tokenizer_without_a_spelling_for_a_text_is_one_line(text, tmp_path):
     from tokenizers import Tokenizer, models
 
-    Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="none")).save(str(tmp_path / "t.json"))
+    Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="none")).save(
+        str(tmp_path / "t.json")
+    )
     asked = Request((str(text),), str(tmp_path / "t.json"))
     assert "no spelling" in one_line(lambda: prepare(asked, tmp_path / "o", workers=1))
 
 
-@pytest.mark.parametrize("name", ["bpe:", "bpe:_", "bpe:,", "bpe:-1", "bpe:" + "9" * 5000, "bpe:1e9", "bpe", "", LONG])
+@pytest.mark.parametrize(
+    "name", ["bpe:", "bpe:_", "bpe:,", "bpe:-1", "bpe:" + "9" * 5000, "bpe:1e9", "bpe", "", LONG]
+)
 def test_a_tokenizer_s_name_of_nonsense_is_one_line(text, tmp_path, name, capsys):
     assert main(["prepare", str(text), "--out", str(tmp_path / "o"), "--tokenizer", name]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -319,7 +365,9 @@ BROKEN = {
     "junk.parquet": b"PAR1" + b"\xff" * 100,
     "nothing.parquet": b"",
     "torn.parquet": parquet_of(["a"] * 100)[:-20],
-    "middle.parquet": (lambda held: held[:8] + b"\xff" * 40 + held[48:])(parquet_of([f"text {n}" for n in range(100)])),
+    "middle.parquet": (lambda held: held[:8] + b"\xff" * 40 + held[48:])(
+        parquet_of([f"text {n}" for n in range(100)])
+    ),
     "numbers.parquet": parquet_of([1, 2]),
     "nulls.parquet": parquet_of([None], pyarrow.string()),
     "bytes.parquet": parquet_of([b"\xff"]),
@@ -339,7 +387,11 @@ def test_a_document_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", 100)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a" * 1001))
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "b" * 1001}))
-    for name, reading in (("a.txt.gz", Reading()), ("a.txt.gz", Reading(separator="|")), ("b.jsonl", Reading())):
+    for name, reading in (
+        ("a.txt.gz", Reading()),
+        ("a.txt.gz", Reading(separator="|")),
+        ("b.jsonl", Reading()),
+    ):
         (source,) = find_sources([str(tmp_path / name)], reading)
         assert "a document of more than" in one_line(lambda source=source: list(source.documents()))
 
@@ -351,15 +403,31 @@ def test_inputs_that_are_no_files_are_one_line(tmp_path):
     loop.symlink_to(loop)
     odd = tmp_path / os.fsdecode(b"\xff.txt")
     odd.write_text("x")
-    for path in (tmp_path / "pipe.txt", Path("a\0.txt"), tmp_path / LONG, tmp_path / "plain.txt" / "x.txt", loop, odd):
+    for path in (
+        tmp_path / "pipe.txt",
+        Path("a\0.txt"),
+        tmp_path / LONG,
+        tmp_path / "plain.txt" / "x.txt",
+        loop,
+        odd,
+    ):
         assert one_line(lambda path=path: find_sources([str(path)], Reading()))
 
 
 @pytest.mark.parametrize(
-    "words", [["--workers", "0"], ["--workers", "-1"], ["--workers", "1000000"], ["--shard-tokens", str(10**30)]]
+    "words",
+    [
+        ["--workers", "0"],
+        ["--workers", "-1"],
+        ["--workers", "1000000"],
+        ["--shard-tokens", str(10**30)],
+    ],
 )
 def test_numbers_of_nonsense_are_one_line(text, tmp_path, words, capsys):
-    assert main(["prepare", str(text), "--out", str(tmp_path / "o"), "--tokenizer", "bytes", *words]) == 2
+    assert (
+        main(["prepare", str(text), "--out", str(tmp_path / "o"), "--tokenizer", "bytes", *words])
+        == 2
+    )
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -386,10 +454,19 @@ def test_the_command_that_prepare_advises_trains_with_validation(prepared, tmp_p
     command = shlex.split(capsys.readouterr().out.splitlines()[-1].partition("train with: ")[2])
     assert command[:2] == ["amor", "train"]
     small = ["--steps", "1", "--out", str(tmp_path / "run")]
-    for key in ("context=24", "batch=2", "micro_batch=2", "eval.windows=2", "model.changes.width=64", "model.changes.d_ff=32"):
+    for key in (
+        "context=24",
+        "batch=2",
+        "micro_batch=2",
+        "eval.windows=2",
+        "model.changes.width=64",
+        "model.changes.d_ff=32",
+    ):
         small += ["--set", key]
     assert main([*command[1:], *small]) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["valid"]["nll"] > 0 for line in lines if "valid" in line] == [True]
 
 
@@ -420,7 +497,19 @@ def test_held_out_text_too_short_to_judge_by_is_said(text, tmp_path, capsys):
     (tmp_path / "t.txt").write_text("many words " * 200)
     asked = Request((str(tmp_path / "t.txt"),), "bytes", valid_inputs=(str(tmp_path / "v.txt"),))
     prepare(asked, tmp_path / "data", workers=1)
-    assert main(["train", "tiny/mamba2", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "run")]) == 2
+    assert (
+        main(
+            [
+                "train",
+                "tiny/mamba2",
+                "--data",
+                str(tmp_path / "data"),
+                "--out",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 2
+    )
     assert "eval.every=0" in capsys.readouterr().err
 
 
@@ -433,13 +522,29 @@ def model(tmp_path_factory) -> Path:
     from amor.presets import preset
 
     folder = tmp_path_factory.mktemp("model")
-    save(build(preset("amor-mamba2", "tiny", **SMALL | {"vocab": 257, "pattern": "mamba2, mamba2"})), folder, load("bytes"))
+    save(
+        build(preset("amor-mamba2", "tiny", **SMALL | {"vocab": 257, "pattern": "mamba2, mamba2"})),
+        folder,
+        load("bytes"),
+    )
     return folder
 
 
 OUT = {
     "prepare": (["TEXT", "--tokenizer", "bytes", "--out"], "folder"),
-    "train": (["tiny/mamba2", "--data", "DATA", "--set", "context=8", "--set", "model.changes.width=64", "--out"], "folder"),
+    "train": (
+        [
+            "tiny/mamba2",
+            "--data",
+            "DATA",
+            "--set",
+            "context=8",
+            "--set",
+            "model.changes.width=64",
+            "--out",
+        ],
+        "folder",
+    ),
     "demo": (["--out"], "folder"),
     "trace --out": (["MODEL", "--text", "a", "--out"], "folder"),
     "trace --html": (["MODEL", "--text", "a", "--html"], "file"),
@@ -458,11 +563,20 @@ def test_a_place_that_cannot_be_written_is_one_line(verb, model, text, whole, tm
     words = [str(names.get(word, word)) for word in words]
     taken = tmp_path / ("file" if kind == "folder" else "folder")
     suffix = ".svg" if kind == "file" else ""
-    for out in (taken, f"/dev/null/x{suffix}", tmp_path / "file" / f"x{suffix}", tmp_path / (LONG + suffix), f"a\0b{suffix}"):
+    for out in (
+        taken,
+        f"/dev/null/x{suffix}",
+        tmp_path / "file" / f"x{suffix}",
+        tmp_path / (LONG + suffix),
+        f"a\0b{suffix}",
+    ):
         assert main([verb.split()[0], *words, str(out)]) == 2, out
         said = capsys.readouterr().err
         assert said.count("\n") == 1, said
-        assert any(words in said for words in ("cannot be written", "Not a directory", "File name too long", "a NUL")), said
+        assert any(
+            words in said
+            for words in ("cannot be written", "Not a directory", "File name too long", "a NUL")
+        ), said
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -472,12 +586,23 @@ def test_a_page_or_figure_that_cannot_be_written_is_one_line(tmp_path):
 
     (tmp_path / "file").write_text("kept")
     (tmp_path / "folder.svg").mkdir()
-    for out in (tmp_path / "folder.svg", tmp_path / "file" / "x.svg", tmp_path / f"{LONG}.svg", "/dev/null/x.svg", "a\0b.svg"):
-        assert "cannot be written" in one_line(lambda out=out: canvas.write(canvas.figure(1, 1), out))
+    for out in (
+        tmp_path / "folder.svg",
+        tmp_path / "file" / "x.svg",
+        tmp_path / f"{LONG}.svg",
+        "/dev/null/x.svg",
+        "a\0b.svg",
+    ):
+        assert "cannot be written" in one_line(
+            lambda out=out: canvas.write(canvas.figure(1, 1), out)
+        )
         assert "cannot be written" in one_line(lambda out=out: page.put(out, "text"))
 
 
-@pytest.mark.parametrize("held", ["{", "5", "null", "[" * DEEP, '{"prompt": 5}', "{}", '"\\ud800"', "9" * 10_000, "", "\udcff"])
+@pytest.mark.parametrize(
+    "held",
+    ["{", "5", "null", "[" * DEEP, '{"prompt": 5}', "{}", '"\\ud800"', "9" * 10_000, "", "\udcff"],
+)
 def test_prompts_of_nonsense_are_one_line(model, tmp_path, held, capsys):
     path = tmp_path / "p.jsonl"
     path.write_bytes(f'"a"\n{held}\n"b"\n'.encode(errors="surrogateescape"))
@@ -487,7 +612,9 @@ def test_prompts_of_nonsense_are_one_line(model, tmp_path, held, capsys):
     assert said.count("\n") == 1
 
 
-def test_tokens_without_end_are_refused_and_long_texts_take_room_as_they_grow(model, monkeypatch, capsys):
+def test_tokens_without_end_are_refused_and_long_texts_take_room_as_they_grow(
+    model, monkeypatch, capsys
+):
     from amor import generate
     from amor import load as load_model
     from amor.decode import generate as writing
@@ -499,7 +626,9 @@ def test_tokens_without_end_are_refused_and_long_texts_take_room_as_they_grow(mo
     monkeypatch.setattr(writing, "ROOM", 1)
     assert generate(*opened, "abc", max_tokens=100, temperature=1.0).tokens == wanted
     asked = []
-    monkeypatch.setattr(writing.Engine, "prefill", lambda self, ids, room: asked.append(room) or 1 / 0)
+    monkeypatch.setattr(
+        writing.Engine, "prefill", lambda self, ids, room: asked.append(room) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         generate(*opened, "abc", max_tokens=writing.LONGEST)
     assert asked == [1]

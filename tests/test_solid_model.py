@@ -24,7 +24,23 @@ from amor.train.recipe import Recipe, load
 DEEP: list = []
 for _ in range(200):
     DEEP = [DEEP]
-NONSENSE = [None, True, -1, 0, 1, 2**31, 2**63, 10**30, 10**400, 1.5, float("nan"), float("inf"), "", "x", "mamba2 x 100000000"]
+NONSENSE = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    10**30,
+    10**400,
+    1.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "mamba2 x 100000000",
+]
 NONSENSE += [[], [None], {}, {"mamba2": 10**9}, {"x": {"x": 1}}, DEEP]
 SECONDS = 1.0  # for one nonsense; the machine may be busy
 
@@ -43,7 +59,10 @@ def one_line(place=""):
 
 def test_a_config_of_nonsense_is_one_line_or_a_model():
     tree = amor.preset("amor-mamba2", "tiny", **SMALL).to_dict()
-    tree |= {"pattern": ["mamba2", "attention"], "blocks": {**tree["blocks"], "gate_options": {"kappa": 0.2}}}
+    tree |= {
+        "pattern": ["mamba2", "attention"],
+        "blocks": {**tree["blocks"], "gate_options": {"kappa": 0.2}},
+    }
     for path in nodes(tree):
         for value in NONSENSE:
             with one_line((path, value)):
@@ -88,7 +107,9 @@ def test_a_config_without_a_version_is_of_the_first():
 
 
 def test_a_model_that_memory_cannot_hold_is_not_begun():
-    config = amor.preset("transformer", "tiny", **{"width": 2**14, "pattern": "attention x40", "d_ff": 2**20})
+    config = amor.preset(
+        "transformer", "tiny", **{"width": 2**14, "pattern": "attention x40", "d_ff": 2**20}
+    )
     with pytest.raises(AmorError, match="this machine's memory"):
         amor.build(config)
 
@@ -111,7 +132,10 @@ def test_a_recipe_of_nonsense_is_one_line_or_a_recipe():
         ("steps = 5\noptimiser.betas = true", "optimiser.betas: expected array, got bool"),
         ('steps = 5\noptimiser.betas = ["a", "b"]', "optimiser.betas[0]: expected float"),
         ("steps = 5\nmodel.changes = true", "model.changes: expected object, got bool"),
-        ("steps = 5\nmodel.changes.vocab = 2147483648", "vocab: expected int <= 2097152, not 2147483648"),
+        (
+            "steps = 5\nmodel.changes.vocab = 2147483648",
+            "vocab: expected int <= 2097152, not 2147483648",
+        ),
         ("steps = 5\nmodel.changes.name = 5", "name: expected str"),
         ("steps = 5\nmodel.changes.width = 2020-01-01", "only finite numbers"),
         ("steps = 5\ncontext = 2147483648", "context: expected int <= "),
@@ -130,7 +154,14 @@ def test_an_absurd_recipe_is_one_line(tmp_path, held, words):
 
 
 @pytest.mark.parametrize(
-    "change", ["model.changes=true", "model=3", "a" * 5000 + "=1", ".".join("a" * 5000) + "=1", "lr.peak=[[["]
+    "change",
+    [
+        "model.changes=true",
+        "model=3",
+        "a" * 5000 + "=1",
+        ".".join("a" * 5000) + "=1",
+        "lr.peak=[[[",
+    ],
 )
 def test_an_absurd_change_of_a_recipe_is_one_line(change):
     with pytest.raises(AmorError):
@@ -145,7 +176,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "held", [b"", b"\xff\xfe", b"[" * 100_000, b"null", b"[]", b"5", b'{"name": NaN}', b'{"a": ' * 900 + b"1" + b"}" * 900]
+    "held",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"null",
+        b"[]",
+        b"5",
+        b'{"name": NaN}',
+        b'{"a": ' * 900 + b"1" + b"}" * 900,
+    ],
 )
 def test_a_config_file_of_nonsense_names_itself(tmp_path, held):
     (tmp_path / CONFIG).write_bytes(held)
@@ -162,7 +203,9 @@ def wrong_weights():
     yield "mixed", half, "norm_f.weight is float16, not float32"
 
 
-@pytest.mark.parametrize(("kinds", "words"), [w[1:] for w in wrong_weights()], ids=[w[0] for w in wrong_weights()])
+@pytest.mark.parametrize(
+    ("kinds", "words"), [w[1:] for w in wrong_weights()], ids=[w[0] for w in wrong_weights()]
+)
 def test_weights_of_another_dtype_are_refused(folder, tmp_path, kinds, words):
     held = {name: t.to(kinds.get(name, t.dtype)) for name, t in load_file(folder / WEIGHTS).items()}
     refused(folder, tmp_path, held, words)
@@ -179,13 +222,24 @@ def refused(folder, tmp_path, held, words):
 def test_every_tensor_that_is_missing_misshapen_or_not_finite_is_named(folder, tmp_path):
     held = load_file(folder / WEIGHTS)
     for name, t in held.items():
-        refused(folder, tmp_path, {n: x for n, x in held.items() if n != name}, f"{name!r} is missing")
-        refused(folder, tmp_path, held | {name: torch.cat([t.flatten(), t.flatten()[:1]])}, f"{name} has shape")
+        refused(
+            folder, tmp_path, {n: x for n, x in held.items() if n != name}, f"{name!r} is missing"
+        )
+        refused(
+            folder,
+            tmp_path,
+            held | {name: torch.cat([t.flatten(), t.flatten()[:1]])},
+            f"{name} has shape",
+        )
         if t.is_floating_point():
             bad = t.clone()
             bad.view(-1)[-1] = float("nan") if len(name) % 2 else float("-inf")
-            refused(folder, tmp_path, held | {name: bad}, f"{name} holds a number that is not finite")
-    refused(folder, tmp_path, held | {"embed.wieght": torch.zeros(1)}, "did you mean 'embed.weight'")
+            refused(
+                folder, tmp_path, held | {name: bad}, f"{name} holds a number that is not finite"
+            )
+    refused(
+        folder, tmp_path, held | {"embed.wieght": torch.zeros(1)}, "did you mean 'embed.weight'"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -206,8 +260,12 @@ BROKEN = {
     "no json": headed(b"\xff\xfe"),
     "nested": headed(b'{"a":' * 5000),
     "absent bytes": headed(b'{"position":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'),
-    "absurd shape": headed(b'{"position":{"dtype":"F32","shape":[9223372036854775807,8],"data_offsets":[0,16]}}') + b"0" * 16,
-    "unknown dtype": headed(b'{"position":{"dtype":"X","shape":[4],"data_offsets":[0,16]}}') + b"0" * 16,
+    "absurd shape": headed(
+        b'{"position":{"dtype":"F32","shape":[9223372036854775807,8],"data_offsets":[0,16]}}'
+    )
+    + b"0" * 16,
+    "unknown dtype": headed(b'{"position":{"dtype":"X","shape":[4],"data_offsets":[0,16]}}')
+    + b"0" * 16,
     "null": headed(b"null"),
 }
 
@@ -226,7 +284,9 @@ def parts_on_disk(path):
     from safetensors import safe_open
 
     with safe_open(str(path), "pt") as file:
-        return json.loads(file.metadata()["amor"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return json.loads(file.metadata()["amor"]), {
+            name: file.get_tensor(name) for name in file.keys()
+        }  # noqa: SIM118
 
 
 @torch.no_grad()
@@ -237,7 +297,9 @@ def test_a_state_file_of_nonsense_is_one_line_or_a_state(tmp_path):
     facts, held = parts_on_disk(path)
 
     def tried(facts, held, place):
-        save_file(held, path, metadata={"amor": facts if isinstance(facts, str) else json.dumps(facts)})
+        save_file(
+            held, path, metadata={"amor": facts if isinstance(facts, str) else json.dumps(facts)}
+        )
         with one_line(place):
             engine.resume(State.load(path)).step([1, 2])
 
@@ -249,12 +311,35 @@ def test_a_state_file_of_nonsense_is_one_line_or_a_state(tmp_path):
         tried(words, held, words)
     for name, t in held.items():
         tried(facts, {n: x for n, x in held.items() if n != name}, f"without {name}")
-        changes = [t.to(d) for d in (torch.int8, torch.int64, torch.float64, torch.bfloat16, torch.bool)]
-        changes += [t[:1], t[:0], t[None], t.flatten(), t.reshape(-1)[0], t.clone().fill_(-1), torch.zeros(0)]
+        changes = [
+            t.to(d) for d in (torch.int8, torch.int64, torch.float64, torch.bfloat16, torch.bool)
+        ]
+        changes += [
+            t[:1],
+            t[:0],
+            t[None],
+            t.flatten(),
+            t.reshape(-1)[0],
+            t.clone().fill_(-1),
+            torch.zeros(0),
+        ]
         changes += [t.double() / 0] if t.is_floating_point() else [t + 2**62]
         for change in changes:
-            tried(facts, held | {name: change.contiguous()}, f"{name} as {change.dtype} {list(change.shape)}")
-    for name in ("0.kv.k", "9.conv", "x", "-1.conv", "0.", "9" * 5000 + ".a", "position.k", "0.conv.k"):
+            tried(
+                facts,
+                held | {name: change.contiguous()},
+                f"{name} as {change.dtype} {list(change.shape)}",
+            )
+    for name in (
+        "0.kv.k",
+        "9.conv",
+        "x",
+        "-1.conv",
+        "0.",
+        "9" * 5000 + ".a",
+        "position.k",
+        "0.conv.k",
+    ):
         tried(facts, held | {name: torch.zeros(2, 1, 5, 4)}, name)
 
 
@@ -319,7 +404,10 @@ def test_a_state_made_by_hand_is_looked_at_before_native_code_writes_to_it():
         replace(good, parts=(*good.parts[:-1], {})),
         replace(good, parts=good.parts[:-1]),
     ):
-        for enter in (lambda s: engine.step(torch.tensor([1, 2]), s), lambda s: model(tokens(2, 1), s)):
+        for enter in (
+            lambda s: engine.step(torch.tensor([1, 2]), s),
+            lambda s: model(tokens(2, 1), s),
+        ):
             with pytest.raises(AmorError, match="not one of this model"):
                 enter(changed)
     engine.step(torch.tensor([1, 2]), good)

@@ -38,7 +38,10 @@ def whole(prepared, tmp_path_factory):
     out = tmp_path_factory.mktemp("whole") / "run"
     trained(small_recipe(prepared, steps=2, checkpoint={"every": 1}), out)
     run = Run(out)
-    run.write(run.machine, Machine(cpu="an abacus", threads=2, gpus=(), gemm_gflops=1.0, flops_per_token=1e6))
+    run.write(
+        run.machine,
+        Machine(cpu="an abacus", threads=2, gpus=(), gemm_gflops=1.0, flops_per_token=1e6),
+    )
     run.happened(Event(event="spike", message="a spike"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("amor.judge.findings.WRITTEN", 4)
@@ -67,34 +70,64 @@ def survives(path, text, use):
     return True
 
 
-@pytest.mark.parametrize("name", ["config.json", "machine.json", "metrics.jsonl", "events.jsonl", "findings.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "machine.json", "metrics.jsonl", "events.jsonl", "findings.json"]
+)
 def test_a_report_of_a_broken_run_is_drawn_or_refused_in_one_line(whole, tmp_path, name):
     run, chance = copied(whole, tmp_path), random.Random(0)
     path = run.folder / name
     lines = path.read_text().splitlines() if name.endswith("l") else [path.read_text()]
     trees = [json.loads(line) for line in lines]
-    cases = [(k, where, value) for k, tree in enumerate(trees) for where in nodes(tree) for value in NONSENSE]
-    cases = [case for case in cases if case[1][:2] != ("model", "changes")]  # what a config may be is test_config.py's
+    cases = [
+        (k, where, value)
+        for k, tree in enumerate(trees)
+        for where in nodes(tree)
+        for value in NONSENSE
+    ]
+    cases = [
+        case for case in cases if case[1][:2] != ("model", "changes")
+    ]  # what a config may be is test_config.py's
     drawn = 0
     for k, where, value in chance.sample(cases, min(len(cases), 150)):
         put = [*trees[:k], replaced(trees[k], where, value), *trees[k + 1 :]]
         drawn += survives(
-            path, "".join(json.dumps(tree) + "\n" for tree in put), lambda: (report.write(run), runs.compare([run]))
+            path,
+            "".join(json.dumps(tree) + "\n" for tree in put),
+            lambda: (report.write(run), runs.compare([run])),
         )
-    assert name == "config.json" or drawn < 120  # strict: most nonsense is refused; of a recipe only a part is read
+    assert (
+        name == "config.json" or drawn < 120
+    )  # strict: most nonsense is refused; of a recipe only a part is read
 
 
-RAW = [b"", b"{", b"null", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a": NaN}\n', b'{"step": 1}\n', b"\x00", b'{"version": 9}\n']
+RAW = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"a": NaN}\n',
+    b'{"step": 1}\n',
+    b"\x00",
+    b'{"version": 9}\n',
+]
 
 
-@pytest.mark.parametrize("name", ["config.json", "machine.json", "metrics.jsonl", "events.jsonl", "findings.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "machine.json", "metrics.jsonl", "events.jsonl", "findings.json"]
+)
 @pytest.mark.parametrize("held", RAW, ids=lambda held: repr(held[:8]))
-def test_files_that_are_cut_empty_or_no_text_are_one_line_and_exit_code_2(whole, tmp_path, name, held, capsys):
+def test_files_that_are_cut_empty_or_no_text_are_one_line_and_exit_code_2(
+    whole, tmp_path, name, held, capsys
+):
     run = copied(whole, tmp_path)
     (run.folder / name).write_bytes(held)
     code, said = main(["report", str(run.folder), "--quick"]), capsys.readouterr().err
     assert code in (0, 2) and said.count("\n") == (code == 2)
-    may_be_absent = name == "events.jsonl" and b"\n" not in held and held not in (b"\xff\xfe",)  # a last line that was cut off
+    may_be_absent = (
+        name == "events.jsonl" and b"\n" not in held and held not in (b"\xff\xfe",)
+    )  # a last line that was cut off
     assert (code == 0) == may_be_absent, said
 
 
@@ -103,11 +136,23 @@ def test_a_diverged_run_is_written_and_read(whole, tmp_path):
     run = copied(whole, tmp_path)
     blocks = (GateLine(fire=0.5),) * len(next(iter(run.lines())).blocks)
     timing = StepTiming(seconds=1.0, tokens_per_second=1.0)
-    run.measured(Step(step=3, loss=None, lr=1e-3, grad_norm=None, tokens=1, timing=timing, blocks=blocks))
+    run.measured(
+        Step(step=3, loss=None, lr=1e-3, grad_norm=None, tokens=1, timing=timing, blocks=blocks)
+    )
     assert '"loss":null' in run.metrics.read_text()
-    assert [line.loss is None for line in run.lines() if isinstance(line, Step)] == [False, False, True]
+    assert [line.loss is None for line in run.lines() if isinstance(line, Step)] == [
+        False,
+        False,
+        True,
+    ]
     assert report.write(run).is_file() and runs.table(runs.compare([run])).lines
-    run.metrics.write_text("".join(typed.line(msgspec.structs.replace(x, loss=None)) for x in run.lines() if isinstance(x, Step)))
+    run.metrics.write_text(
+        "".join(
+            typed.line(msgspec.structs.replace(x, loss=None))
+            for x in run.lines()
+            if isinstance(x, Step)
+        )
+    )
     assert "not finite" in report.write(run).read_text()
     assert runs.table(runs.compare([run])).lines[0].cells[3] is None
 
@@ -162,11 +207,18 @@ def test_a_checkpoint_that_describes_itself_wrongly_is_told_as_damaged(whole, tm
     assert told > 45
 
 
-@pytest.mark.parametrize("held", [b"", b"\x00" * 8, b"\xff" * 8, b"\x02" + b"\x00" * 7 + b"{}!", b"\x80\x04.", b"(" * 10_000])
-def test_moments_that_are_no_safetensors_send_the_run_back_to_the_checkpoint_before(whole, tmp_path, prepared, held):
+@pytest.mark.parametrize(
+    "held",
+    [b"", b"\x00" * 8, b"\xff" * 8, b"\x02" + b"\x00" * 7 + b"{}!", b"\x80\x04.", b"(" * 10_000],
+)
+def test_moments_that_are_no_safetensors_send_the_run_back_to_the_checkpoint_before(
+    whole, tmp_path, prepared, held
+):
     run = copied(whole, tmp_path)
     mended(run.checkpoints / "step-000002", checkpoint.MOMENTS, held)
-    assert "cannot be read as safetensors" in checkpoint.problem_with(run.checkpoints / "step-000002")
+    assert "cannot be read as safetensors" in checkpoint.problem_with(
+        run.checkpoints / "step-000002"
+    )
     assert retention.newest_good(run, lambda words: None).name == "step-000001"
 
 
@@ -194,10 +246,17 @@ def test_moments_that_do_not_fit_the_model_are_one_line(whole, tmp_path, prepare
 def decoded():
     curve = {"context": 3072, "tokens_per_second": 10.0, "bytes": 1}
     curves = [curve | {"label": "amor-mamba2 f=0.22", "rate": 0.22}, curve | {"label": "mamba2"}]
-    crossings = [{"gated": "amor-mamba2 f=0.22", "other": "transformer", "measured": 0, "contexts": [3072]}]
+    crossings = [
+        {"gated": "amor-mamba2 f=0.22", "other": "transformer", "measured": 0, "contexts": [3072]}
+    ]
     firing = [{"prompt": 3072, "temperature": 0.0, "rate": 0.3, "rates": [0.3]}]
     here = {"suite": "decode", "scale": "tiny", "machine": {"threads": 2}, "curves": curves}
-    return here | {"crossings": crossings, "firing": firing, "model": "amor-gated-deltanet-tiny", "asked": []}
+    return here | {
+        "crossings": crossings,
+        "firing": firing,
+        "model": "amor-gated-deltanet-tiny",
+        "asked": [],
+    }
 
 
 def test_a_broken_benchmark_is_shown_or_refused_in_one_line(tmp_path):
@@ -205,14 +264,23 @@ def test_a_broken_benchmark_is_shown_or_refused_in_one_line(tmp_path):
     tree, file, drawn = decoded(), tmp_path / "decode.json", 0
     cases = [(where, value) for where in nodes(tree) for value in NONSENSE]
     for where, value in random.Random(0).sample(cases, 120):
-        drawn += survives(file, json.dumps(replaced(tree, where, value)), lambda: report_verb.decode_report(file, None))
+        drawn += survives(
+            file,
+            json.dumps(replaced(tree, where, value)),
+            lambda: report_verb.decode_report(file, None),
+        )
     assert 0 < drawn < 100
     figures.draw("decode", typed.convert(DecodeFile, tree, "F"))
 
 
 @pytest.mark.parametrize(
     ("model", "column"),
-    [("amor-gated-deltanet-tiny", "0.301"), ("amor-mamba2-1.5b", "0.208"), ("amor-mamba2-classic-tiny", None), (None, None)],
+    [
+        ("amor-gated-deltanet-tiny", "0.301"),
+        ("amor-mamba2-1.5b", "0.208"),
+        ("amor-mamba2-classic-tiny", None),
+        (None, None),
+    ],
 )
 def test_firing_rates_stand_beside_those_of_the_model_that_was_measured(model, column):
     table = decode.tables(typed.convert(DecodeFile, decoded() | {"model": model}, "F"))[-1]
@@ -230,7 +298,10 @@ def test_a_broken_trace_is_refused_in_one_line(whole, tmp_path):
     assert drawn < 60
 
 
-@pytest.mark.parametrize("held", ["", "[]", '{"a": 17}', '{"a": null}', '{"chunks": {"a": "64"}}', '{"chunks": {"a": 100000}}'])
+@pytest.mark.parametrize(
+    "held",
+    ["", "[]", '{"a": 17}', '{"a": null}', '{"chunks": {"a": "64"}}', '{"chunks": {"a": 100000}}'],
+)
 def test_measured_chunks_that_are_none_are_one_line(tmp_path, monkeypatch, held):
     monkeypatch.setattr(chunks, "path", lambda: tmp_path / "chunks.json")
     (tmp_path / "chunks.json").write_text(held)
@@ -247,9 +318,14 @@ def test_a_mistake_of_ours_is_called_a_bug_and_shown_with_debug(tmp_path, monkey
     monkeypatch.setattr(report_verb, "report", wrong)
     assert main(["report", str(tmp_path)]) == BUG == 70
     said = capsys.readouterr().err
-    assert said == "amor report: a bug: TypeError: a number was a text (run again with --debug for where)\n"
+    assert (
+        said
+        == "amor report: a bug: TypeError: a number was a text (run again with --debug for where)\n"
+    )
     assert main(["report", str(tmp_path), "--debug"]) == BUG
-    assert "Traceback" in (said := capsys.readouterr().err) and said.endswith("a bug: TypeError: a number was a text\n")
+    assert "Traceback" in (said := capsys.readouterr().err) and said.endswith(
+        "a bug: TypeError: a number was a text\n"
+    )
 
 
 def test_a_wrong_input_shows_where_it_was_refused_only_with_debug(tmp_path, capsys):
@@ -268,7 +344,17 @@ def test_the_numbers_of_a_gate_are_means_over_the_end_of_a_run(whole, tmp_path):
     timing = StepTiming(seconds=1.0, tokens_per_second=1.0)
     for step in range(1, 401):
         gate = GateLine(fire=step / 1000, tau=step / 400 if step % 2 else None)
-        run.measured(Step(step=step, loss=1.0, lr=1.0, grad_norm=1.0, tokens=step, timing=timing, blocks=(gate,)))
+        run.measured(
+            Step(
+                step=step,
+                loss=1.0,
+                lr=1.0,
+                grad_norm=1.0,
+                tokens=step,
+                timing=timing,
+                blocks=(gate,),
+            )
+        )
     text = as_text(report.gate_table(report.RunData(run)))
     assert "means of the last 40 steps, 361 to 400" in text
     assert f"{sum(range(361, 401)) / 40 / 1000:.1%}" in text  # fires
@@ -277,4 +363,7 @@ def test_the_numbers_of_a_gate_are_means_over_the_end_of_a_run(whole, tmp_path):
 
 
 def test_findings_are_what_they_were_written_as(whole):
-    assert typed.convert(Findings, json.loads(whole.findings.read_text()), "F") == whole.read_findings()
+    assert (
+        typed.convert(Findings, json.loads(whole.findings.read_text()), "F")
+        == whole.read_findings()
+    )

@@ -25,7 +25,9 @@ def same(a, b):
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_a_state_on_disk_comes_back_to_the_bit(name, tmp_path):
-    state = small(name)(tokens(3, 20), valid=torch.arange(20) < torch.tensor([20, 7, 1])[:, None]).state
+    state = small(name)(
+        tokens(3, 20), valid=torch.arange(20) < torch.tensor([20, 7, 1])[:, None]
+    ).state
     state.save(tmp_path / "state.safetensors")
     again = State.load(tmp_path / "state.safetensors")
     same(again, state)
@@ -59,7 +61,10 @@ def test_rows_selected_and_joined_read_on_as_if_alone(name):
     for row, i in enumerate((2, 0)):
         own = model(text[i : i + 1, 20:25], singles[i])
         close(out.hidden[i : i + 1], own.hidden)
-        close(model(text[i : i + 1, 25:], back.select([row])).hidden, model(text[i : i + 1, 25:], own.state).hidden)
+        close(
+            model(text[i : i + 1, 25:], back.select([row])).hidden,
+            model(text[i : i + 1, 25:], own.state).hidden,
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -54,7 +54,9 @@ SMOKE = plans.HOME / "smoke.toml"
 def smoke(prepared, tmp_path_factory):
     """The whole study, two runs at a time."""
     folder = tmp_path_factory.mktemp("smoke") / "study"
-    finished("smoke", "--data", prepared, "--out", folder, "--jobs", 2, log=folder.with_suffix(".log"))
+    finished(
+        "smoke", "--data", prepared, "--out", folder, "--jobs", 2, log=folder.with_suffix(".log")
+    )
     return folder
 
 
@@ -73,14 +75,19 @@ def begun(prepared, tmp_path_factory):
 
 
 def judged(folder, row, seed, kind):
-    return json.loads((folder / "runs" / row / f"seed-{seed}" / "judged" / f"{kind}.json").read_text())["found"]
+    return json.loads(
+        (folder / "runs" / row / f"seed-{seed}" / "judged" / f"{kind}.json").read_text()
+    )["found"]
 
 
 def untimed(folder):
     """The tables of a study without anything that a clock has measured."""
     held = results.read(folder)
     study = replace(
-        held.study, judge={**held.study.judge, "speed": None}, tables=("models", "gates", "value", "rates"), figures=()
+        held.study,
+        judge={**held.study.judge, "speed": None},
+        tables=("models", "gates", "value", "rates"),
+        figures=(),
     )
     return make_tables(results.Results(replace(held.ledger, study=study), folder))
 
@@ -89,7 +96,15 @@ def untimed(folder):
 
 
 def test_a_study_ends_in_tables_figures_and_a_page_that_needs_nothing_else(smoke):
-    for name in ("tables.txt", "tables.md", "tables.tex", "losses.svg", "losses.png", "rates.svg", "frontier.svg"):
+    for name in (
+        "tables.txt",
+        "tables.md",
+        "tables.tex",
+        "losses.svg",
+        "losses.png",
+        "rates.svg",
+        "frontier.svg",
+    ):
         assert (smoke / name).stat().st_size > 100
     page = (smoke / "index.html").read_text()
     assert not re.search(r'(src|href)="(http|//)|@import|<link', page)
@@ -100,25 +115,50 @@ def test_a_study_ends_in_tables_figures_and_a_page_that_needs_nothing_else(smoke
 
 def test_a_table_says_what_the_files_say(smoke):
     table = make_tables(results.read(smoke))[0]
-    cells = {line.name: dict(zip(table.columns, line.cells)) for line in table.lines if line.kind == "ours"}
-    windows = {row: np.array([judged(smoke, row, seed, "loss")["windows"] for seed in (1, 2)]) for row in cells}
+    cells = {
+        line.name: dict(zip(table.columns, line.cells))
+        for line in table.lines
+        if line.kind == "ours"
+    }
+    windows = {
+        row: np.array([judged(smoke, row, seed, "loss")["windows"] for seed in (1, 2)])
+        for row in cells
+    }
     for row, each in windows.items():
-        by_window, by_seed = (statistics.stdev(each.mean(axis)) / len(each.mean(axis)) ** 0.5 for axis in (0, 1))
+        by_window, by_seed = (
+            statistics.stdev(each.mean(axis)) / len(each.mean(axis)) ** 0.5 for axis in (0, 1)
+        )
         assert cells[row]["loss"].value == pytest.approx(each.mean(), rel=1e-12)
-        assert cells[row]["loss"].error == pytest.approx((by_window**2 + by_seed**2) ** 0.5, rel=1e-12)
+        assert cells[row]["loss"].error == pytest.approx(
+            (by_window**2 + by_seed**2) ** 0.5, rel=1e-12
+        )
         speeds = [judged(smoke, row, seed, "speed") for seed in (1, 2)]
-        assert cells[row]["train tok/s"].value == statistics.mean(speed["train"] for speed in speeds)
-        assert cells[row]["decode tok/s"].value == statistics.mean(1 / speed["decode"][0]["seconds"] for speed in speeds)
+        assert cells[row]["train tok/s"].value == statistics.mean(
+            speed["train"] for speed in speeds
+        )
+        assert cells[row]["decode tok/s"].value == statistics.mean(
+            1 / speed["decode"][0]["seconds"] for speed in speeds
+        )
     over = cells["amor-mamba2"]["loss - mamba2's"]
     difference = windows["amor-mamba2"] - windows["mamba2"]
-    assert over.value == pytest.approx(difference.mean(), abs=1e-12) and cells["mamba2"]["loss - mamba2's"] is None
+    assert (
+        over.value == pytest.approx(difference.mean(), abs=1e-12)
+        and cells["mamba2"]["loss - mamba2's"] is None
+    )
     assert 0 < over.error < cells["mamba2"]["loss"].error, "the same windows move both alike"
     printed = f"{over.value:,.4f}±{over.error:,.4f}"
-    assert printed in (smoke / "tables.txt").read_text() and printed in (smoke / "index.html").read_text()
+    assert (
+        printed in (smoke / "tables.txt").read_text()
+        and printed in (smoke / "index.html").read_text()
+    )
 
 
 def test_the_paper_s_rows_stand_below_ours(smoke):
-    line = next(line for line in (smoke / "tables.txt").read_text().split("\n") if line.startswith("gated-deltanet-serial"))
+    line = next(
+        line
+        for line in (smoke / "tables.txt").read_text().split("\n")
+        if line.startswith("gated-deltanet-serial")
+    )
     assert line.split() == ["gated-deltanet-serial", "-", "-", "12.94", "-", "-", "23,400", "48.6"]
 
 
@@ -143,10 +183,18 @@ def test_a_study_of_a_task_tells_what_is_remembered_at_its_size_and_at_others(tm
         model = "mamba2"
         """
     )
-    assert main(["study", str(tmp_path / "task.toml"), "--out", str(tmp_path / "study"), "--jobs", "1"]) == 0
+    assert (
+        main(
+            ["study", str(tmp_path / "task.toml"), "--out", str(tmp_path / "study"), "--jobs", "1"]
+        )
+        == 0
+    )
     subject = FinishedRun(Run(tmp_path / "study/runs/mamba2/seed-1"))
     task = read_task(subject.recipe.task)
-    told = [recall(subject.model, each, rows=9) for each in (task, task.change(pairs=2), task.change(pairs=3, length=30))]
+    told = [
+        recall(subject.model, each, rows=9)
+        for each in (task, task.change(pairs=2), task.change(pairs=3, length=30))
+    ]
     own, others = make_tables(results.read(tmp_path / "study"))
     assert [own.lines[0].cells[0].value, *(cell.value for cell in others.lines[0].cells)] == [
         100 * one.token.mean for one in told
@@ -166,9 +214,19 @@ def test_a_study_that_is_killed_ends_with_the_same_numbers(smoke, prepared, tmp_
     def trained():
         return [step_of(Run(folder / run.folder)) == run.steps for run in ledger.runs]
 
-    killed(*words, log=log, after=lambda: any(folder.glob("runs/*/*/checkpoints/step-*")), programs_too=True)
+    killed(
+        *words,
+        log=log,
+        after=lambda: any(folder.glob("runs/*/*/checkpoints/step-*")),
+        programs_too=True,
+    )
     assert not any(trained())
-    killed(*words, log=log, after=lambda: any(folder.glob("runs/*/*/judged/*.json")), programs_too=False)
+    killed(
+        *words,
+        log=log,
+        after=lambda: any(folder.glob("runs/*/*/judged/*.json")),
+        programs_too=False,
+    )
     assert all(trained()) and len(list(folder.glob("runs/*/*/judged/*.json"))) < 18
     finished(*words, log=log)
     assert untimed(folder) == untimed(smoke)
@@ -186,10 +244,15 @@ def test_what_stands_is_not_done_again(smoke, prepared, monkeypatch, capsys):
     words = ["study", "smoke", "--data", str(prepared), "--out", str(smoke)]
     assert main([*words, "--plan", "--json"]) == 0
     left = json.loads(capsys.readouterr().out.split("\n")[-2])
-    assert left["trained"] == left["judged"] == 4 and left["train_seconds"] == left["judge_seconds"] == 0
+    assert (
+        left["trained"] == left["judged"] == 4
+        and left["train_seconds"] == left["judge_seconds"] == 0
+    )
     table = (smoke / "tables.txt").read_text()
     assert main(words) == 0
-    assert (smoke / "tables.txt").read_text() == table and table.split("\n")[2] in capsys.readouterr().out
+    assert (smoke / "tables.txt").read_text() == table and table.split("\n")[
+        2
+    ] in capsys.readouterr().out
     assert {path: path.read_bytes() for path in smoke.rglob("judged/*.json")} == before
 
 
@@ -197,10 +260,25 @@ def test_another_question_is_asked_anew_and_no_other(smoke):
     subject, study = FinishedRun(Run(smoke / "runs/amor-mamba2/seed-1")), results.read(smoke).study
     assert not missing(subject, study)
     assert set(
-        missing(subject, replace(study, judge={**study.judge, "loss": {"windows": 3}}, tables=("models",), figures=()))
+        missing(
+            subject,
+            replace(
+                study, judge={**study.judge, "loss": {"windows": 3}}, tables=("models",), figures=()
+            ),
+        )
     ) == {"loss"}
-    assert set(missing(replace_weights(subject), study)) == {"size", "loss", "gate", "value", "rates", "choices", "speed"}
-    assert "value" not in missing(FinishedRun(Run(smoke / "runs/mamba2/seed-1"), threads=2), study), "it has no gates"
+    assert set(missing(replace_weights(subject), study)) == {
+        "size",
+        "loss",
+        "gate",
+        "value",
+        "rates",
+        "choices",
+        "speed",
+    }
+    assert "value" not in missing(
+        FinishedRun(Run(smoke / "runs/mamba2/seed-1"), threads=2), study
+    ), "it has no gates"
 
 
 def replace_weights(subject):
@@ -217,30 +295,55 @@ def test_a_study_may_be_shown_in_part(smoke, tmp_path):
     (tmp_path / "part/runs/amor-mamba2/seed-2/judged/rates.json").unlink()
     held = results.read(tmp_path / "part")
     first = make_tables(held)[0]
-    assert {"missing: mamba2: seed 2", "missing: amor-mamba2: seed 1, seed 2 (rates)"} <= set(first.notes)
+    assert {"missing: mamba2: seed 2", "missing: amor-mamba2: seed 1, seed 2 (rates)"} <= set(
+        first.notes
+    )
     cells = dict(zip(first.columns, first.lines[1].cells))
     alone = judged(smoke, "amor-mamba2", 2, "loss")
-    assert cells["loss"].value == pytest.approx(alone["nll"]) and cells["loss"].error == pytest.approx(alone["se"])
+    assert cells["loss"].value == pytest.approx(alone["nll"]) and cells[
+        "loss"
+    ].error == pytest.approx(alone["se"])
     assert cells["loss - mamba2's"] is None, "no seed of which both are there"
 
 
 def test_a_folder_of_other_runs_is_refused(smoke, prepared, capsys):
-    assert main(["study", "smoke", "--data", str(prepared), "--out", str(smoke), "--steps", "14"]) == 2
+    assert (
+        main(["study", "smoke", "--data", str(prepared), "--out", str(smoke), "--steps", "14"]) == 2
+    )
     assert "was trained with steps = 12, not 14" in capsys.readouterr().err
-    assert main(["study", "smoke", "--data", str(prepared), "--out", str(smoke), "--set", "context=16"]) == 2
+    assert (
+        main(
+            ["study", "smoke", "--data", str(prepared), "--out", str(smoke), "--set", "context=16"]
+        )
+        == 2
+    )
     assert "context" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["precision='bf16-cpu'", "micro_batch=2", "eval.windows=3"])
 def test_runs_of_one_study_are_computed_and_judged_alike(change, begun, prepared, capsys):
     assert (
-        main(["study", str(begun.parent / "one.toml"), "--data", str(prepared), "--out", str(begun), "--set", change, "--plan"])
+        main(
+            [
+                "study",
+                str(begun.parent / "one.toml"),
+                "--data",
+                str(prepared),
+                "--out",
+                str(begun),
+                "--set",
+                change,
+                "--plan",
+            ]
+        )
         == 2
     )
     assert f"was trained with {change.partition('=')[0]} = " in capsys.readouterr().err
 
 
-def test_runs_of_another_text_are_refused_and_a_text_that_was_moved_is_not(begun, prepared, tmp_path, capsys):
+def test_runs_of_another_text_are_refused_and_a_text_that_was_moved_is_not(
+    begun, prepared, tmp_path, capsys
+):
     words = ["study", str(begun.parent / "one.toml"), "--out", str(begun), "--plan", "--data"]
     for here, there in (("train", "valid"), ("valid", "train")):
         shutil.copytree(prepared / here, tmp_path / "other" / there)
@@ -261,13 +364,18 @@ def test_a_judgement_that_fails_stops_no_other(begun, monkeypatch, capsys):
     words = [str(begun), "size,loss", "runs/a/seed-1"]
     assert judging.main(words) == 2
     said = capsys.readouterr()
-    assert "runs/a/seed-1: loss in" in said.out and said.err.splitlines()[-1] == "runs/a/seed-1: size: not today"
+    assert (
+        "runs/a/seed-1: loss in" in said.out
+        and said.err.splitlines()[-1] == "runs/a/seed-1: size: not today"
+    )
     assert {path.name for path in begun.glob("runs/a/seed-1/judged/*")} == {"loss.json"}
     monkeypatch.undo()
     assert judging.main(words) == 0 and capsys.readouterr().out.startswith("runs/a/seed-1: size in")
     monkeypatch.setattr(LossMeasure, "version", 2)
     ledger = results.read(begun).ledger
-    assert set(missing(FinishedRun(Run(begun / "runs/a/seed-1"), data=ledger.data), ledger.study)) == {"loss"}
+    assert set(
+        missing(FinishedRun(Run(begun / "runs/a/seed-1"), data=ledger.data), ledger.study)
+    ) == {"loss"}
 
 
 OWN = """
@@ -308,19 +416,26 @@ class StepsFigure(FigureKind):
 """
 
 
-def test_a_measurement_and_a_figure_are_one_file_and_touch_no_other(begun, prepared, tmp_path, monkeypatch):
+def test_a_measurement_and_a_figure_are_one_file_and_touch_no_other(
+    begun, prepared, tmp_path, monkeypatch
+):
     """A study measures, prints and draws what one file outside the package defines."""
     (tmp_path / "my_own_measure.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     study = shutil.copytree(begun, tmp_path / "study", symlinks=True)
-    own = 'judge."my_own_measure.Steps" = {factor = 7}\ntables = ["models", "my_own_measure.Steps"]\n'
+    own = (
+        'judge."my_own_measure.Steps" = {factor = 7}\ntables = ["models", "my_own_measure.Steps"]\n'
+    )
     head = f'extends = "{begun.parent / "one.toml"}"\nfigures = ["my_own_measure.StepsFigure"]\n'
     (tmp_path / "own.toml").write_text(head + own + "judge.loss = {windows = 2}\n")
     plans.begin(plans.plan(plans.read(tmp_path / "own.toml"), "own", str(prepared), study))
     assert judging.main([str(study), "my_own_measure.Steps,loss", "runs/a/seed-1"]) == 0
     written = result_page.write(results.read(study))
     assert [cell.value for cell in make_tables(results.read(study))[1].lines[0].cells] == [7]
-    assert "My own" in (study / "index.html").read_text() and study / "my_own_measure.StepsFigure.svg" in written
+    assert (
+        "My own" in (study / "index.html").read_text()
+        and study / "my_own_measure.StepsFigure.svg" in written
+    )
     monkeypatch.setattr(sys.modules["my_own_measure"].Steps, "kind", "steps")
     with pytest.raises(AmorError, match="outside the package it is the dotted path"):
         plans.read(tmp_path / "own.toml")
@@ -331,7 +446,11 @@ def test_no_other_file_of_the_package_lists_the_measurements_or_the_figures():
     kinds, drawn = set(registry.kinds("measures")), set(registry.kinds("study.figures"))
     package = plans.HOME.parents[1]
     for path in package.rglob("*.py"):
-        strings = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        strings = {
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant)
+        }
         assert len(kinds & strings) < len(kinds) / 2 and len(drawn & strings) < len(drawn) / 2, path
 
 
@@ -344,7 +463,12 @@ def test_results_and_tables_of_a_study_need_no_torch():
 
 def test_a_study_of_an_earlier_version_can_be_opened(prepared, tmp_path):
     """study.json once listed every kind, with null for those that were not asked for."""
-    invented(tmp_path, prepared, {("a", 1, "loss"): losses(1.0, 2.0)}, judge={"size": {}, "loss": {"windows": 2}})
+    invented(
+        tmp_path,
+        prepared,
+        {("a", 1, "loss"): losses(1.0, 2.0)},
+        judge={"size": {}, "loss": {"windows": 2}},
+    )
     tree = json.loads((tmp_path / "study.json").read_text())
     kinds = ("size", "loss", "gate", "value", "rates", "choices", "recall", "reach", "speed")
     whole = {"loss": {"windows": 2, "context": None}, "size": {}}
@@ -359,12 +483,20 @@ def test_a_study_of_an_earlier_version_can_be_opened(prepared, tmp_path):
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [("{at = [{pears = 2}]}", "pears"), ("{at = [{pairs = 100}]}", "pairs is 100, at most 64"), ("{rows = 9}", "at")],
+    [
+        ("{at = [{pears = 2}]}", "pears"),
+        ("{at = [{pairs = 100}]}", "pairs is 100, at most 64"),
+        ("{rows = 9}", "at"),
+    ],
 )
-def test_sizes_that_no_task_has_are_refused_before_anything_is_trained(asked, said, tmp_path, capsys):
+def test_sizes_that_no_task_has_are_refused_before_anything_is_trained(
+    asked, said, tmp_path, capsys
+):
     text = f"title = 't'\nrecipe = 'recall/stream'\njudge.reach = {asked}\ntables = ['reach']\n[[runs]]\nname = 'a'\n"
     (tmp_path / "one.toml").write_text(text)
-    assert main(["study", str(tmp_path / "one.toml"), "--out", str(tmp_path / "study"), "--plan"]) == 2
+    assert (
+        main(["study", str(tmp_path / "one.toml"), "--out", str(tmp_path / "study"), "--plan"]) == 2
+    )
     assert said in capsys.readouterr().err
 
 
@@ -388,9 +520,15 @@ WRONG = [
     ("axes = {steps = [{a = 1}]}", "steps: {'a': 1} is no number"),
     ("judge = {los = {}}", "no key 'los'; did you mean 'loss'?"),
     ("judge = {loss = {windows = 1}}", "judge.loss: windows: expected int >= 2, not 1"),
-    ("judge = {loss = {windows = 4}, rates = {windows = 2}}\ntables = ['frontier']", "side by side"),
+    (
+        "judge = {loss = {windows = 4}, rates = {windows = 2}}\ntables = ['frontier']",
+        "side by side",
+    ),
     ("judge = {rates = {rates = [1.5]}}\ntables = ['rates']", "rates[0]"),
-    ("lr = [1e-3]\nset = {eval.every = 0}", "lr is chosen by the validation loss, and eval.every is 0"),
+    (
+        "lr = [1e-3]\nset = {eval.every = 0}",
+        "lr is chosen by the validation loss, and eval.every is 0",
+    ),
     ("title = ", "not TOML"),
 ]
 
@@ -398,8 +536,22 @@ WRONG = [
 @pytest.mark.parametrize(("line", "named"), WRONG, ids=[line for line, _ in WRONG])
 def test_a_wrong_study_is_answered_in_one_line(line, named, prepared, tmp_path, capsys):
     title = "" if line.startswith("title") else "title = 't'\n"
-    (tmp_path / "wrong.toml").write_text(f"{title}{line}\n[[runs]]\nname = 'a'\nmodel = 'amor-mamba2'\n")
-    assert main(["study", str(tmp_path / "wrong.toml"), "--data", str(prepared), "--out", str(tmp_path / "out")]) == 2
+    (tmp_path / "wrong.toml").write_text(
+        f"{title}{line}\n[[runs]]\nname = 'a'\nmodel = 'amor-mamba2'\n"
+    )
+    assert (
+        main(
+            [
+                "study",
+                str(tmp_path / "wrong.toml"),
+                "--data",
+                str(prepared),
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 2
+    )
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and named in said
     assert not (tmp_path / "out").exists()
@@ -412,32 +564,60 @@ def test_runs_that_would_be_one_are_refused(prepared, tmp_path):
 
 
 def test_axes_learning_rates_and_seeds_multiply(prepared, tmp_path):
-    tree = {"title": "t", "runs": [{"name": "a", "model": "mamba2"}, {"name": "b", "recipe": "tiny/transformer"}]}
-    tree |= {"axes": {"context": [8, 16]}, "lr": [1e-3, 2e-3], "seeds": [1, 2, 3], "set": {"steps": 5, "batch": 2}}
+    tree = {
+        "title": "t",
+        "runs": [{"name": "a", "model": "mamba2"}, {"name": "b", "recipe": "tiny/transformer"}],
+    }
+    tree |= {
+        "axes": {"context": [8, 16]},
+        "lr": [1e-3, 2e-3],
+        "seeds": [1, 2, 3],
+        "set": {"steps": 5, "batch": 2},
+    }
     plan = plans.plan(typed.convert(Study, tree, "here"), "many", str(prepared), tmp_path)
-    assert len(plan.runs) == 2 * 2 * 2 * 3 and plan.ledger.rows == tuple(f"{n}, context = {c}" for n in "ab" for c in (8, 16))
+    assert len(plan.runs) == 2 * 2 * 2 * 3 and plan.ledger.rows == tuple(
+        f"{n}, context = {c}" for n in "ab" for c in (8, 16)
+    )
     recipe = plan.recipe(plan.runs[-1])
-    assert (recipe.model.name, recipe.context, recipe.lr.peak, recipe.seed, recipe.steps) == ("transformer", 16, 2e-3, 3, 5)
+    assert (recipe.model.name, recipe.context, recipe.lr.peak, recipe.seed, recipe.steps) == (
+        "transformer",
+        16,
+        2e-3,
+        3,
+        5,
+    )
     assert plan.runs[-1].folder == "runs/b-context-=-16/lr-0.002/seed-3"
 
 
 def test_a_study_extends_another_key_by_key_and_its_runs_as_a_whole(tmp_path):
-    (tmp_path / "base.toml").write_text("title = 'b'\nset.steps = 5\nset.batch = 2\n[[runs]]\nname = 'a'\n[[runs]]\nname = 'b'\n")
+    (tmp_path / "base.toml").write_text(
+        "title = 'b'\nset.steps = 5\nset.batch = 2\n[[runs]]\nname = 'a'\n[[runs]]\nname = 'b'\n"
+    )
     (tmp_path / "top.toml").write_text("extends = 'base.toml'\ntitle = 't'\nset.steps = 7\n")
     (tmp_path / "other.toml").write_text("extends = 'base.toml'\n[[runs]]\nname = 'c'\n")
     top, other = (plans.read(tmp_path / f"{name}.toml") for name in ("top", "other"))
-    assert (top.title, dict(top.set), [run.name for run in top.runs]) == ("t", {"steps": 7, "batch": 2}, ["a", "b"])
+    assert (top.title, dict(top.set), [run.name for run in top.runs]) == (
+        "t",
+        {"steps": 7, "batch": 2},
+        ["a", "b"],
+    )
     assert (other.title, [run.name for run in other.runs]) == ("b", ["c"])
 
 
 @pytest.mark.parametrize("name", plans.names())
 def test_every_study_of_the_package_is_sound(name, prepared, tmp_path):
     study = plans.read(plans.find(name))
-    recipes = {study.recipe, *study.axes.get("recipe", ()), *(run.recipe for run in study.runs if run.recipe)}
+    recipes = {
+        study.recipe,
+        *study.axes.get("recipe", ()),
+        *(run.recipe for run in study.runs if run.recipe),
+    }
     task = any(recipe.startswith("recall/") for recipe in recipes)
     plan = plans.plan(study, name, None if task else str(prepared), tmp_path)
     for recipe in recipes & {run.recipe for run in plan.runs}:
-        seen = {plan.recipe(run).step_tokens * run.steps for run in plan.runs if run.recipe == recipe}
+        seen = {
+            plan.recipe(run).step_tokens * run.steps for run in plan.runs if run.recipe == recipe
+        }
         assert len(seen) == 1, "models that are compared see as many tokens"
 
 
@@ -446,17 +626,26 @@ def test_every_study_of_the_package_is_sound(name, prepared, tmp_path):
 
 def test_programs_run_several_at_a_time_and_a_failure_stops_no_other(tmp_path):
     code = "import os, sys; print(os.environ['OMP_NUM_THREADS']); sys.exit(int(sys.argv[1]))"
-    work = [jobs.Job(str(n), (sys.executable, "-SEc", code, str(n)), tmp_path / f"{n}.log") for n in (0, 3, 0)]
+    work = [
+        jobs.Job(str(n), (sys.executable, "-SEc", code, str(n)), tmp_path / f"{n}.log")
+        for n in (0, 3, 0)
+    ]
     done = jobs.run(work, 2, 7, jobs.JobObserver(), lambda job: True)
-    assert sorted(one.code for one in done) == [0, 0, 3] and {one.last_line for one in done} == {"7"}
+    assert sorted(one.code for one in done) == [0, 0, 3] and {one.last_line for one in done} == {
+        "7"
+    }
 
 
 def test_a_run_that_another_program_works_on_is_waited_for(tmp_path):
-    job = jobs.Job("mine", (sys.executable, "-SEc", "pass"), tmp_path / "log", tmp_path / "run" / "lock")
+    job = jobs.Job(
+        "mine", (sys.executable, "-SEc", "pass"), tmp_path / "log", tmp_path / "run" / "lock"
+    )
     assert not jobs.is_locked(job.lock)
     code = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(); time.sleep(60)"
     command = [sys.executable, "-SEuc", code, str(job.lock)]
-    left_behind = subprocess.Popen(command, stdout=subprocess.PIPE)  # as a study of an earlier version locks it
+    left_behind = subprocess.Popen(
+        command, stdout=subprocess.PIPE
+    )  # as a study of an earlier version locks it
     left_behind.stdout.readline()
     assert jobs.is_locked(job.lock)
 
@@ -473,14 +662,20 @@ def test_a_run_that_another_program_works_on_is_waited_for(tmp_path):
     ends = Ends()
     done = jobs.run([job], 2, 1, ends, lambda job: True)
     assert [one.code for one in done] == [0] and ends.ticks >= 3
-    assert jobs.run([job], 2, 1, jobs.JobObserver(), lambda job: False) == [], "another study has done it"
+    assert jobs.run([job], 2, 1, jobs.JobObserver(), lambda job: False) == [], (
+        "another study has done it"
+    )
 
 
 def test_a_command_holds_its_lock_as_long_as_it_lives_and_no_longer(tmp_path):
     """Also when it is killed, and not where the program that started it is."""
     lock, words = tmp_path / "lock", ["-m", "amor.experiment.locked"]
-    ran = subprocess.run([sys.executable, *words, str(lock), "train", "no/recipe"], capture_output=True, text=True)
-    assert ran.returncode == 2 and "no recipe 'no/recipe'" in ran.stderr and not jobs.is_locked(lock)
+    ran = subprocess.run(
+        [sys.executable, *words, str(lock), "train", "no/recipe"], capture_output=True, text=True
+    )
+    assert (
+        ran.returncode == 2 and "no recipe 'no/recipe'" in ran.stderr and not jobs.is_locked(lock)
+    )
     code = "import sys, time, runpy; runpy.run_module = lambda *a, **k: (print(sys.argv, flush=True), time.sleep(60)); "
     code += f"from amor.experiment import locked; locked.main([{str(lock)!r}, 'train', 'x'])"
     held = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -502,7 +697,10 @@ def test_programs_are_stopped_and_waited_for_with_the_study(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         jobs.run([job, job], 1, 1, Stops(), lambda job: True)
-    assert job.log.read_text() == "begun\nsaved\n" and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert (
+        job.log.read_text() == "begun\nsaved\n"
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
 
 
 # numbers
@@ -511,8 +709,13 @@ def test_programs_are_stopped_and_waited_for_with_the_study(tmp_path):
 def test_an_error_counts_windows_and_seeds():
     chance = np.random.default_rng(0)
     level, seed, window = 3.0, chance.normal(0, 0.1, (4, 1)), chance.normal(0, 1.0, (1, 50))
-    a, b = Grid((1, 2, 3, 4), level + seed + window), Grid((4, 3, 2), level + 0.5 + seed[[3, 2, 1]] + window)
-    assert a.error == pytest.approx((window.std(ddof=1) ** 2 / 50 + seed.std(ddof=1) ** 2 / 4) ** 0.5)
+    a, b = (
+        Grid((1, 2, 3, 4), level + seed + window),
+        Grid((4, 3, 2), level + 0.5 + seed[[3, 2, 1]] + window),
+    )
+    assert a.error == pytest.approx(
+        (window.std(ddof=1) ** 2 / 50 + seed.std(ddof=1) ** 2 / 4) ** 0.5
+    )
     gap = a.ahead(b)
     assert gap.size == pytest.approx(0.5) and gap.error < 1e-12 and gap.clear, (
         "what moves both alike is no error of the difference"
@@ -522,7 +725,13 @@ def test_an_error_counts_windows_and_seeds():
 
 
 def test_the_learning_rate_that_is_shown_is_the_best_that_most_seeds_have(tmp_path):
-    losses = {(0.1, 1): 2.0, (0.1, 2): 3.0, (0.2, 1): 2.4, (0.2, 2): 2.5, (0.4, 1): 1.0}  # the last one failed with seed 2
+    losses = {
+        (0.1, 1): 2.0,
+        (0.1, 2): 3.0,
+        (0.2, 1): 2.4,
+        (0.2, 2): 2.5,
+        (0.4, 1): 1.0,
+    }  # the last one failed with seed 2
     runs = []
     for (lr, seed), nll in losses.items():
         run = Run(tmp_path / f"{lr}-{seed}")
@@ -545,7 +754,12 @@ def test_the_learning_rate_that_is_shown_is_the_best_that_most_seeds_have(tmp_pa
 
 def invented(folder, data, found, **keys):
     """A study of invented findings: (row, seed, kind) -> what was found."""
-    tree = {"title": "t", "runs": [{"name": "a", "model": "mamba2"}, {"name": "b"}], "seeds": [1, 2], "set": {"steps": 1}}
+    tree = {
+        "title": "t",
+        "runs": [{"name": "a", "model": "mamba2"}, {"name": "b"}],
+        "seeds": [1, 2],
+        "set": {"steps": 1},
+    }
     plan = plans.plan(typed.convert(Study, tree | keys, "here"), "invented", str(data), folder)
     plans.begin(plan)
     for planned in plan.runs:
@@ -553,13 +767,21 @@ def invented(folder, data, found, **keys):
             if (one := found.get((planned.row, planned.seed, kind))) is not None:
                 path = judging.file_of(plan.run(planned), kind)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(typed.text(Measurement(kind=kind, fingerprint="f", seconds=3.0, result=typed.tree(one))))
+                path.write_text(
+                    typed.text(
+                        Measurement(kind=kind, fingerprint="f", seconds=3.0, result=typed.tree(one))
+                    )
+                )
     return plan
 
 
 def losses(*windows, context=8):
     data = TextSource(
-        source="somewhere", windows=len(windows), context=context, tokens=len(windows) * context, documents="joined"
+        source="somewhere",
+        windows=len(windows),
+        context=context,
+        tokens=len(windows) * context,
+        documents="joined",
     )
     return LossResult(nll=statistics.mean(windows), se=0.0, windows=windows, fire=(), data=data)
 
@@ -571,11 +793,18 @@ def cells_of(folder):
 
 def test_a_table_names_what_it_lacks_and_no_seed_that_it_has_not(prepared, tmp_path):
     whole = {("a", 1, "loss"): losses(1.0, 2.0), ("b", 1, "loss"): losses(1.0, 2.0)}
-    sizes = {(row, seed, "size"): ModelSize(parameters=1, flops=1.0, state_bytes=1.0) for row in "ab" for seed in (1, 2)}
+    sizes = {
+        (row, seed, "size"): ModelSize(parameters=1, flops=1.0, state_bytes=1.0)
+        for row in "ab"
+        for seed in (1, 2)
+    }
     invented(tmp_path, prepared, whole | sizes, lr=[1e-3])
     notes = cells_of(tmp_path)[1]
     assert {"missing: a: seed 2 (loss)", "missing: b: seed 2 (loss)"} <= set(notes)
-    assert "1 steps; seeds 1; 1 thread per run" in notes and "errors: of windows alone, for there is one seed" in notes
+    assert (
+        "1 steps; seeds 1; 1 thread per run" in notes
+        and "errors: of windows alone, for there is one seed" in notes
+    )
     assert any("chosen on windows of the same held-out split" in note for note in notes)
 
 
@@ -583,10 +812,20 @@ def test_nothing_of_the_losses_figure_is_cut_off_beside_long_names(prepared, tmp
     pytest.importorskip("matplotlib")
     name = "amor-gated-deltanet-classic"
     rows = [{"name": name}, {"name": "b"}]
-    invented(tmp_path, prepared, {(name, 1, "loss"): losses(4.4, 4.5), ("b", 1, "loss"): losses(5.2, 5.3)}, runs=rows)
+    invented(
+        tmp_path,
+        prepared,
+        {(name, 1, "loss"): losses(4.4, 4.5), ("b", 1, "loss"): losses(5.2, 5.3)},
+        runs=rows,
+    )
     drawing = figures.draw("losses", results.read(tmp_path))
     paper, drawn = drawing.bbox_inches, drawing.get_tightbbox()
-    assert paper.x0 <= drawn.x0 and drawn.x1 <= paper.x1 and paper.y0 <= drawn.y0 and drawn.y1 <= paper.y1
+    assert (
+        paper.x0 <= drawn.x0
+        and drawn.x1 <= paper.x1
+        and paper.y0 <= drawn.y0
+        and drawn.y1 <= paper.y1
+    )
 
 
 def test_rows_are_compared_with_those_of_the_same_axes_and_the_same_text(prepared, tmp_path):
@@ -600,20 +839,32 @@ def test_rows_are_compared_with_those_of_the_same_axes_and_the_same_text(prepare
     cells, _ = cells_of(tmp_path)
     over = {row: each["loss - a's"] and each["loss - a's"].value for row, each in cells.items()}
     assert list(over.values()) == [None, None, -0.5, -3.0]
-    assert not any(each["loss"].best for each in cells.values()), "windows of other contexts are no match"
+    assert not any(each["loss"].best for each in cells.values()), (
+        "windows of other contexts are no match"
+    )
     assert Grid((1,), np.zeros((1, 3)), "x").ahead(Grid((1,), np.ones((1, 3)), "y")) is None
 
 
 def test_a_gate_that_aims_at_no_rate_is_a_point_of_the_frontier(prepared, tmp_path):
     def rates(*policies):
-        told = tuple(RatePolicy(name=n, rate=r, fire=(1.0,), nll=v, windows=(v, v)) for n, r, v in policies)
+        told = tuple(
+            RatePolicy(name=n, rate=r, fire=(1.0,), nll=v, windows=(v, v)) for n, r, v in policies
+        )
         return RatesResult(gate="g", data=losses(1.0, 1.0).data, policies=told, notes=())
 
     always = rates(("never", None, 3.0), ("as it is", None, 2.0), ("random", 0.1, 2.5))
     aims = rates(("never", None, 3.0), ("as it is", None, 2.0), ("gate", 0.1, 2.25))
     judge = {"rates": {"rates": [0.1]}}
-    invented(tmp_path, prepared, {("a", 1, "rates"): always, ("b", 1, "rates"): aims}, judge=judge, tables=["frontier"])
-    assert [(name, rate, grid.mean) for name, _, rate, grid in frontier_points(results.read(tmp_path))] == [
+    invented(
+        tmp_path,
+        prepared,
+        {("a", 1, "rates"): always, ("b", 1, "rates"): aims},
+        judge=judge,
+        tables=["frontier"],
+    )
+    assert [
+        (name, rate, grid.mean) for name, _, rate, grid in frontier_points(results.read(tmp_path))
+    ] == [
         ("a", None, 2.0),
         ("b at 10 %", 0.1, 2.25),
     ]
@@ -626,7 +877,9 @@ def test_the_time_to_go_counts_judgements_of_one_learning_rate(prepared, tmp_pat
     path = judging.file_of(plan.run(done.planned), "loss")
     path.parent.mkdir(parents=True)
     path.write_text(typed.text(Measurement(kind="loss", fingerprint="f", seconds=3.0, result={})))
-    left = Estimator(plan, lambda: 1.0).left([RunStatus(done.planned, done.step, ()), *runs], at_once=1)
+    left = Estimator(plan, lambda: 1.0).left(
+        [RunStatus(done.planned, done.step, ()), *runs], at_once=1
+    )
     assert left.judge == 3 * 3.0, "two rows of two seeds, of which one is judged"
 
 
@@ -636,7 +889,9 @@ def test_gates_fire_on_exactly_the_share_asked_for():
     fire = reader.top_fraction(0.3)
     assert fire.flatten(1).sum(1).tolist() == [18, 18, 18]
     for k, gate in enumerate(reader.gates):
-        mine = reader.run(lambda here, k=k, g=gate: [g if n == k else told(fire[n][here]) for n in range(3)])
+        mine = reader.run(
+            lambda here, k=k, g=gate: [g if n == k else told(fire[n][here]) for n in range(3)]
+        )
         assert mine.score[k][fire[k]].min() >= mine.score[k][~fire[k]].max()
 
 

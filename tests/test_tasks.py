@@ -18,7 +18,10 @@ from amor.ops.head import IGNORE
 # a run made before can no longer be resumed, and FORM of amor/data/generated.py must be raised
 SIZES = [
     ({"kind": "mqar"}, "9bf95ce2"),
-    ({"kind": "mqar", "vocab": 9, "pairs": 3, "length": 13, "queries": 2, "power": 1.0}, "29e9d17b"),
+    (
+        {"kind": "mqar", "vocab": 9, "pairs": 3, "length": 13, "queries": 2, "power": 1.0},
+        "29e9d17b",
+    ),
     ({"kind": "stream"}, "2ee57605"),
     ({"kind": "stream", "vocab": 13, "pairs": 3, "length": 31, "filler": 0.0}, "752dc4c0"),
     ({"kind": "selective-copy"}, "08d00841"),
@@ -78,7 +81,9 @@ def test_every_answer_stands_in_the_row_before_its_question(tree):
     task, found = drawn(tree)
     assert found.tokens.shape == found.targets.shape == found.question.shape == (20, task.length)
     assert int(found.tokens.min()) >= 0 and int(found.tokens.max()) < task.vocab
-    for tokens, targets, asked in zip(found.tokens.tolist(), found.targets.tolist(), found.question.tolist(), strict=True):
+    for tokens, targets, asked in zip(
+        found.tokens.tolist(), found.targets.tolist(), found.question.tolist(), strict=True
+    ):
         places = [place for place, number in enumerate(asked) if number]
         assert {asked[place] for place in places} == set(range(1, max(asked) + 1))
         for place in places:
@@ -90,7 +95,9 @@ def test_the_loss_counts_answers_alone_or_every_next_token(tree):
     _, alone = drawn({**tree, "loss": "questions"})
     _, everything = drawn({**tree, "loss": "all"})
     asked = alone.question > 0
-    assert torch.equal(alone.tokens, everything.tokens) and torch.equal(alone.question, everything.question)
+    assert torch.equal(alone.tokens, everything.tokens) and torch.equal(
+        alone.question, everything.question
+    )
     assert (alone.targets[~asked] == IGNORE).all()
     assert torch.equal(alone.targets[asked], everything.targets[asked])
     further, here = alone.tokens[:, 1:], ~asked[:, :-1]
@@ -106,7 +113,11 @@ def test_answers_are_the_text_itself_but_in_mqar(tree):
     assert not same.all() if task.kind == "mqar" else same.all()
 
 
-@pytest.mark.parametrize(("tree", "known"), SIZES, ids=lambda t: t if isinstance(t, str) else " ".join(map(str, t.values())))
+@pytest.mark.parametrize(
+    ("tree", "known"),
+    SIZES,
+    ids=lambda t: t if isinstance(t, str) else " ".join(map(str, t.values())),
+)
 def test_rows_are_the_same_on_every_machine_and_version(tree, known):
     _, found = drawn(tree, rows=3)
     held = np.stack([found.tokens.numpy(), found.question.numpy()]).astype("<i8").tobytes()
@@ -121,10 +132,14 @@ def test_a_row_depends_neither_on_how_many_are_drawn_nor_on_anybody_s_random_num
     np.random.seed(1)
     states = torch.get_rng_state(), np.random.get_state()[1].copy()
     for cut in range(8):
-        halves = [Generated(read_task(tree), 7, seed=3).rows(2, *part) for part in ((0, cut), (cut, 7))]
+        halves = [
+            Generated(read_task(tree), 7, seed=3).rows(2, *part) for part in ((0, cut), (cut, 7))
+        ]
         for both, one in zip(zip(*halves, strict=True), whole, strict=True):
             assert torch.equal(torch.cat(both), one)
-    assert torch.equal(states[0], torch.get_rng_state()) and np.array_equal(states[1], np.random.get_state()[1])
+    assert torch.equal(states[0], torch.get_rng_state()) and np.array_equal(
+        states[1], np.random.get_state()[1]
+    )
 
 
 @pytest.mark.parametrize("kind", registry.kinds(ROOM))
@@ -132,7 +147,10 @@ def test_seeds_steps_and_streams_never_meet(kind):
     ways = [(seed, stream, step) for seed in (0, 1, -1) for stream in STREAMS for step in (0, 1)]
     found = {way: drawn({"kind": kind}, 40, *way)[1].tokens.tolist() for way in ways}
     for one, other in combinations(found, 2):
-        assert not {tuple(row) for row in found[one]} & {tuple(row) for row in found[other]}, (one, other)
+        assert not {tuple(row) for row in found[one]} & {tuple(row) for row in found[other]}, (
+            one,
+            other,
+        )
     keys = np.concatenate([row_keys(*way, 0, 1000) for way in ways])
     assert len(np.unique(keys)) == len(keys)
 
@@ -141,11 +159,15 @@ def test_rows_of_training_may_have_fewer_pairs_and_those_of_judging_have_all():
     tree = {"kind": "stream", "vocab": 64, "pairs": 8, "length": 40, "filler": 0.2}
     met = set()
     _, found = drawn({**tree, "fewest": 3}, rows=200)
-    for tokens, targets, asked in zip(found.tokens.tolist(), found.targets.tolist(), found.question.tolist(), strict=True):
+    for tokens, targets, asked in zip(
+        found.tokens.tolist(), found.targets.tolist(), found.question.tolist(), strict=True
+    ):
         keys, values = tokens[0:16:2], tokens[1:16:2]
         count = sum(key < 16 for key in keys)
         met.add(count)
-        assert all(key < 16 <= value < 32 for key, value in zip(keys[:count], values[:count], strict=True))
+        assert all(
+            key < 16 <= value < 32 for key, value in zip(keys[:count], values[:count], strict=True)
+        )
         assert all(token >= 32 for token in tokens[2 * count : 16]), "filler stands for the others"
         known = dict(zip(keys[:count], values[:count], strict=True))
         for place in (place for place, number in enumerate(asked) if number):
@@ -154,7 +176,9 @@ def test_rows_of_training_may_have_fewer_pairs_and_those_of_judging_have_all():
     for stream in ("valid", "test"):
         _, eased = drawn({**tree, "fewest": 3}, stream=stream)
         _, plain = drawn(tree, stream=stream)
-        assert torch.equal(eased.tokens, plain.tokens) and torch.equal(eased.question, plain.question)
+        assert torch.equal(eased.tokens, plain.tokens) and torch.equal(
+            eased.question, plain.question
+        )
     with pytest.raises(AmorError, match="fewest is 9, at most 8"):
         read_task({**tree, "fewest": 9})
 
@@ -164,7 +188,9 @@ def test_numbers_look_like_chance():
     chance = Chance(row_keys(0, "train", 0, 0, 24_000))
     for high in (5, 8):  # few of few: all are sorted; few of many: what stands twice is drawn again
         pairs = chance.distinct(high, 2)
-        counts = np.bincount(pairs[:, 0] * high + pairs[:, 1], minlength=high * high).reshape(high, high)
+        counts = np.bincount(pairs[:, 0] * high + pairs[:, 1], minlength=high * high).reshape(
+            high, high
+        )
         assert (np.diag(counts) == 0).all()
         off, mean = counts[~np.eye(high, dtype=bool)], len(pairs) / (high * (high - 1))
         assert ((off - mean) ** 2 / mean).sum() < len(off) + 5 * (2 * len(off)) ** 0.5
@@ -182,7 +208,10 @@ WRONG = [
     ({"kind": "mqr"}, "no kind 'mqr'; did you mean 'mqar'"),
     ({"kind": "mqar", "pair": 3}, "no key 'pair'; did you mean 'pairs'"),
     ({"kind": "mqar", "pairs": 0}, "pairs: expected int >= 1, not 0"),
-    ({"kind": "mqar", "pairs": 17, "length": 64}, "too short for 17 pairs and their questions; give 68"),
+    (
+        {"kind": "mqar", "pairs": 17, "length": 64},
+        "too short for 17 pairs and their questions; give 68",
+    ),
     ({"kind": "mqar", "vocab": 16, "pairs": 8}, "pairs is 8, at most 7"),
     ({"kind": "mqar", "pairs": 4, "queries": 5}, "queries is 5, at most 4"),
     ({"kind": "mqar", "loss": "some"}, "loss"),
@@ -200,7 +229,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("tree", "words"), WRONG, ids=lambda t: t if isinstance(t, str) else " ".join(map(str, t.values())))
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    WRONG,
+    ids=lambda t: t if isinstance(t, str) else " ".join(map(str, t.values())),
+)
 def test_what_cannot_be_asked_is_refused_in_one_line(tree, words):
     with pytest.raises(AmorError) as raised:
         read_task(tree)

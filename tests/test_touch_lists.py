@@ -17,14 +17,20 @@ ROOMS = ("measures", "study.figures", "study.tables", "gates", "mixers", "conver
 # `amor help` shows the verbs in the order of a working day; one that is not listed comes last
 ORDERED = {("cli", "cli/__init__.py")}
 # policies that are compared, and are called as the gates that do the same
-POLICIES = {("gates", "measures/rates.py"), ("gates", "measures/value.py"), ("gates", "gates/override.py")}
+POLICIES = {
+    ("gates", "measures/rates.py"),
+    ("gates", "measures/value.py"),
+    ("gates", "gates/override.py"),
+}
 # vLLM has layers of its own for some mixers; any other runs by our operators
 SPECIAL = {("mixers", "vllm/served.py")}
 
 
 def kinds(room):
     if room == "cli":
-        return {path.stem for path in (PACKAGE / "cli").glob("*.py") if not path.stem.startswith("_")}
+        return {
+            path.stem for path in (PACKAGE / "cli").glob("*.py") if not path.stem.startswith("_")
+        }
     return {spelt for kind in registry.kinds(room) for spelt in (kind, kind.replace("_", "-"))}
 
 
@@ -34,7 +40,11 @@ def lists(room, names, package=PACKAGE):
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
-            words = {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+            words = {
+                part.value
+                for part in parts
+                if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            }
             if len(words & names) >= enough:
                 yield room, str(path.relative_to(package))
 
@@ -52,7 +62,9 @@ def test_a_list_of_kinds_is_noticed(tmp_path):
 def naming(pattern, package=PACKAGE):
     """Files of the package in which a pattern occurs."""
     files = (path for path in sorted(package.rglob("*")) if path.suffix in SOURCES)
-    return [str(path.relative_to(package)) for path in files if re.search(pattern, path.read_text())]
+    return [
+        str(path.relative_to(package)) for path in files if re.search(pattern, path.read_text())
+    ]
 
 
 # kinds whose names are no everyday words, so that each occurrence means them
@@ -98,14 +110,21 @@ assert "riddles" in in_suite("common-sense") and "Riddles" in [column.title for 
 
 
 def test_one_new_file_is_all_that_a_kind_needs(tmp_path):
-    package = shutil.copytree(PACKAGE, tmp_path / "amor", ignore=shutil.ignore_patterns("__pycache__"))
+    package = shutil.copytree(
+        PACKAGE, tmp_path / "amor", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for old, (new, words) in ADDED.items():
         text = (package / old).read_text()
         for was, now in words.items():
             assert was in text, old
             text = text.replace(was, now)
         (package / new).write_text(text)
-    subprocess.run([sys.executable, "-c", USED], check=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), "PATH": ""})
+    subprocess.run(
+        [sys.executable, "-c", USED],
+        check=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+    )
 
 
 def test_a_weight_format_is_three_files():
@@ -120,10 +139,21 @@ def test_a_weight_format_is_three_files():
 def test_a_recurrence_is_six_files():
     """Definition and entry of the operator, its row, its instruction on both sides, and the mixer."""
     # not counted, though they name it: tables by operator that are still written by hand
-    tuned = {"ops/chunks.py", "decode/engine.py"}  # chunk sizes; which backends the path of a step names
+    tuned = {
+        "ops/chunks.py",
+        "decode/engine.py",
+    }  # chunk sizes; which backends the path of a step names
     always = {"ops/delta/__init__.py", "ops/delta/reference.py"}
-    fast = {"ops/delta/native.py", "ops/delta/native.cpp", "ops/delta/chunked.py", "ops/delta/fla.py", "ops/delta/step.h"}
+    fast = {
+        "ops/delta/native.py",
+        "ops/delta/native.cpp",
+        "ops/delta/chunked.py",
+        "ops/delta/fla.py",
+        "ops/delta/step.h",
+    }
     code = r"\"delta\"|\bclass Delta\b|struct Delta\b|def delta\b|\bdelta/step\.h"
-    others = {name for name in naming(code) if not name.startswith(("ops/delta/", "bench/", "mixers/"))}
+    others = {
+        name for name in naming(code) if not name.startswith(("ops/delta/", "bench/", "mixers/"))
+    }
     assert len(always | others - tuned) + 1 <= 6, others
     assert fast.isdisjoint(others)

@@ -51,13 +51,21 @@ def test_a_trace_says_what_the_model_did():
         assert token["fire"] == [bool(g.fire[0, t]) for g in whole.gates]
         close(torch.tensor(token["entropy"]), torch.stack([g.score[0, t] for g in whole.gates]))
         # surprise stands at the token that was predicted, entropy at the token that was read
-        assert token["surprise"] == (None if t == 0 else pytest.approx(out.nll[0, t - 1].item(), rel=1e-4))
+        assert token["surprise"] == (
+            None if t == 0 else pytest.approx(out.nll[0, t - 1].item(), rel=1e-4)
+        )
     chances = model.logits(whole.hidden[0]).softmax(-1)
     for t, token in enumerate(found["tokens"][1:]):
         assert token["p"]["as_is"] == pytest.approx(chances[t, ids[t + 1]].item(), rel=1e-3)
-        assert found["tokens"][t]["guesses"][0]["p"] == pytest.approx(chances[t].max().item(), rel=1e-3)
-    assert found["thresholds"] == [pytest.approx(float(gate.threshold)) for gate in own_gates(model)]
-    assert any(any(token["fire"]) for token in found["tokens"]), "a trace of a gate that never fires tests little"
+        assert found["tokens"][t]["guesses"][0]["p"] == pytest.approx(
+            chances[t].max().item(), rel=1e-3
+        )
+    assert found["thresholds"] == [
+        pytest.approx(float(gate.threshold)) for gate in own_gates(model)
+    ]
+    assert any(any(token["fire"]) for token in found["tokens"]), (
+        "a trace of a gate that never fires tests little"
+    )
 
 
 @pytest.mark.parametrize(("gate", "policy"), [("never", "closed"), ("always", "open")])
@@ -79,8 +87,15 @@ def test_a_long_text_is_traced_in_pieces_that_do_not_show(monkeypatch):
     monkeypatch.setattr("amor.judge.trace.CHUNK", 17)
     parts = plain(trace(model, tokenizer, ids))
     for name in ("as_is", "closed", "open"):
-        close(*(torch.tensor([token["p"][name] for token in found["tokens"][1:]]) for found in (parts, whole)))
-    assert [token["fire"] for token in parts["tokens"]] == [token["fire"] for token in whole["tokens"]]
+        close(
+            *(
+                torch.tensor([token["p"][name] for token in found["tokens"][1:]])
+                for found in (parts, whole)
+            )
+        )
+    assert [token["fire"] for token in parts["tokens"]] == [
+        token["fire"] for token in whole["tokens"]
+    ]
 
 
 def test_every_architecture_has_a_trace_and_one_token_is_a_text():
@@ -88,7 +103,10 @@ def test_every_architecture_has_a_trace_and_one_token_is_a_text():
         model, tokenizer, _ = reading(name)
         for text in ("a", "ab"):
             found = plain(trace(model, tokenizer, tokenizer.encode(text).ids))
-            assert len(found["tokens"]) == len(text) and len(found["tokens"][0]["entropy"]) == found["blocks"]
+            assert (
+                len(found["tokens"]) == len(text)
+                and len(found["tokens"][0]["entropy"]) == found["blocks"]
+            )
     with pytest.raises(AmorError, match="empty"):
         trace(model, tokenizer, [])
 
@@ -97,7 +115,11 @@ def test_every_token_has_one_kind_and_the_summary_counts_each_once():
     model, tokenizer, ids = reading()
     found = plain(trace(model, tokenizer, ids))
     rows = {row["class"]: row for row in found["summary"]}
-    assert rows["all"]["count"] == len(ids) == sum(row["count"] for name, row in rows.items() if name not in ("all", "rare"))
+    assert (
+        rows["all"]["count"]
+        == len(ids)
+        == sum(row["count"] for name, row in rows.items() if name not in ("all", "rare"))
+    )
     fired = [token["fire"][0] for token in found["tokens"] if token["kind"] == "continuation"]
     assert rows["continuation"]["fire_rate"][0] == pytest.approx(sum(fired) / len(fired))
 
@@ -108,13 +130,25 @@ def test_kinds_follow_the_words():
     ids = [*tokenizer.encode(text).ids, 256]
     found = kinds(ids, Speller(tokenizer))
     word, space = ["first in word", "continuation"], ["whitespace"]
-    assert found == [*word, *space, *word, *space, "digit", "digit", "punctuation", *space, "special"]
+    assert found == [
+        *word,
+        *space,
+        *word,
+        *space,
+        "digit",
+        "digit",
+        "punctuation",
+        *space,
+        "special",
+    ]
 
 
 def test_a_token_is_spelled_by_its_bytes():
     speller = Speller(bytes_tokenizer())
     assert [speller(i) for i in "é".encode()] == ["\\xc3", "\\xa9"]
-    assert speller(ord("a")) == "a" and speller(256) == "<|end_of_text|>" and speller(300) == "<300>"
+    assert (
+        speller(ord("a")) == "a" and speller(256) == "<|end_of_text|>" and speller(300) == "<300>"
+    )
 
 
 def test_rare_is_the_later_half_of_a_learned_vocabulary_or_the_rarest_of_a_text():
@@ -139,20 +173,30 @@ def test_trace_writes_a_page_that_fetches_nothing(folder, tmp_path, capsys):
     text = "a < b </script> & ⏎ é"
     assert main(["trace", folder, "--text", text, "--out", str(out), "--json"]) == 0
     found = last_json(capsys)
-    assert found["written"] == [str(out / f"trace.{kind}") for kind in ("json", "html", "png", "svg")]
+    assert found["written"] == [
+        str(out / f"trace.{kind}") for kind in ("json", "html", "png", "svg")
+    ]
     page = (out / "trace.html").read_text()
-    assert page.count("</script>") == 2 and not re.search(r"(src|href)=|https?://(?!www.w3.org)|@import|url\(", page)
+    assert page.count("</script>") == 2 and not re.search(
+        r"(src|href)=|https?://(?!www.w3.org)|@import|url\(", page
+    )
     held = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
-    assert held["traces"] == found["traces"] == json.loads((out / "trace.json").read_text())["traces"]
+    assert (
+        held["traces"] == found["traces"] == json.loads((out / "trace.json").read_text())["traces"]
+    )
 
 
 def test_no_text_can_end_the_script_that_holds_it():
     from amor.study.page import trace_page
 
     model, tokenizer, ids = reading()
-    shown = trace_page(Traces(traces=(trace(model, tokenizer, ids, "</script><script>alert(1)</script>"),)))
+    shown = trace_page(
+        Traces(traces=(trace(model, tokenizer, ids, "</script><script>alert(1)</script>"),))
+    )
     assert shown.count("</script>") == 2
-    assert json.loads(re.search(r'id="data">(.*?)</script>', shown, re.S)[1])["traces"][0]["title"].startswith("</script>")
+    assert json.loads(re.search(r'id="data">(.*?)</script>', shown, re.S)[1])["traces"][0][
+        "title"
+    ].startswith("</script>")
 
 
 def test_the_strip_marks_what_fired(folder, capsys):
@@ -183,16 +227,63 @@ def test_value_judges_a_file_and_prepared_data(folder, prepared, tmp_path, capsy
     file = tmp_path / "held.txt"
     file.write_text(TEXT * 4)
     out = tmp_path / "judged"
-    assert main(["trace", folder, "--value", "--file", str(file), "--windows", "3", "--out", str(out), "--json"]) == 0
+    assert (
+        main(
+            [
+                "trace",
+                folder,
+                "--value",
+                "--file",
+                str(file),
+                "--windows",
+                "3",
+                "--out",
+                str(out),
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = last_json(capsys)
-    assert found["data"] == {"source": str(file), "windows": 3, "context": 16, "tokens": 48, "documents": "joined"}
+    assert found["data"] == {
+        "source": str(file),
+        "windows": 3,
+        "context": 16,
+        "tokens": 48,
+        "documents": "joined",
+    }
     assert "<svg" in (out / "value.html").read_text() and (out / "value.png").stat().st_size > 1000
-    assert main(["trace", folder, "--value", "--data", f"{prepared}/valid", "--windows", "2", "--json"]) == 0
+    assert (
+        main(
+            ["trace", folder, "--value", "--data", f"{prepared}/valid", "--windows", "2", "--json"]
+        )
+        == 0
+    )
     assert last_json(capsys)["data"]["windows"] == 2
-    assert main(["trace", folder, "--choices", "--data", str(prepared), "--windows", "2", "--out", str(out), "--json"]) == 0
+    assert (
+        main(
+            [
+                "trace",
+                folder,
+                "--choices",
+                "--data",
+                str(prepared),
+                "--windows",
+                "2",
+                "--out",
+                str(out),
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = last_json(capsys)
     assert json.loads((out / "choices.json").read_text())["choices"] == found["choices"]
-    assert found["data"]["windows"] == 2 and len(found["choices"]) == 2 + len(WAYS) and found["rates"] == [0.05, 0.1, 0.22, 0.44]
+    assert (
+        found["data"]["windows"] == 2
+        and len(found["choices"]) == 2 + len(WAYS)
+        and found["rates"] == [0.05, 0.1, 0.22, 0.44]
+    )
 
 
 @pytest.mark.parametrize(

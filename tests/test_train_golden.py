@@ -23,7 +23,14 @@ TOLERANCE = {"float32": 1e-4}
 def losses(name: str, data: Path, out: Path) -> list[float]:
     """The tiny recipe with short rows and small batches; the model is the recipe's own."""
     watch = Watch()
-    changes = ["context=32", "batch=2", "micro_batch=2", "lr.warmup=5", "eval.every=0", f"checkpoint.every={STEPS}"]
+    changes = [
+        "context=32",
+        "batch=2",
+        "micro_batch=2",
+        "lr.warmup=5",
+        "eval.every=0",
+        f"checkpoint.every={STEPS}",
+    ]
     train(load(f"tiny/{name}", changes, data=str(data), steps=STEPS), out, observers=[watch])
     return [line.loss for line in watch.steps]
 

@@ -18,7 +18,10 @@ CASES = [
     ("tiny/amor-mamba2", ()),
     ("tiny/amor-mamba2", ("recompute=true",)),
     ("tiny/amor-mamba2", ("freeze=backbone",)),
-    ("tiny/amor-mamba2-mlp", ("recompute=true", "model.changes.blocks.count=9")),  # more in blocks than in a layer
+    (
+        "tiny/amor-mamba2-mlp",
+        ("recompute=true", "model.changes.blocks.count=9"),
+    ),  # more in blocks than in a layer
 ]
 
 
@@ -28,8 +31,16 @@ def test_activations_are_within_a_quarter_of_the_measured_peak(recipe, changes):
     changes = [*changes, "micro_batch=8"]
     script = Path(__file__).with_name("peak_memory.py")
     given = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    run = subprocess.run([sys.executable, script, recipe, *changes], env=given, capture_output=True, text=True, check=True)
-    assert predict(load(recipe, changes), 1e12, "given").memory.activations == pytest.approx(int(run.stdout), rel=0.25)
+    run = subprocess.run(
+        [sys.executable, script, recipe, *changes],
+        env=given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert predict(load(recipe, changes), 1e12, "given").memory.activations == pytest.approx(
+        int(run.stdout), rel=0.25
+    )
 
 
 def peak_resident():
@@ -53,5 +64,7 @@ def test_activations_grow_with_the_tokens_of_a_micro_batch_and_not_with_the_batc
 
     head = 4 * 4096 * 256  # the gradient of the head's weights, once
     assert kept("micro_batch=8") - head == pytest.approx(2 * (kept("micro_batch=4") - head))
-    assert kept("micro_batch=8", "context=512") - head == pytest.approx(4 * (kept("micro_batch=4") - head))
+    assert kept("micro_batch=8", "context=512") - head == pytest.approx(
+        4 * (kept("micro_batch=4") - head)
+    )
     assert kept("micro_batch=8", "batch=64") == kept("micro_batch=8")

@@ -28,7 +28,12 @@ def recipe_for(data, mode, **keys):
 def _rank(rank, ports, data, out):
     """What each of two processes does: a whole run, one stopped in the middle and one stopped and resumed, in either mode."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+    }
     ports = iter(ports)
     for mode in MODES:
         os.environ["MASTER_PORT"] = str(next(ports))
@@ -89,9 +94,15 @@ def alike(a, b):
         assert x["step"] == y["step"]
         if "loss" in x:
             assert y["loss"] == pytest.approx(x["loss"], abs=NEAR)
-            assert y["grad_norm"] == pytest.approx(x["grad_norm"], rel=NEAR)  # AdamW would hide a factor
-            assert [block["fire"] for block in x["blocks"]] == [block["fire"] for block in y["blocks"]]
-            assert [block["tau"] for block in x["blocks"]] == pytest.approx([block["tau"] for block in y["blocks"]], abs=1e-6)
+            assert y["grad_norm"] == pytest.approx(
+                x["grad_norm"], rel=NEAR
+            )  # AdamW would hide a factor
+            assert [block["fire"] for block in x["blocks"]] == [
+                block["fire"] for block in y["blocks"]
+            ]
+            assert [block["tau"] for block in x["blocks"]] == pytest.approx(
+                [block["tau"] for block in y["blocks"]], abs=1e-6
+            )
 
 
 def decisions(folder, data):
@@ -113,7 +124,10 @@ def test_two_ranks_are_one(prepared, two, one, mode):
 
 
 def test_two_ranks_measure_what_one_does(prepared, two, tmp_path):
-    alone, both = trained(recipe_for(prepared, "none", changes=GAIN), tmp_path / "run"), left_by(two / "gain")
+    alone, both = (
+        trained(recipe_for(prepared, "none", changes=GAIN), tmp_path / "run"),
+        left_by(two / "gain"),
+    )
     alike(alone, both)
     assert alone["weights"]["blocks.0.gate.pred_std"] > 0, "it predicts"
     assert int(both["weights"]["blocks.0.gate.measured"]) == 6 * 8
@@ -127,7 +141,9 @@ def test_a_run_of_two_ranks_goes_on_alone(prepared, two, one, mode):
     assert [line.step for line in again["watch"].steps] == [6]
     alike(one, again)
     for name, t in one["moments"].items():
-        assert torch.allclose(t, again["moments"][name], rtol=0, atol=TOLERANCE[torch.float32]), name
+        assert torch.allclose(t, again["moments"][name], rtol=0, atol=TOLERANCE[torch.float32]), (
+            name
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)

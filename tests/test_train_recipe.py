@@ -16,19 +16,30 @@ from amor.train.recipe import Rates, Recipe, load
 from amor.train.recipe import names as every_recipe
 
 RECIPES = [name for name in every_recipe() if not name.endswith("/base")]
-PAPER = {"180m": (7_503, 3.69, 184.4), "440m": (18_255, 8.97, 448.7), "1.5b": (62_558, 30.7, 1537.4)}
+PAPER = {
+    "180m": (7_503, 3.69, 184.4),
+    "440m": (18_255, 8.97, 448.7),
+    "1.5b": (62_558, 30.7, 1537.4),
+}
 
 
 def test_every_architecture_and_ablation_has_a_tiny_recipe_and_every_scale_a_paper_recipe():
-    assert set(RECIPES) >= {f"tiny/{n}" for n in (*NAMES, *ABLATION_NAMES)} | {f"paper/{s}" for s in PAPER}
+    assert set(RECIPES) >= {f"tiny/{n}" for n in (*NAMES, *ABLATION_NAMES)} | {
+        f"paper/{s}" for s in PAPER
+    }
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_builds_and_puts_every_parameter_into_one_group(name):
     recipe = load(name)
     model = build(recipe.config(), device="meta")
-    found = {group.name: [n for n, _ in group.members] for group in groups(model, recipe.optimiser, recipe.lr)}
-    assert sorted(n for names in found.values() for n in names) == sorted(n for n, _ in model.named_parameters())
+    found = {
+        group.name: [n for n, _ in group.members]
+        for group in groups(model, recipe.optimiser, recipe.lr)
+    }
+    assert sorted(n for names in found.values() for n in names) == sorted(
+        n for n, _ in model.named_parameters()
+    )
     assert len(found.get("alpha", ())) == model.config.blocks.count
     bare = ("norm.weight", "norm_f.weight", "bias", "A_log", ".D", "dt_bias", "_scale")
     for names, decays in ((found["matrices"], True), (found["vectors"], False)):
@@ -42,7 +53,9 @@ def test_alpha_has_its_own_rate_and_only_matrices_decay():
     model = build(recipe.config().change(**{"pattern": "mamba2", "vocab": 64}), device="meta")
     optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
     set_rate(optimizer, 0.5)
-    assert [(g["name"], g["lr"], g["weight_decay"], g["betas"]) for g in optimizer.param_groups] == [
+    assert [
+        (g["name"], g["lr"], g["weight_decay"], g["betas"]) for g in optimizer.param_groups
+    ] == [
         ("matrices", 0.75e-4, 0.1, (0.9, 0.95)),
         ("vectors", 0.75e-4, 0.0, (0.9, 0.95)),
         ("alpha", 1.5e-3, 0.0, (0.9, 0.95)),
@@ -58,7 +71,12 @@ def test_a_paper_recipe_has_the_steps_and_tokens_of_the_paper(scale):
     assert float(f"{found.tokens / 1e9:.3g}") == billions
     assert round(found.parameters / 1e6, 1) == millions
     assert recipe.tokens == 20 * found.parameters and recipe.model.name == "amor-mamba2"
-    assert (recipe.precision, recipe.seed, recipe.lr.floor, recipe.lr.warmup) == ("bf16", 42, 1e-5, 2000)
+    assert (recipe.precision, recipe.seed, recipe.lr.floor, recipe.lr.warmup) == (
+        "bf16",
+        42,
+        1e-5,
+        2000,
+    )
     assert (recipe.lr.peak, recipe.lr.alpha) == (1.5e-4 if scale == "1.5b" else 3e-4, 3e-3)
     assert f"{billions} B tokens" in "\n".join(lines(found))
 
@@ -67,7 +85,12 @@ def test_a_paper_recipe_has_the_steps_and_tokens_of_the_paper(scale):
 def test_a_paper_recipe_clips_at_one_and_has_the_paper_s_betas_and_decay(name):
     recipe = load(name)
     found = recipe.optimiser
-    assert (found.clip, found.betas, found.weight_decay, found.skip_spikes) == (1.0, (0.9, 0.95), 0.1, False)
+    assert (found.clip, found.betas, found.weight_decay, found.skip_spikes) == (
+        1.0,
+        (0.9, 0.95),
+        0.1,
+        False,
+    )
     assert found.eps == 1e-8  # of which the paper says nothing
     optimizer = adamw(groups(build(recipe.config(), device="meta"), found, recipe.lr), found)
     assert {(g["betas"], g["eps"]) for g in optimizer.param_groups} == {((0.9, 0.95), 1e-8)}
@@ -79,29 +102,51 @@ def test_what_the_paper_leaves_open_is_as_the_departures_say(scale, last):
     end = shape(recipe.total_steps - 1, recipe.total_steps, recipe.lr)
     assert (recipe.lr.peak * end, recipe.lr.alpha * end) == pytest.approx((1e-5, last))
     config = recipe.config()
-    assert (config.norm_eps, config.blocks.rope_theta, AttentionOptions().rope_theta, FusedOptions().rope_theta) == (
+    assert (
+        config.norm_eps,
+        config.blocks.rope_theta,
+        AttentionOptions().rope_theta,
+        FusedOptions().rope_theta,
+    ) == (
         1e-5,
         *[1e4] * 3,
     )
 
 
 def test_memory_kept_for_the_backward_pass_is_less_when_it_is_recomputed():
-    kept, again = (predict(load("tiny/amor-mamba2", ["context=64", f"recompute={r}"]), 1e12, "given") for r in ("false", "true"))
+    kept, again = (
+        predict(load("tiny/amor-mamba2", ["context=64", f"recompute={r}"]), 1e12, "given")
+        for r in ("false", "true")
+    )
     assert 0 < again.memory.activations < kept.memory.activations
     assert kept.memory.optimiser == 8 * kept.parameters
 
 
 def test_tiny_and_any_recipe_take_a_model_by_name_and_every_preset_is_a_tiny_recipe():
     named, chosen = load("tiny/mamba2-serial"), load("tiny", (), "mamba2-serial")
-    assert named == chosen and (named.name, named.model.name, named.steps) == ("mamba2-serial", "mamba2-serial", 2000)
+    assert named == chosen and (named.name, named.model.name, named.steps) == (
+        "mamba2-serial",
+        "mamba2-serial",
+        2000,
+    )
     assert load("tiny").model.name == "amor-mamba2"
     paper = load("paper/180m", (), "mamba2-serial")
-    assert (paper.name, paper.model.name, paper.model.scale) == ("180m-mamba2-serial", "mamba2-serial", "180m")
+    assert (paper.name, paper.model.name, paper.model.scale) == (
+        "180m-mamba2-serial",
+        "mamba2-serial",
+        "180m",
+    )
     assert load("paper/180m").name == "180m"
-    assert set(every_recipe()) >= {f"tiny/{name}" for name in every_name()} | {"tiny/demo", "tiny/authors", "paper/authors-180m"}
+    assert set(every_recipe()) >= {f"tiny/{name}" for name in every_name()} | {
+        "tiny/demo",
+        "tiny/authors",
+        "paper/authors-180m",
+    }
     with pytest.raises(AmorError, match="did you mean 'mamba2-serial'"):
         load("tiny", (), "mamba2-seriel").config()
-    with pytest.raises(AmorError, match="--model mamba2: the run starts from there; leave one of the two away"):
+    with pytest.raises(
+        AmorError, match="--model mamba2: the run starts from there; leave one of the two away"
+    ):
         load("tiny", ["model.start=there"], "mamba2")
 
 
@@ -150,10 +195,23 @@ def test_a_recipe_that_is_not_there_is_refused_with_the_nearest_name():
 
 
 def test_a_recipe_extends_another_and_the_command_line_has_the_last_word(tmp_path):
-    (tmp_path / "base.toml").write_text('steps = 10\n[model]\nscale = "tiny"\n[model.changes.blocks]\ncount = 2\n')
-    (tmp_path / "mine.toml").write_text('extends = "base.toml"\nmodel.name = "amor-gated-deltanet"\n')
-    recipe = load(tmp_path / "mine.toml", ["lr.peak=1e-2", "model.changes.width=512", "model.changes.blocks.mlp=true"], steps=7)
+    (tmp_path / "base.toml").write_text(
+        'steps = 10\n[model]\nscale = "tiny"\n[model.changes.blocks]\ncount = 2\n'
+    )
+    (tmp_path / "mine.toml").write_text(
+        'extends = "base.toml"\nmodel.name = "amor-gated-deltanet"\n'
+    )
+    recipe = load(
+        tmp_path / "mine.toml",
+        ["lr.peak=1e-2", "model.changes.width=512", "model.changes.blocks.mlp=true"],
+        steps=7,
+    )
     assert (recipe.name, recipe.steps, recipe.lr.peak, recipe.lr.floor) == ("mine", 7, 1e-2, 1e-5)
     config = recipe.config()
-    assert (config.width, config.blocks.count, config.blocks.mlp, config.pattern[0]) == (512, 2, True, "gated_deltanet")
+    assert (config.width, config.blocks.count, config.blocks.mlp, config.pattern[0]) == (
+        512,
+        2,
+        True,
+        "gated_deltanet",
+    )
     assert Recipe.from_dict(recipe.to_dict()) == recipe

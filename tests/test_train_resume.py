@@ -50,8 +50,15 @@ def test_killed_and_resumed_is_never_stopped_for_every_architecture(prepared, tm
     same(trained(recipe, tmp_path / "run"), whole)
 
 
-def test_killed_and_resumed_is_never_stopped_with_a_head_of_its_own_and_no_final_norm(prepared, tmp_path):
-    recipe = small_recipe(prepared, changes=QUICK | {"tied": False, "blocks.final": "none"}, steps=3, eval={"every": 3})
+def test_killed_and_resumed_is_never_stopped_with_a_head_of_its_own_and_no_final_norm(
+    prepared, tmp_path
+):
+    recipe = small_recipe(
+        prepared,
+        changes=QUICK | {"tied": False, "blocks.final": "none"},
+        steps=3,
+        eval={"every": 3},
+    )
     whole = trained(recipe, tmp_path / "whole")
     killed(recipe, tmp_path / "run", 3)
     same(trained(recipe, tmp_path / "run"), whole)
@@ -79,7 +86,9 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_killed_inside_a_checkpoint_loses_no_checkpoint(prepared, tmp_path, unbroken, halted, monkeypatch, stage):
+def test_killed_inside_a_checkpoint_loses_no_checkpoint(
+    prepared, tmp_path, unbroken, halted, monkeypatch, stage
+):
     where, name = STAGES[stage]
     out = halted(tmp_path / "run")
     before = [p.name for p in (out / "checkpoints").glob("step-*")]
@@ -113,7 +122,9 @@ def test_killed_inside_a_checkpoint_loses_no_checkpoint(prepared, tmp_path, unbr
 def test_kill_9_is_never_stopped(prepared, tmp_path, step, inside):
     recipe = small_recipe(prepared, "mamba2", steps=9, checkpoint={"every": 3})
     whole, seconds = finished(recipe, tmp_path / "whole")
-    found = survives(recipe, tmp_path / "run", whole, step, wait=min(seconds) / 2 if inside else 0.0)
+    found = survives(
+        recipe, tmp_path / "run", whole, step, wait=min(seconds) / 2 if inside else 0.0
+    )
     assert found["kept"] in ((3, 6) if inside else (3,))
 
 
@@ -125,7 +136,9 @@ def spelled(prepared, tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
-def test_kill_9_three_times_in_sixty_steps_is_never_stopped_also_where_a_lone_token_fires(spelled, tmp_path, case):
+def test_kill_9_three_times_in_sixty_steps_is_never_stopped_also_where_a_lone_token_fires(
+    spelled, tmp_path, case
+):
     survives_three(case, spelled[case.tokenizer], tmp_path)
 
 
@@ -141,13 +154,18 @@ def test_what_a_run_resumes_with_lies_in_memory_as_in_a_fresh_run(halted, prepar
 
     for out in (tmp_path / "fresh", halted(tmp_path / "run")):
         world, look = init_world("none", "cpu"), Look()
-        look.of, look.off = Trainer(small_recipe(prepared), checkpoint.Run(out), world, [look], {}), []
+        look.of, look.off = (
+            Trainer(small_recipe(prepared), checkpoint.Run(out), world, [look], {}),
+            [],
+        )
         look.of.go("auto")
         assert look.off and not any(look.off)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(prepared, tmp_path, unbroken, number, code):
+def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(
+    prepared, tmp_path, unbroken, number, code
+):
     class Ask(Watch):
         def on_step(self, metrics):
             if metrics.step == 3:
@@ -156,7 +174,9 @@ def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(prepar
     ask = Ask()
     ended = train(small_recipe(prepared), tmp_path / "run", observers=[ask])
     assert (ended.exit, ended.step, ended.done) == (code, 3, False)
-    assert [e.event for e in ask.events] == ["stopped"] and f"--out {tmp_path / 'run'}" in ask.events[0].message
+    assert [e.event for e in ask.events] == [
+        "stopped"
+    ] and f"--out {tmp_path / 'run'}" in ask.events[0].message
     assert left_by(tmp_path / "run")["trainer"]["step"] == 3
     again = trained(small_recipe(prepared), tmp_path / "run")
     assert again["watch"].steps[0].step == 4
@@ -164,7 +184,9 @@ def test_a_signal_ends_the_step_writes_a_checkpoint_and_says_how_to_go_on(prepar
 
 
 @pytest.mark.parametrize("harm", ["a flipped bit", "cut short", "no manifest", "moments changed"])
-def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(prepared, tmp_path, unbroken, halted, harm):
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
+    prepared, tmp_path, unbroken, halted, harm
+):
     out = halted(tmp_path / "run")
     folder = out / "checkpoints/step-000004"
     weights = folder / "model.safetensors"
@@ -188,7 +210,9 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(prepared, tm
 
 
 @pytest.mark.parametrize("where", ["model", "moments", "manifest"])
-def test_a_full_disk_is_said_and_leaves_the_checkpoint_before(prepared, tmp_path, unbroken, halted, monkeypatch, where):
+def test_a_full_disk_is_said_and_leaves_the_checkpoint_before(
+    prepared, tmp_path, unbroken, halted, monkeypatch, where
+):
     out = halted(tmp_path / "run")
 
     def full(*given, **more):
@@ -201,7 +225,10 @@ def test_a_full_disk_is_said_and_leaves_the_checkpoint_before(prepared, tmp_path
     class Fill(Observer):
         def on_step(self, metrics):
             if metrics.step == 6:
-                place = {"model": (checkpoint.model_folder, "save"), "moments": (checkpoint.on_disk, "write")}
+                place = {
+                    "model": (checkpoint.model_folder, "save"),
+                    "moments": (checkpoint.on_disk, "write"),
+                }
                 monkeypatch.setattr(*place.get(where, (checkpoint, "replace_file")), full)
 
     with pytest.raises(AmorError, match=r"No space left on device.*last good one is step-000004"):
@@ -212,14 +239,20 @@ def test_a_full_disk_is_said_and_leaves_the_checkpoint_before(prepared, tmp_path
 
 
 @pytest.mark.parametrize(("where", "allowed"), [("weights", 100_000), ("moments", 1_000_000)])
-def test_a_system_that_refuses_to_write_is_told_as_such(prepared, tmp_path, monkeypatch, where, allowed):
+def test_a_system_that_refuses_to_write_is_told_as_such(
+    prepared, tmp_path, monkeypatch, where, allowed
+):
     """No file may grow past a limit: safetensors wraps the system's error in one of its own."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     written = []
     honest = checkpoint.on_disk.write
-    monkeypatch.setattr(checkpoint.on_disk, "write", lambda path, held: honest(path, held) or written.append(path.name))
+    monkeypatch.setattr(
+        checkpoint.on_disk,
+        "write",
+        lambda path, held: honest(path, held) or written.append(path.name),
+    )
 
     class Limit(Observer):
         def on_step(self, metrics):
@@ -234,23 +267,32 @@ def test_a_system_that_refuses_to_write_is_told_as_such(prepared, tmp_path, monk
     assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line_and_left_as_it_was(prepared, tmp_path, halted):
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line_and_left_as_it_was(
+    prepared, tmp_path, halted
+):
     out = halted(tmp_path / "run")
-    for folder in (out / "checkpoints").glob("step-*"):  # as they were: torch's distributed format in a folder
+    for folder in (out / "checkpoints").glob(
+        "step-*"
+    ):  # as they were: torch's distributed format in a folder
         (folder / "optimizer").mkdir()
         (folder / "optimizer.safetensors").rename(folder / "optimizer/__0_0.distcp")
     with pytest.raises(
-        AmorError, match=r"step-000004 was written by an earlier amor.*now kept in optimizer.safetensors"
+        AmorError,
+        match=r"step-000004 was written by an earlier amor.*now kept in optimizer.safetensors",
     ) as error:
         train(small_recipe(prepared), out)
     assert "\n" not in str(error.value)
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
     assert amor.load(out)[0].config.vocab == 257  # its weights are read as before
     from_there = {"name": "amor-mamba2", "changes": {}, "start": str(out / "latest")}
-    assert train(small_recipe(prepared, model=from_there, steps=1), tmp_path / "next").done  # as the error advises
+    assert train(
+        small_recipe(prepared, model=from_there, steps=1), tmp_path / "next"
+    ).done  # as the error advises
 
 
-def test_a_run_or_recipe_with_an_earlier_key_is_refused_with_the_new_one(prepared, tmp_path, halted):
+def test_a_run_or_recipe_with_an_earlier_key_is_refused_with_the_new_one(
+    prepared, tmp_path, halted
+):
     out = halted(tmp_path / "run")
     tree = json.loads((out / "config.json").read_text())
     for old, new in (("latest", "keep_last"), ("best", "keep_best"), ("milestones", "keep_every")):
@@ -263,10 +305,16 @@ def test_a_run_or_recipe_with_an_earlier_key_is_refused_with_the_new_one(prepare
 
 
 @pytest.mark.parametrize(("number", "refusal"), [(errno.ENOSPC, AmorError), (None, OSError)])
-def test_only_an_error_of_the_system_is_told_as_one_of_the_disk(prepared, tmp_path, number, refusal):
+def test_only_an_error_of_the_system_is_told_as_one_of_the_disk(
+    prepared, tmp_path, number, refusal
+):
     class Fail(Observer):
         def on_step(self, metrics):
-            raise OSError("libamor.so: undefined symbol") if number is None else OSError(number, "No space left on device")
+            raise (
+                OSError("libamor.so: undefined symbol")
+                if number is None
+                else OSError(number, "No space left on device")
+            )
 
     with pytest.raises((AmorError, OSError)) as error:
         train(small_recipe(prepared), tmp_path / "run", observers=[Fail()])
@@ -275,7 +323,9 @@ def test_only_an_error_of_the_system_is_told_as_one_of_the_disk(prepared, tmp_pa
 
 def test_a_mistake_in_the_code_is_not_told_as_a_full_disk(prepared, tmp_path, monkeypatch):
     wrong = amor.preset("mamba2", "tiny")
-    monkeypatch.setattr(checkpoint, "build", lambda config, device: amor.build(wrong, device=device))
+    monkeypatch.setattr(
+        checkpoint, "build", lambda config, device: amor.build(wrong, device=device)
+    )
     with pytest.raises(RuntimeError, match="loading state_dict"):
         train(small_recipe(prepared), tmp_path / "run")
 
@@ -283,7 +333,10 @@ def test_a_mistake_in_the_code_is_not_told_as_a_full_disk(prepared, tmp_path, mo
 def test_checkpoints_are_kept_by_policy(prepared, tmp_path):
     keeping = {"every": 1, "keep_last": 1, "keep_every": 3, "keep_best": True}
     found = trained(
-        small_recipe(prepared, checkpoint=keeping, eval={"every": 2}, steps=8, lr={"peak": 1.0, "floor": 1.0}), tmp_path / "run"
+        small_recipe(
+            prepared, checkpoint=keeping, eval={"every": 2}, steps=8, lr={"peak": 1.0, "floor": 1.0}
+        ),
+        tmp_path / "run",
     )
     nll = {line["step"]: line["valid"]["nll"] for line in found["metrics"] if "valid" in line}
     best = min(nll, key=nll.get)
@@ -299,7 +352,10 @@ def test_checkpoints_are_kept_by_policy(prepared, tmp_path):
 def test_another_run_is_refused_and_another_rate_is_said(prepared, tmp_path):
     out = tmp_path / "run"
     killed(small_recipe(prepared), out, 3)
-    for other, key in ((small_recipe(prepared, batch=8), "batch"), (small_recipe(prepared, "mamba2"), "model.")):
+    for other, key in (
+        (small_recipe(prepared, batch=8), "batch"),
+        (small_recipe(prepared, "mamba2"), "model."),
+    ):
         with pytest.raises(AmorError, match=f"was made with {key}"):
             train(other, out)
     with pytest.raises(AmorError, match="holds a run already"):
@@ -334,8 +390,20 @@ def test_a_finished_run_has_nothing_to_do(prepared, tmp_path):
     same(first, again)
 
 
-def test_the_command_trains_and_goes_on_and_leaves_a_run_that_can_be_read(prepared, tmp_path, capsys):
-    words = ["train", "tiny/mamba2", "--data", str(prepared), "--out", str(tmp_path / "run"), "--steps", "2", "--json"]
+def test_the_command_trains_and_goes_on_and_leaves_a_run_that_can_be_read(
+    prepared, tmp_path, capsys
+):
+    words = [
+        "train",
+        "tiny/mamba2",
+        "--data",
+        str(prepared),
+        "--out",
+        str(tmp_path / "run"),
+        "--steps",
+        "2",
+        "--json",
+    ]
     for change in (
         "width=64",
         "d_ff=64",

@@ -51,7 +51,10 @@ def fired(folder, data):
 
 def test_four_micro_batches_are_one_large_batch(prepared, tmp_path):
     whole, parts = (
-        trained(small_recipe(prepared, batch=16, micro_batch=m, lr={"peak": 5e-4}), tmp_path / str(m)) for m in (16, 4)
+        trained(
+            small_recipe(prepared, batch=16, micro_batch=m, lr={"peak": 5e-4}), tmp_path / str(m)
+        )
+        for m in (16, 4)
     )
     for name in whole["weights"]:
         close(parts["weights"][name].float(), whole["weights"][name].float(), name)
@@ -59,8 +62,12 @@ def test_four_micro_batches_are_one_large_batch(prepared, tmp_path):
         assert b.get("loss", 0) == pytest.approx(a.get("loss", 0), rel=1e-5)
         assert [x["fire"] for x in a.get("blocks", ())] == [x["fire"] for x in b.get("blocks", ())]
     rates = [x["fire"] for x in whole["metrics"][-2]["blocks"]]
-    assert all(0.1 < r < 0.9 for r in rates)  # gates that fire now and then, or the law says nothing
-    assert torch.equal(fired(tmp_path / "16/latest", prepared), fired(tmp_path / "4/latest", prepared))
+    assert all(
+        0.1 < r < 0.9 for r in rates
+    )  # gates that fire now and then, or the law says nothing
+    assert torch.equal(
+        fired(tmp_path / "16/latest", prepared), fired(tmp_path / "4/latest", prepared)
+    )
 
 
 class Half(World):
@@ -129,15 +136,21 @@ def a_pooled(s, scores):
     return s.gather_scores(tally)
 
 
-def test_the_first_step_decides_with_the_statistics_of_its_own_batch_and_takes_them_in_once(prepared):
+def test_the_first_step_decides_with_the_statistics_of_its_own_batch_and_takes_them_in_once(
+    prepared,
+):
     s = stepper(prepared)
     found = s(0)
     seen = buffers(s.model)
-    scores = [g.score.flatten() for g in stepper(prepared).read(next(iter(s.micro_batches(0))), 1.0).gates]
+    scores = [
+        g.score.flatten() for g in stepper(prepared).read(next(iter(s.micro_batches(0))), 1.0).gates
+    ]
     for k, block in enumerate(found.blocks):
         assert int(seen[f"blocks.{k}.gate.updates"]) == 1
         assert block.mu == float(seen[f"blocks.{k}.gate.mu"]) == float(scores[k].median())
-        assert block.fire == float((scores[k] > block.tau).double().mean()) and 0.2 < block.fire < 0.6
+        assert (
+            block.fire == float((scores[k] > block.tau).double().mean()) and 0.2 < block.fire < 0.6
+        )
 
 
 def test_a_step_decides_with_the_statistics_from_before_it_and_then_takes_in_its_own(prepared):
@@ -157,7 +170,9 @@ def test_a_step_decides_with_the_statistics_from_before_it_and_then_takes_in_its
 
 
 @pytest.mark.parametrize("changes", [QUICK, ONCE, GAIN], ids=["entropy", "once", "gain"])
-def test_in_open_steps_blocks_fire_everywhere_and_gates_learn_what_they_will_decide_with(prepared, changes):
+def test_in_open_steps_blocks_fire_everywhere_and_gates_learn_what_they_will_decide_with(
+    prepared, changes
+):
     s = stepper(prepared, changes=changes, open_steps=3)
     dense = stepper(prepared, changes={"blocks.gate": "always"})
     for step in range(3):
@@ -168,7 +183,9 @@ def test_in_open_steps_blocks_fire_everywhere_and_gates_learn_what_they_will_dec
     gate = s.model.blocks[0].gate
     assert int(gate.updates) == 3 and (changes is not GAIN or int(gate.measured) == 3 * 4)
     threshold, found = float(gate.threshold), s(3)
-    assert found.blocks[0].tau == threshold and all(0.05 < block.fire < 0.95 for block in found.blocks)
+    assert found.blocks[0].tau == threshold and all(
+        0.05 < block.fire < 0.95 for block in found.blocks
+    )
 
 
 def test_a_run_goes_on_to_the_same_bits_where_gates_begin_to_decide(prepared, tmp_path):
@@ -185,12 +202,16 @@ def test_evaluation_changes_no_gate_statistic_and_no_weight(prepared, steps):
         s(step)
     before = {name: t.clone() for name, t in s.model.state_dict().items()}
     found = evaluate(s.model, BatchWindows(other_text(prepared), 0, 8), 4, s.forward, s.world.sum)
-    assert all((0 < rate < 1) == bool(steps) for rate in found.fire)  # a gate that has met no data is asked too
+    assert all(
+        (0 < rate < 1) == bool(steps) for rate in found.fire
+    )  # a gate that has met no data is asked too
     assert all(torch.equal(t, before[name]) for name, t in s.model.state_dict().items())
 
 
 def test_computing_activations_again_changes_nothing(prepared, tmp_path):
-    plain, again = (trained(small_recipe(prepared, recompute=r), tmp_path / str(r)) for r in (False, True))
+    plain, again = (
+        trained(small_recipe(prepared, recompute=r), tmp_path / str(r)) for r in (False, True)
+    )
     assert plain["metrics"] == again["metrics"]
     assert all(torch.equal(t, again["weights"][name]) for name, t in plain["weights"].items())
 
@@ -223,7 +244,9 @@ def test_a_spike_is_said_and_skipped_only_if_the_recipe_says_so(prepared, tmp_pa
     assert s.updates == (1 if skip else 2)
 
 
-def test_a_number_that_is_not_finite_stops_the_run_before_it_harms_and_is_named(prepared, tmp_path, monkeypatch):
+def test_a_number_that_is_not_finite_stops_the_run_before_it_harms_and_is_named(
+    prepared, tmp_path, monkeypatch
+):
     """MLPs break on the fourth batch: nothing is changed, the culprit and the batch are kept, the run can go on."""
     from amor.parts import SwiGLU
 
@@ -240,10 +263,17 @@ def test_a_number_that_is_not_finite_stops_the_run_before_it_harms_and_is_named(
 
     monkeypatch.setattr(SwiGLU, "forward", breaks)
     with pytest.raises(AmorError) as error:
-        train(small_recipe(prepared, name="mamba2", eval={"every": 0}), tmp_path / "run", observers=[Count()])
+        train(
+            small_recipe(prepared, name="mamba2", eval={"every": 0}),
+            tmp_path / "run",
+            observers=[Count()],
+        )
     assert "step 4" in str(error.value) and "output of backbone.layers.0.mlp" in str(error.value)
     failure = tmp_path / "run/failures/step-000004"
-    assert json.loads((failure / "failure.json").read_text())["first"] == "output of backbone.layers.0.mlp"
+    assert (
+        json.loads((failure / "failure.json").read_text())["first"]
+        == "output of backbone.layers.0.mlp"
+    )
     from safetensors.torch import load_file
 
     assert load_file(failure / "batch.safetensors")["tokens"].shape == (4, 24)
@@ -253,7 +283,9 @@ def test_a_number_that_is_not_finite_stops_the_run_before_it_harms_and_is_named(
     assert all(torch.equal(t, mended["weights"][n]) for n, t in good["weights"].items())
 
 
-def test_a_validation_that_is_not_finite_is_nothing_and_never_the_best(prepared, tmp_path, monkeypatch):
+def test_a_validation_that_is_not_finite_is_nothing_and_never_the_best(
+    prepared, tmp_path, monkeypatch
+):
     from amor.judge import evaluate
 
     monkeypatch.setattr(evaluate, "finite", lambda nll: None)
@@ -272,7 +304,10 @@ def test_a_parameter_or_gradient_that_is_not_finite_is_named(prepared):
 
     assert first_non_finite(s.model, again, lambda t: t) == "the loss itself"
     s.model.backbone.layers[1].mlp.up_proj.weight.grad = torch.full((96, 64), torch.inf)
-    assert first_non_finite(s.model, again, lambda t: t) == "gradient of backbone.layers.1.mlp.up_proj.weight"
+    assert (
+        first_non_finite(s.model, again, lambda t: t)
+        == "gradient of backbone.layers.1.mlp.up_proj.weight"
+    )
     s.model.norm_f.weight.data[0] = torch.nan
     assert first_non_finite(s.model, again, lambda t: t) == "parameter norm_f.weight"
 

@@ -39,7 +39,10 @@ def test_a_thing_comes_back_as_it_was_written(tmp_path: Path):
 
 def test_what_is_wrong_is_said_with_its_place():
     assert said({"name": 5}) == "F: name: expected str, got int"
-    assert said({"name": "a", "inner": {"depth": 10**9}}) == "F: inner.depth: expected int <= 1000, not 1000000000"
+    assert (
+        said({"name": "a", "inner": {"depth": 10**9}})
+        == "F: inner.depth: expected int <= 1000, not 1000000000"
+    )
     assert said({"name": "a", "many": [1, None]}) == "F: many[1]: expected int, got null"
     assert "no key 'nam'; did you mean 'name'?" in said({"nam": "a"})
     assert "inner.no key 'dept'" in said({"name": "a", "inner": {"dept": 1}})
@@ -48,7 +51,18 @@ def test_what_is_wrong_is_said_with_its_place():
     assert said({"name": "a", "version": 9}) == "F: of version 9; this amor reads version 1"
 
 
-@pytest.mark.parametrize("held", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"name": NaN}', b"\x00", b'{"name": "\xed\xa0\x80"}'])
+@pytest.mark.parametrize(
+    "held",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"name": NaN}',
+        b"\x00",
+        b'{"name": "\xed\xa0\x80"}',
+    ],
+)
 def test_broken_files_are_one_line(tmp_path: Path, held: bytes):
     (tmp_path / "f.json").write_bytes(held)
     with pytest.raises(AmorError, match=r"f\.json: "):
@@ -63,7 +77,13 @@ def test_broken_toml_is_one_line(tmp_path: Path, held: str):
 
 
 def test_files_that_are_none(tmp_path: Path):
-    for path in (tmp_path, tmp_path / "none", tmp_path / ("n" * 300), Path("a\0b"), tmp_path / "x" / "y"):
+    for path in (
+        tmp_path,
+        tmp_path / "none",
+        tmp_path / ("n" * 300),
+        Path("a\0b"),
+        tmp_path / "x" / "y",
+    ):
         with pytest.raises(AmorError):
             typed.read(Thing, path)
     (tmp_path / "large").write_bytes(b" " * 100)
@@ -76,19 +96,27 @@ def test_set_key_reaches_into_tables_and_leaves_shared_ones_alone():
     tree = {"lr": shared, "changes": {"blocks.count": 1, "blocks": {"mlp": True}}}
     typed.set_key(tree, "lr.floor", 2, "F")
     typed.set_key(tree, "new.a.b", 3, "F")
-    typed.set_key(tree, "changes.blocks.count", 4, "F")  # replaced where it stands, spelled with a dot
+    typed.set_key(
+        tree, "changes.blocks.count", 4, "F"
+    )  # replaced where it stands, spelled with a dot
     typed.set_key(tree, "changes.blocks.mlp", False, "F")
     assert tree["lr"] == {"peak": 1, "floor": 2} and shared == {"peak": 1}
     assert tree["new"] == {"a": {"b": 3}}
     assert tree["changes"] == {"blocks.count": 4, "blocks": {"mlp": False}}
-    with pytest.raises(AmorError, match=r"F: 'peak' is 1 and has no keys, so 'lr.peak.x' reaches nothing"):
+    with pytest.raises(
+        AmorError, match=r"F: 'peak' is 1 and has no keys, so 'lr.peak.x' reaches nothing"
+    ):
         typed.set_key(tree, "lr.peak.x", 1, "F")
     with pytest.raises(AmorError, match="dots"):
         typed.set_key(tree, "a." * 20 + "b", 1, "F")
 
 
 def test_a_flat_tree_set_key_by_key_is_the_tree():
-    tree = {"blocks": {"gate_options": {"kappa": 0.1}, "count": 2}, "pattern": {"mamba2": 4, "attention": [2]}, "width": 8}
+    tree = {
+        "blocks": {"gate_options": {"kappa": 0.1}, "count": 2},
+        "pattern": {"mamba2": 4, "attention": [2]},
+        "width": 8,
+    }
     assert typed.flat(tree) == {
         "blocks.gate_options.kappa": 0.1,
         "blocks.count": 2,

@@ -47,7 +47,10 @@ def test_a_gate_that_asks_about_the_output_s_vector_is_asked_again_only_where_th
     fired = [int(gate.fire.sum()) for gate in out.gates]
     assert asked == [TEXT.numel(), *fired[:2]] and min(fired) > 0 and max(fired) < TEXT.numel() / 2
     assert counted(model, gates=force_all(model, True))[1] == []
-    blind = [force_all(model, True)[0], *own_gates(model)[1:]]  # a gate that asks nothing, then two that do
+    blind = [
+        force_all(model, True)[0],
+        *own_gates(model)[1:],
+    ]  # a gate that asks nothing, then two that do
     seen, asked = counted(model, gates=blind)
     assert asked == [TEXT.numel(), int(seen.gates[1].fire.sum())]
 
@@ -57,7 +60,10 @@ def test_a_closed_gate_s_reading_is_the_output_s():
     model = small("amor-mamba2-final")
     watched = [RecordingGate(gate, "entropy") for gate in force_all(model, False)]
     out = model(TEXT, gates=watched)
-    wanted = head.read(out.hidden.flatten(0, 1), model.embed.weight, entropy=True).entropy / torch.tensor(211.0).log()
+    wanted = (
+        head.read(out.hidden.flatten(0, 1), model.embed.weight, entropy=True).entropy
+        / torch.tensor(211.0).log()
+    )
     for gate in watched:
         close(gate.values("entropy", 0).flatten(), wanted)
 
@@ -77,7 +83,9 @@ def test_a_step_reads_the_head_once_and_again_only_where_a_gate_that_asked_fired
         session = engine.resume(session.state)
         before, rows = engine.passes.passes, engine.passes.rows
         assert bool(session.step([7]).fire.all()) == fire
-        firings = 1 if name.endswith("once") else 3  # decisions that a reading comes before; foresight has yet to learn
+        firings = (
+            1 if name.endswith("once") else 3
+        )  # decisions that a reading comes before; foresight has yet to learn
         assert engine.passes.passes - before == 1 + fire * PASSES[name] * firings
         if not fire:
             assert engine.passes.rows - rows == VECTORS[name]
@@ -93,7 +101,9 @@ def test_blocks_that_follow_tell_what_the_first_decided_and_hold_no_numbers():
     model = small("amor-mamba2-once")
     out = model(TEXT)
     for gate in out.gates[1:]:
-        assert torch.equal(gate.fire, out.gates[0].fire) and torch.equal(gate.score, out.gates[0].score)
+        assert torch.equal(gate.fire, out.gates[0].fire) and torch.equal(
+            gate.score, out.gates[0].score
+        )
         assert torch.equal(gate.threshold, out.gates[0].threshold)
     assert {name.split(".")[1] for name, _ in model.named_buffers() if ".gate." in name} == {"0"}
     for words, rate in (("random:0.3", None), (None, 0.1)):
@@ -113,7 +123,9 @@ def test_a_measured_gain_is_the_loss_with_all_blocks_closed_less_that_with_them_
     """One block: exactly, for every token. Three: closed for every token, open for those that fired."""
     one = small("amor-mamba2-gain", **{"blocks.count": 1, "blocks.decide": decide})
     found = one(TEXT, targets=TARGETS, measure=EVERYWHERE).measured[0]
-    closed, opened = (one(TEXT, targets=TARGETS, gates=force_all(one, fire)).nll for fire in (False, True))
+    closed, opened = (
+        one(TEXT, targets=TARGETS, gates=force_all(one, fire)).nll for fire in (False, True)
+    )
     close(found.value.view_as(TEXT), closed - opened)
     model = small("amor-mamba2-gain", **{"blocks.decide": decide})
     out = model(TEXT, targets=TARGETS, measure=EVERYWHERE)
@@ -136,13 +148,19 @@ def test_a_gain_is_measured_inside_its_own_document_and_not_where_nothing_follow
     reset[:, 30], targets[0, 3] = True, head.IGNORE
     measured = model(TEXT, targets=targets, reset=reset, measure=EVERYWHERE).measured
     whole = measured[0].value.view_as(TEXT)
-    second = model(TEXT[:, 30:], targets=targets[:, 30:], measure=EVERYWHERE[:, :30]).measured[0].value.view(3, 30)
+    second = (
+        model(TEXT[:, 30:], targets=targets[:, 30:], measure=EVERYWHERE[:, :30])
+        .measured[0]
+        .value.view(3, 30)
+    )
     close(whole[:, 30:], second)
     assert (whole == 0).nonzero().tolist() == [[0, 3]]
     gate = model.each_block()[0].gate
     known = int(gate.measured)
     model.learn(measured)
-    assert gate.measured == known + TEXT.numel(), "a token of which nothing is asked is a lesson too: firing saves nothing"
+    assert gate.measured == known + TEXT.numel(), (
+        "a token of which nothing is asked is a lesson too: firing saves nothing"
+    )
 
 
 def taught(steps=60, rate=0.25, noise=1.0, **options):
@@ -175,7 +193,11 @@ def test_the_gain_gate_forgets_what_was_true_long_ago():
     for _ in range(40):
         x = torch.randn(64, 16)
         gate.learn(x, x[:, 7])
-    assert gate.weight.argmax() == 7 and abs(float(gate.weight[7]) - 1) < 0.1 and gate.weight[:7].abs().max() < 0.1
+    assert (
+        gate.weight.argmax() == 7
+        and abs(float(gate.weight[7]) - 1) < 0.1
+        and gate.weight[:7].abs().max() < 0.1
+    )
 
 
 @pytest.mark.parametrize("steps", [0, 2, 4, 30])
@@ -194,7 +216,9 @@ def test_the_sample_is_one_of_every_64_columns_whoever_asks():
     assert whole.shape == (8, 4) and torch.equal(whole // EVERY, torch.arange(4).expand(8, 4))
     parts = torch.cat([sampled(3, 7, range(a, b), 8, 256) for a, b in ((0, 3), (3, 6), (6, 8))])
     assert torch.equal(parts, whole)
-    assert not torch.equal(sampled(3, 8, range(8), 8, 256), whole) and not torch.equal(sampled(4, 7, range(8), 8, 256), whole)
+    assert not torch.equal(sampled(3, 8, range(8), 8, 256), whole) and not torch.equal(
+        sampled(4, 7, range(8), 8, 256), whole
+    )
     many = torch.cat([sampled(0, step, range(8), 8, 100) for step in range(400)])
     assert many.min() == 0 and many.max() == 99 and set(many[:, 1].tolist()) == set(range(64, 100))
 
@@ -212,7 +236,9 @@ def test_measuring_changes_nothing_that_is_learned():
 @pytest.mark.parametrize("changes", [FINAL, ONCE, GAIN], ids=["final", "once", "gain"])
 def test_a_variant_trains_alike_in_one_batch_in_four_and_after_a_kill(prepared, tmp_path, changes):
     def recipe(micro_batch):
-        return small_recipe(prepared, changes=changes, batch=8, micro_batch=micro_batch, steps=4, lr={"peak": 5e-4})
+        return small_recipe(
+            prepared, changes=changes, batch=8, micro_batch=micro_batch, steps=4, lr={"peak": 5e-4}
+        )
 
     whole, parts = (trained(recipe(m), tmp_path / str(m)) for m in (8, 2))
     for name in whole["weights"]:
@@ -224,7 +250,10 @@ def test_a_variant_trains_alike_in_one_batch_in_four_and_after_a_kill(prepared, 
         train(recipe(2), tmp_path / "killed", observers=[Killer(3)])
     same_bits(trained(recipe(2), tmp_path / "killed"), parts)
     if changes is GAIN:
-        assert whole["weights"]["blocks.0.gate.pred_std"] > 0 and int(whole["weights"]["blocks.0.gate.measured"]) == 4 * 8
+        assert (
+            whole["weights"]["blocks.0.gate.pred_std"] > 0
+            and int(whole["weights"]["blocks.0.gate.measured"]) == 4 * 8
+        )
 
 
 def test_a_prediction_of_gain_has_the_same_bits_alone_and_beside_others():
@@ -234,13 +263,21 @@ def test_a_prediction_of_gain_has_the_same_bits_alone_and_beside_others():
     x = torch.randn(4, 256, generator=torch.Generator().manual_seed(2))
     with each_alone():
         together = gate(Evidence(x, torch.arange(4))).score
-        alone = torch.cat([gate(Evidence(x[row : row + 1], torch.arange(4)[row : row + 1])).score for row in range(4)])
+        alone = torch.cat(
+            [
+                gate(Evidence(x[row : row + 1], torch.arange(4)[row : row + 1])).score
+                for row in range(4)
+            ]
+        )
     assert torch.equal(together, alone)
 
 
 def test_a_seed_of_any_size_chooses_a_sample():
     wide = sampled(2**53 - 1, 3, range(2), 4, 130)
-    assert torch.equal(wide, sampled((2**53 - 1) & 0xFFFFFFFF, 3, range(2), 4, 130)) and int(wide.max()) < 130
+    assert (
+        torch.equal(wide, sampled((2**53 - 1) & 0xFFFFFFFF, 3, range(2), 4, 130))
+        and int(wide.max()) < 130
+    )
 
 
 def test_options_and_buffers_under_their_old_names_are_refused_with_the_new_ones(tmp_path):
@@ -252,5 +289,7 @@ def test_options_and_buffers_under_their_old_names_are_refused_with_the_new_ones
     tensors = load_file(path)
     tensors["blocks.0.gate.doubt"] = tensors.pop("blocks.0.gate.inv_effective_n")
     save_file(tensors, path)
-    with pytest.raises(amor.AmorError, match=r"tensor blocks.0.gate.doubt is now blocks.0.gate.inv_effective_n"):
+    with pytest.raises(
+        amor.AmorError, match=r"tensor blocks.0.gate.doubt is now blocks.0.gate.inv_effective_n"
+    ):
         amor.load(tmp_path)

@@ -41,23 +41,35 @@ def read(model, text, compute="auto"):
     """What the model's own forward says of them."""
     out = model(text, compute=compute)
     nothing = torch.zeros(*text.shape, 0)
-    scores, fires = (torch.stack(t, -1) if t else nothing for t in ([g.score for g in out.gates], [g.fire for g in out.gates]))
+    scores, fires = (
+        torch.stack(t, -1) if t else nothing
+        for t in ([g.score for g in out.gates], [g.fire for g in out.gates])
+    )
     return model.logits(out.hidden), scores, fires.bool()
 
 
 @torch.no_grad()
 def stepped(engine, rows, prompts, steps=STEPS):
     """What the engine says of the last token of each prompt and of those after it: [B, steps + 1, ...]."""
-    session = engine.prefill([row[:n].tolist() for row, n in zip(rows, prompts, strict=True)], chunk=8)
+    session = engine.prefill(
+        [row[:n].tolist() for row, n in zip(rows, prompts, strict=True)], chunk=8
+    )
     found = [session.next]
     for step in range(steps):
-        found.append(session.step([int(row[n + step]) for row, n in zip(rows, prompts, strict=True)]))
-    return tuple(torch.stack([getattr(n, name) for n in found], 1) for name in ("logits", "score", "fire"))
+        found.append(
+            session.step([int(row[n + step]) for row, n in zip(rows, prompts, strict=True)])
+        )
+    return tuple(
+        torch.stack([getattr(n, name) for n in found], 1) for name in ("logits", "score", "fire")
+    )
 
 
 def behind(prompts, said, steps=STEPS):
     """Of what is said of rows of tokens, the part that `stepped` tells."""
-    return [torch.stack([row[n - 1 : n + steps] for row, n in zip(t, prompts, strict=True)]) for t in said]
+    return [
+        torch.stack([row[n - 1 : n + steps] for row, n in zip(t, prompts, strict=True)])
+        for t in said
+    ]
 
 
 def same(found, wanted, model, what=""):
@@ -80,11 +92,23 @@ def test_the_forward_is_the_model_written_out(name, length):
 
 @pytest.mark.parametrize("savings", SAVINGS)
 @pytest.mark.parametrize("name", ALL)
-def test_every_step_of_the_engine_has_the_logits_scores_and_decisions_of_the_model_written_out(name, savings):
+def test_every_step_of_the_engine_has_the_logits_scores_and_decisions_of_the_model_written_out(
+    name, savings
+):
     model, wanted = small(name), said_of_the_text(name)
     engine = Engine(model, SAVINGS[savings])
-    same(stepped(engine, TEXT, PROMPTS), behind(PROMPTS, wanted), model, "of rows of different lengths")
-    same(stepped(engine, TEXT[:1], [5]), behind([5], [t[:1] for t in wanted]), model, "of a row by itself")
+    same(
+        stepped(engine, TEXT, PROMPTS),
+        behind(PROMPTS, wanted),
+        model,
+        "of rows of different lengths",
+    )
+    same(
+        stepped(engine, TEXT[:1], [5]),
+        behind([5], [t[:1] for t in wanted]),
+        model,
+        "of a row by itself",
+    )
 
 
 def test_the_texts_of_these_laws_meet_open_and_closed_gates():
@@ -123,7 +147,12 @@ def test_every_gradient_is_that_of_the_model_written_out(name, pattern):
             wanted = weights[parameter_name].grad
             largest = wanted.abs().max()
             assert largest > 0, f"nothing is learned by {parameter_name}"
-            close(parameter.grad / largest, wanted / largest, f"gradient of {parameter_name} {how}", torch.float32)
+            close(
+                parameter.grad / largest,
+                wanted / largest,
+                f"gradient of {parameter_name} {how}",
+                torch.float32,
+            )
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 300.0])
@@ -139,7 +168,10 @@ def test_every_attention_of_the_paper_s_models_has_a_theta_of_ten_thousand(scale
     for name in NAMES:
         config = amor.preset(name, scale)
         options = [config.mixer_options(kind) for kind in set(config.pattern)]
-        assert {config.blocks.rope_theta, *(o.rope_theta for o in options if hasattr(o, "rope_theta"))} == {10_000.0}
+        assert {
+            config.blocks.rope_theta,
+            *(o.rope_theta for o in options if hasattr(o, "rope_theta")),
+        } == {10_000.0}
 
 
 @pytest.mark.parametrize("name", ["amor-mamba2", "amor-mamba2-prenorm"])
@@ -160,7 +192,9 @@ def test_a_head_that_finds_every_token_alike_gives_a_score_of_one():
     model.embed.weight.copy_(model.embed.weight[:1].expand(211, -1))
     close(read(model, TEXT)[1], torch.ones(3, 40, 3), "forward")
     for savings in SAVINGS.values():
-        close(stepped(Engine(model, savings), TEXT, PROMPTS)[1], torch.ones(3, STEPS + 1, 3), "steps")
+        close(
+            stepped(Engine(model, savings), TEXT, PROMPTS)[1], torch.ones(3, STEPS + 1, 3), "steps"
+        )
 
 
 @pytest.mark.parametrize("name", ["amor-mamba2-mlp", "amor-gated-deltanet-prenorm", "mamba2-fused"])

@@ -26,27 +26,40 @@ VOCAB = 257  # bytes and an end of text
 QUICK = {"blocks.gate_options": {"eta": 0.5}}
 FINAL, ONCE = QUICK | {"blocks.probe": "final"}, QUICK | {"blocks.decide": "once"}
 # a gate that predicts gains after the first of its samples that tell of any
-GAIN = {"blocks.gate": "gain", "blocks.decide": "once", "blocks.gate_options": {"eta": 0.5, "explore": 4, "rate": 0.4}}
+GAIN = {
+    "blocks.gate": "gain",
+    "blocks.decide": "once",
+    "blocks.gate_options": {"eta": 0.5, "explore": 4, "rate": 0.4},
+}
 
 
 def corpus(folder: Path, tokenizer: str = "bytes") -> Path:
     """60 documents of invented words, some much more common than others; the same every time."""
     chance = random.Random(0)
-    words = ["".join(chance.choice("abcdefghijklmnop") for _ in range(chance.randint(2, 6))) for _ in range(150)]
+    words = [
+        "".join(chance.choice("abcdefghijklmnop") for _ in range(chance.randint(2, 6)))
+        for _ in range(150)
+    ]
     texts = folder / "texts"
     texts.mkdir(parents=True)
     for number in range(60):
         picked = (chance.choice(words[:20] if chance.random() < 0.7 else words) for _ in range(200))
         (texts / f"{number:03d}.txt").write_text(" ".join(picked) + "\n")
-    prepare(Request(inputs=(str(texts),), tokenizer=tokenizer, valid=0.1), folder / "data", workers=1)
+    prepare(
+        Request(inputs=(str(texts),), tokenizer=tokenizer, valid=0.1), folder / "data", workers=1
+    )
     return folder / "data"
 
 
-def small_recipe(data: Path, name: str = "amor-mamba2", changes: Mapping[str, Any] = QUICK, **keys: Any) -> Recipe:
+def small_recipe(
+    data: Path, name: str = "amor-mamba2", changes: Mapping[str, Any] = QUICK, **keys: Any
+) -> Recipe:
     """A tiny recipe of an architecture, made smaller: a step takes some hundredths of a second."""
     tree: dict[str, Any] = load(f"tiny/{name}").to_dict()
     gated = name in ("amor-mamba2", "amor-gated-deltanet")
-    tree["model"]["changes"] = SMALL | {"vocab": VOCAB, "pattern": pattern(name)} | (changes if gated else {})
+    tree["model"]["changes"] = (
+        SMALL | {"vocab": VOCAB, "pattern": pattern(name)} | (changes if gated else {})
+    )
     tree |= {"data": str(data), "context": 24, "batch": 4, "micro_batch": 4, "steps": 6}
     tree["lr"]["warmup"] = 2
     tree["eval"] = {"every": 3, "windows": 4}
@@ -75,7 +88,13 @@ class Lone(MedianGate):
 
 def pattern(name: str) -> str:
     """Two layers that hold every mixer of the architecture."""
-    base = "gated_deltanet" if "gated-deltanet" in name else "attention" if name == "transformer" else "mamba2"
+    base = (
+        "gated_deltanet"
+        if "gated-deltanet" in name
+        else "attention"
+        if name == "transformer"
+        else "mamba2"
+    )
     second = "attention" if "serial" in name else "fused" if "fused" in name else base
     return f"{base}, {second}"
 
@@ -121,7 +140,10 @@ def left_by(out: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     latest = out / "latest"
-    lines = [{key: value for key, value in typed.tree(line).items() if key != "timing"} for line in Run(out).lines()]
+    lines = [
+        {key: value for key, value in typed.tree(line).items() if key != "timing"}
+        for line in Run(out).lines()
+    ]
     trainer = json.loads((latest / "trainer.json").read_text())
     return {
         "weights": load_file(latest / "model.safetensors"),
@@ -170,10 +192,14 @@ keep_last = 1
 def invented_demo(folder: Path, monkeypatch: Any) -> None:
     """The demo as it is, but for the text it reads and the size of what it trains."""
     chance = random.Random(0)
-    words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 7))) for _ in range(200)]
+    words = [
+        "".join(chance.choice("abcdefgh") for _ in range(chance.randint(2, 7))) for _ in range(200)
+    ]
     files = [folder / f"{year}.txt" for year in range(1790, 1820)]
     for file in files:
-        file.write_text("Fellow citizens " + " ".join(chance.choice(words) for _ in range(80)) + ".\n")
+        file.write_text(
+            "Fellow citizens " + " ".join(chance.choice(words) for _ in range(80)) + ".\n"
+        )
     monkeypatch.setattr(sotu, "files", lambda: files)
     monkeypatch.setattr(sotu, "prepare_demo", partial(sotu.prepare_demo, vocab=300))
     (folder / "demo.toml").write_text(DEMO)

@@ -5,7 +5,12 @@ from laws import close
 
 from amor.ops.head import IGNORE, reference, triton
 
-for tokens, vocab, width, spread in ((1, 2, 8, 1.0), (5, 300, 48, 1.0), (70, 4500, 33, 0.3), (3, 700, 64, 20.0)):
+for tokens, vocab, width, spread in (
+    (1, 2, 8, 1.0),
+    (5, 300, 48, 1.0),
+    (70, 4500, 33, 0.3),
+    (3, 700, 64, 20.0),
+):
     torch.manual_seed(0)
     x, weight = torch.randn(tokens, width) * spread, torch.randn(vocab, width)
     targets = torch.randint(0, vocab, (tokens,))

@@ -20,21 +20,31 @@ Weights = dict[str, Tensor]
 def weights_of(model, learn: bool = False) -> Weights:
     """Copies of a model's weights and gate statistics in float64; `learn`: with gradients."""
     parameters = {name for name, _ in model.named_parameters()}
-    return {n: t.detach().double().requires_grad_(learn and n in parameters) for n, t in model.state_dict().items()}
+    return {
+        n: t.detach().double().requires_grad_(learn and n in parameters)
+        for n, t in model.state_dict().items()
+    }
 
 
 def written_out(config, weights: Weights, tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Logits [T, V], scores [K, T] and fires [K, T] of one sequence."""
-    layers = [Layer(config, kind, below(weights, f"backbone.layers.{i}")) for i, kind in enumerate(config.pattern)]
+    layers = [
+        Layer(config, kind, below(weights, f"backbone.layers.{i}"))
+        for i, kind in enumerate(config.pattern)
+    ]
     blocks: list[Block] = []
     for k in range(config.blocks.count):
-        blocks.append(Block(config, weights, k, blocks[0] if k and config.blocks.decide == "once" else None))
+        blocks.append(
+            Block(config, weights, k, blocks[0] if k and config.blocks.decide == "once" else None)
+        )
     said = []
     for token in tokens:
         h = weights["embed.weight"][token]
         for layer in layers:
             h = layer(h)
-        if config.blocks.first == "plain" or not blocks:  # else block 0 norms what it reads, and h stays as it is
+        if (
+            config.blocks.first == "plain" or not blocks
+        ):  # else block 0 norms what it reads, and h stays as it is
             h = norm(h, weights["norm_f.weight"], config.norm_eps)
         for block in blocks:
             h = block(h)
@@ -43,7 +53,11 @@ def written_out(config, weights: Weights, tokens: list[int]) -> tuple[Tensor, Te
         said.append(head_of(weights) @ h)
     scores = torch.tensor([block.scores for block in blocks], dtype=torch.float64)
     fires = torch.tensor([block.fires for block in blocks], dtype=torch.bool)
-    return torch.stack(said), scores.view(len(blocks), len(tokens)), fires.view(len(blocks), len(tokens))
+    return (
+        torch.stack(said),
+        scores.view(len(blocks), len(tokens)),
+        fires.view(len(blocks), len(tokens)),
+    )
 
 
 def head_of(weights: Weights) -> Tensor:
@@ -61,7 +75,9 @@ class Block:
         self.norm = self.w.get("norm.weight")  # of blocks 1 .. K-1
         if index == 0 and config.blocks.first == "prenorm":
             self.norm = weights["norm_f.weight"]
-        self.attention = Attention(below(self.w, "attention"), config.blocks.head_size, config.blocks.rope_theta)
+        self.attention = Attention(
+            below(self.w, "attention"), config.blocks.head_size, config.blocks.rope_theta
+        )
         self.scores: list[float] = []
         self.fires: list[bool] = []
 
@@ -72,7 +88,9 @@ class Block:
             return h
         h = h + sigmoid(self.w["alpha"]) * self.attention.ask(x)
         if self.config.blocks.mlp:  # the ablation's, which alpha does not scale
-            h = h + mlp(norm(h, self.w["mlp_norm.weight"], self.config.norm_eps), below(self.w, "mlp"))
+            h = h + mlp(
+                norm(h, self.w["mlp_norm.weight"], self.config.norm_eps), below(self.w, "mlp")
+            )
         return h
 
     def fire(self, h: Tensor, x: Tensor) -> bool:
@@ -95,16 +113,28 @@ class Block:
             said = h if self.final_norm is None else norm(h, self.final_norm, self.config.norm_eps)
             asked = said if self.config.blocks.probe == "final" else x
             score = entropy(self.head @ asked) / math.log(len(self.head))
-            return score, float(self.w["gate.mu"] + options.get("kappa", 0.2) * self.w["gate.sigma"])
+            return score, float(
+                self.w["gate.mu"] + options.get("kappa", 0.2) * self.w["gate.sigma"]
+            )
         if self.config.blocks.gate == "gain":
             place = (1 - options.get("rate", 0.22)) * 256  # among 257 quantiles, 0 to 1
-            low, high = self.w["gate.quantiles"][int(place)], self.w["gate.quantiles"][int(place) + 1]
-            return float(self.w["gate.weight"] @ x + self.w["gate.bias"]), float(low + (place - int(place)) * (high - low))
+            low, high = (
+                self.w["gate.quantiles"][int(place)],
+                self.w["gate.quantiles"][int(place) + 1],
+            )
+            return float(self.w["gate.weight"] @ x + self.w["gate.bias"]), float(
+                low + (place - int(place)) * (high - low)
+            )
         if self.config.blocks.gate == "router":
-            w = {name: self.w[f"gate.{name}"] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "skip_weight")}
+            w = {
+                name: self.w[f"gate.{name}"]
+                for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "skip_weight")
+            }
             hidden = silu(w["fc1_weight"] @ x + w["fc1_bias"])
             score = float(w["fc2_weight"][0] @ hidden + w["skip_weight"][0] @ x + w["fc2_bias"][0])
-            return score, float(self.w["gate.mu"] + options.get("kappa", 0.2) * self.w["gate.sigma"])
+            return score, float(
+                self.w["gate.mu"] + options.get("kappa", 0.2) * self.w["gate.sigma"]
+            )
         return 1.0, 0.0
 
 
@@ -121,7 +151,9 @@ class Layer:
     def __init__(self, config, kind: str, w: Weights):
         options = {"head_size": 64, "rope_theta": 10_000.0, **config.mixers.get(kind, {})}
         self.w, self.eps = w, config.norm_eps
-        self.mixer = MIXERS[kind](below(w, "mixer"), options["head_size"], options["rope_theta"], config.norm_eps)
+        self.mixer = MIXERS[kind](
+            below(w, "mixer"), options["head_size"], options["rope_theta"], config.norm_eps
+        )
 
     def __call__(self, h: Tensor) -> Tensor:
         h = h + self.mixer(norm(h, self.w["mixer_norm.weight"], self.eps))
@@ -158,7 +190,9 @@ class Attention:
 def turn(x: Tensor, position: int, theta: float) -> Tensor:
     """Rotary embedding of [H, d]: each pair (x_i, x_{i + d/2}) is turned by position * theta^(-2i/d) radians."""
     size = x.shape[1]
-    angle = torch.tensor([position * theta ** (-2 * i / size) for i in range(size // 2)], dtype=torch.float64)
+    angle = torch.tensor(
+        [position * theta ** (-2 * i / size) for i in range(size // 2)], dtype=torch.float64
+    )
     a, b = x[:, : size // 2], x[:, size // 2 :]
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=1)
 
@@ -228,7 +262,10 @@ class Fused:
 
     def __call__(self, x: Tensor) -> Tensor:
         w = self.w
-        said = [norm(b(x), w[f"{name}_norm.weight"], self.eps) * w[f"{name}_scale"] for name, b in self.branches.items()]
+        said = [
+            norm(b(x), w[f"{name}_norm.weight"], self.eps) * w[f"{name}_scale"]
+            for name, b in self.branches.items()
+        ]
         return (said[0] + said[1]) / 2
 
 
@@ -245,7 +282,9 @@ class Convolution:
 
     def __call__(self, x: Tensor) -> Tensor:
         self.window = [*self.window[1:], x]
-        return silu(self.bias + sum(self.taps[:, tap] * seen for tap, seen in enumerate(self.window)))
+        return silu(
+            self.bias + sum(self.taps[:, tap] * seen for tap, seen in enumerate(self.window))
+        )
 
 
 def mlp(x: Tensor, w: Weights) -> Tensor:

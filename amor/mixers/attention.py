@@ -20,7 +20,9 @@ from amor.program import Program, Vector
 class AttentionOptions:
     """Shape of multi-head attention; every head has its own keys and values."""
 
-    head_size: HeadSize = 64  # channels per head, the paper's; even, since rotary embedding turns pairs
+    head_size: HeadSize = (
+        64  # channels per head, the paper's; even, since rotary embedding turns pairs
+    )
     rope_theta: Theta = 10_000.0  # base of the rotary frequencies, RoFormer's
     width: InnerWidth = 0  # channels of all heads together; 0: as wide as the model
 
@@ -39,7 +41,11 @@ class Attention(Mixer):
     def __init__(self, width: int, options: AttentionOptions, eps: float):
         super().__init__()
         inner = options.width or width
-        self.head_size, self.theta, self.heads = options.head_size, options.rope_theta, inner // options.head_size
+        self.head_size, self.theta, self.heads = (
+            options.head_size,
+            options.rope_theta,
+            inner // options.head_size,
+        )
         self.q_proj = Linear(width, inner)
         self.k_proj = Linear(width, inner)
         self.v_proj = Linear(width, inner)
@@ -50,12 +56,22 @@ class Attention(Mixer):
 
     def append_keys(self, x: Tensor, kv: KV, layout: Layout) -> tuple[Tensor, Tensor, KV]:
         """Keys and values that queries of this call may look at, [B, H, L, d], and the state after it."""
-        k, v = (fan_heads(t, self.head_size) for t in linears_sharing_input(x, [self.k_proj], [self.v_proj]))
-        k, v = rotate(k, *layout.rotary(self.head_size, self.theta)).transpose(1, 2), v.transpose(1, 2)
+        k, v = (
+            fan_heads(t, self.head_size)
+            for t in linears_sharing_input(x, [self.k_proj], [self.v_proj])
+        )
+        k, v = (
+            rotate(k, *layout.rotary(self.head_size, self.theta)).transpose(1, 2),
+            v.transpose(1, 2),
+        )
         after = kv.append(k, v, layout)
         if layout.reset is None:
             return after.k, after.v, after
-        return torch.cat([kv.k[:, :, : layout.max_position], k], 2), torch.cat([kv.v[:, :, : layout.max_position], v], 2), after
+        return (
+            torch.cat([kv.k[:, :, : layout.max_position], k], 2),
+            torch.cat([kv.v[:, :, : layout.max_position], v], 2),
+            after,
+        )
 
     def ask(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries [..., H, d] of tokens x [..., D] at the positions of cos and sin."""
@@ -73,7 +89,9 @@ class Attention(Mixer):
         kv = state["kv"]
         assert isinstance(kv, KV)
         _, _, after = self.append_keys(x, kv, layout)
-        return self.all_queries(last_real(x, layout), after.k, after.v, layout.last()), {"kv": after}
+        return self.all_queries(last_real(x, layout), after.k, after.v, layout.last()), {
+            "kv": after
+        }
 
     def all_queries(self, x: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         q = self.ask(x, *layout.rotary(self.head_size, self.theta)).transpose(1, 2)
@@ -99,10 +117,14 @@ class Attention(Mixer):
 
     def queries_program(self, p: Program, x: Vector) -> Vector:
         """The part that only a token which attends needs; its keys are there."""
-        return p.linear(p.attend(p.linear(x, self.q_proj), self.head_size, self.theta, "kv"), self.o_proj)
+        return p.linear(
+            p.attend(p.linear(x, self.q_proj), self.head_size, self.theta, "kv"), self.o_proj
+        )
 
     def cost(self, context: int) -> Cost:
         inner, seen = self.heads * self.head_size, context + 1
         token = 2 * 4 * inner  # bytes of one key and value
         products = linear_cost(self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        return products + Cost(flops=4 * inner * seen, state_read=token * seen, state_held=token * context)
+        return products + Cost(
+            flops=4 * inner * seen, state_read=token * seen, state_held=token * context
+        )

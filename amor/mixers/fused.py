@@ -24,7 +24,9 @@ class FusedOptions:
     groups: Groups = 1  # heads of a group share B and C
     conv: Taps = 4  # tokens that the short convolution reads
     rope_theta: Theta = 10_000.0  # base of the rotary frequencies
-    share: Width = 4  # attention is 1 / share as wide as the model; 4 gives the paper's parameter counts
+    share: Width = (
+        4  # attention is 1 / share as wide as the model; 4 gives the paper's parameter counts
+    )
 
     def check(self, width: int) -> None:
         self.mamba2.check(width)
@@ -37,7 +39,9 @@ class FusedOptions:
 
     @property
     def mamba2(self) -> mamba2.Mamba2Options:
-        return mamba2.Mamba2Options(self.expand, self.head_size, self.state_size, self.groups, self.conv)
+        return mamba2.Mamba2Options(
+            self.expand, self.head_size, self.state_size, self.groups, self.conv
+        )
 
     def attention(self, width: int) -> attention.AttentionOptions:
         return attention.AttentionOptions(self.head_size, self.rope_theta, width // self.share)
@@ -52,7 +56,10 @@ class Fused(Mixer):
         self.mamba2 = mamba2.Mamba2(width, options.mamba2, eps)
         self.attention = attention.Attention(width, options.attention(width), eps)
         self.mamba2_norm, self.attention_norm = RMSNorm(width, eps), RMSNorm(width, eps)
-        self.mamba2_scale, self.attention_scale = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(width))
+        self.mamba2_scale, self.attention_scale = (
+            nn.Parameter(torch.ones(width)),
+            nn.Parameter(torch.ones(width)),
+        )
 
     def reset_parameters(self, generator: torch.Generator | None) -> None:
         self.mamba2_scale.data.fill_(1.0)

@@ -15,7 +15,16 @@ from amor.mixers.mamba2 import inverse_softplus, random_dt
 from amor.ops.delta import delta
 from amor.ops.gated_norm import norm_gate
 from amor.ops.rowwise import norm
-from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input, same_anywhere
+from amor.parts import (
+    Cost,
+    Linear,
+    RMSNorm,
+    ShortConv,
+    fan_heads,
+    linear_cost,
+    linears_sharing_input,
+    same_anywhere,
+)
 from amor.program import Program, Vector
 
 UNIT_EPS = 1e-6  # of fla and transformers
@@ -46,7 +55,9 @@ class GatedDeltaNetOptions:
         heads, value_size = self.count(width), self.head_size * self.expand_v
         keys, values = heads * self.head_size, heads * value_size
         projections = width * (2 * keys + 3 * values + 2 * heads)  # q, k; v, g, output; a, b
-        return projections + (2 * keys + values) * self.conv + 2 * heads + value_size  # A_log, dt_bias; norm
+        return (
+            projections + (2 * keys + values) * self.conv + 2 * heads + value_size
+        )  # A_log, dt_bias; norm
 
 
 class GatedDeltaNet(Mixer):
@@ -82,7 +93,9 @@ class GatedDeltaNet(Mixer):
 
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
         joined = self.q_proj, self.k_proj, self.v_proj
-        qkv, gate, a, b = linears_sharing_input(x, joined, [self.g_proj], [self.a_proj], [self.b_proj])
+        qkv, gate, a, b = linears_sharing_input(
+            x, joined, [self.g_proj], [self.a_proj], [self.b_proj]
+        )
         qkv, window = self.conv1d(qkv, state["conv"], layout)
         q, k, v = qkv.split([self.keys, self.keys, self.values], dim=-1)
         size = self.options.head_size
@@ -99,10 +112,15 @@ class GatedDeltaNet(Mixer):
 
     def program(self, p: Program, x: Vector) -> Vector:
         size, sizes = self.options.head_size, (self.keys, self.keys, self.values)
-        projected = p.linear(x, self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj)
+        projected = p.linear(
+            x, self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj
+        )
         qkv, gate, a, b = projected.split(sum(sizes), self.values, self.heads, self.heads)
         q, k, v = p.conv(qkv, self.conv1d, "conv").split(*sizes)
-        q, k = p.unit_norm(q, size, size**-0.5, UNIT_EPS / size), p.unit_norm(k, size, 1.0, UNIT_EPS / size)
+        q, k = (
+            p.unit_norm(q, size, size**-0.5, UNIT_EPS / size),
+            p.unit_norm(k, size, 1.0, UNIT_EPS / size),
+        )
         o = p.delta(q, k, v, a, b, -self.A_log.detach().float().exp(), self.dt_bias, "delta")
         return p.linear(p.gated_norm(o, gate, self.o_norm, gate_first=False), self.o_proj)
 
@@ -110,7 +128,15 @@ class GatedDeltaNet(Mixer):
         numbers = self.keys * self.value_size
         held = 4 * (numbers + (2 * self.keys + self.values) * (self.options.conv - 1))
         small = self.conv1d.weight.numel() + 2 * self.heads + self.value_size
-        products = linear_cost(self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj, self.o_proj)
+        products = linear_cost(
+            self.q_proj,
+            self.k_proj,
+            self.v_proj,
+            self.g_proj,
+            self.a_proj,
+            self.b_proj,
+            self.o_proj,
+        )
         return products + Cost(flops=6 * numbers, weights=small, state_read=held, state_held=held)
 
 

@@ -21,7 +21,16 @@ from amor.mixers.base import Mixer
 from amor.mixers.gated_deltanet import UNIT_EPS, unit
 from amor.mixers.mamba2 import inverse_softplus, random_dt
 from amor.ops.delta import delta
-from amor.parts import Cost, Linear, RMSNorm, ShortConv, fan_heads, linear_cost, linears_sharing_input, same_anywhere
+from amor.parts import (
+    Cost,
+    Linear,
+    RMSNorm,
+    ShortConv,
+    fan_heads,
+    linear_cost,
+    linears_sharing_input,
+    same_anywhere,
+)
 from amor.program import Program, Vector
 
 
@@ -38,7 +47,9 @@ class KDAOptions:
         if not self.heads and width % self.head_size:
             fill = width / self.head_size
             near = max(1, round(fill))
-            raise AmorError(f"kda: heads of {self.head_size} do not fill width {width} ({fill:.2f} heads); give heads={near}")
+            raise AmorError(
+                f"kda: heads of {self.head_size} do not fill width {width} ({fill:.2f} heads); give heads={near}"
+            )
 
     def count(self, width: int) -> int:
         """Number of heads at a model width."""
@@ -50,7 +61,9 @@ class KDAOptions:
         keys, values = heads * size, heads * value_size
         projections = width * (2 * keys + 2 * values + heads)  # q, k; v, output; b
         gates = 2 * width * size + size * (keys + values)  # f and g, each through `size` channels
-        return projections + gates + (2 * keys + values) * self.conv + heads + keys + value_size  # A_log, dt_bias, norm
+        return (
+            projections + gates + (2 * keys + values) * self.conv + heads + keys + value_size
+        )  # A_log, dt_bias, norm
 
 
 class KDA(Mixer):
@@ -86,7 +99,9 @@ class KDA(Mixer):
 
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
         joined = self.q_proj, self.k_proj, self.v_proj
-        qkv, f, gate, b = linears_sharing_input(x, joined, [self.f_a_proj], [self.g_a_proj], [self.b_proj])
+        qkv, f, gate, b = linears_sharing_input(
+            x, joined, [self.f_a_proj], [self.g_a_proj], [self.b_proj]
+        )
         qkv, window = self.conv1d(qkv, state["conv"], layout)
         q, k, v = qkv.split([self.keys, self.keys, self.values], dim=-1)
         size = self.options.head_size
@@ -105,13 +120,20 @@ class KDA(Mixer):
 
     def program(self, p: Program, x: Vector) -> Vector:
         size, sizes = self.options.head_size, (self.keys, self.keys, self.values)
-        projected = p.linear(x, self.q_proj, self.k_proj, self.v_proj, self.f_a_proj, self.g_a_proj, self.b_proj)
+        projected = p.linear(
+            x, self.q_proj, self.k_proj, self.v_proj, self.f_a_proj, self.g_a_proj, self.b_proj
+        )
         qkv, f, gate, b = projected.split(sum(sizes), size, size, self.heads)
         q, k, v = p.conv(qkv, self.conv1d, "conv").split(*sizes)
-        q, k = p.unit_norm(q, size, size**-0.5, UNIT_EPS / size), p.unit_norm(k, size, 1.0, UNIT_EPS / size)
+        q, k = (
+            p.unit_norm(q, size, size**-0.5, UNIT_EPS / size),
+            p.unit_norm(k, size, 1.0, UNIT_EPS / size),
+        )
         steps = p.linear(f, self.f_b_proj)
         o = p.delta(q, k, v, steps, b, -self.A_log.detach().float().exp(), self.dt_bias, "delta")
-        return p.linear(p.gate(p.norm(o, self.o_norm), p.linear(gate, self.g_b_proj), "sigmoid"), self.o_proj)
+        return p.linear(
+            p.gate(p.norm(o, self.o_norm), p.linear(gate, self.g_b_proj), "sigmoid"), self.o_proj
+        )
 
     def cost(self, context: int) -> Cost:
         numbers = self.keys * self.value_size

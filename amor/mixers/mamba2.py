@@ -37,7 +37,9 @@ class Mamba2Options:
         inner = self.expand * width
         heads, mixed = inner // self.head_size, inner + 2 * self.groups * self.state_size
         projections = width * (inner + mixed + heads) + inner * width
-        return projections + mixed * (self.conv + 1) + 3 * heads + inner  # conv with bias; dt_bias, A_log, D; norm
+        return (
+            projections + mixed * (self.conv + 1) + 3 * heads + inner
+        )  # conv with bias; dt_bias, A_log, D; norm
 
 
 class Mamba2(Mixer):
@@ -64,7 +66,9 @@ class Mamba2(Mixer):
         self.dt_bias.data = inverse_softplus(random_dt(self.heads, generator))
 
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Part:
-        s = torch.zeros(batch, self.heads, self.options.head_size, self.options.state_size, device=device)
+        s = torch.zeros(
+            batch, self.heads, self.options.head_size, self.options.state_size, device=device
+        )
         return {"conv": self.conv1d.start(batch, device, dtype), "scan": s}
 
     def forward(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
@@ -87,20 +91,34 @@ class Mamba2(Mixer):
         z, xBC, dt = p.linear(x, self.in_proj).split(self.inner, self.mixed, self.heads)
         states = self.options.groups * self.options.state_size
         u, B, C = p.conv(xBC, self.conv1d, "conv").split(self.inner, states, states)
-        y = p.scan(u, dt, B, C, -self.A_log.detach().float().exp(), self.D, self.dt_bias, self.options.groups, "scan")
+        y = p.scan(
+            u,
+            dt,
+            B,
+            C,
+            -self.A_log.detach().float().exp(),
+            self.D,
+            self.dt_bias,
+            self.options.groups,
+            "scan",
+        )
         return p.linear(p.gated_norm(y, z, self.norm, gate_first=True), self.out_proj)
 
     def cost(self, context: int) -> Cost:
         numbers = self.inner * self.options.state_size
         held = 4 * (numbers + self.mixed * (self.options.conv - 1))
         small = self.conv1d.weight.numel() + self.mixed + 3 * self.heads + self.inner
-        return linear_cost(self.in_proj, self.out_proj) + Cost(flops=4 * numbers, weights=small, state_read=held, state_held=held)
+        return linear_cost(self.in_proj, self.out_proj) + Cost(
+            flops=4 * numbers, weights=small, state_read=held, state_held=held
+        )
 
 
 def random_dt(count: int, generator: torch.Generator | None) -> Tensor:
     """Step sizes spread evenly on a logarithmic scale, as Mamba draws them."""
     spread = math.log(DT_MAX) - math.log(DT_MIN)
-    return torch.exp(torch.rand(count, generator=generator) * spread + math.log(DT_MIN)).clamp(min=DT_FLOOR)
+    return torch.exp(torch.rand(count, generator=generator) * spread + math.log(DT_MIN)).clamp(
+        min=DT_FLOOR
+    )
 
 
 def inverse_softplus(x: Tensor) -> Tensor:

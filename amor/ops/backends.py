@@ -77,7 +77,9 @@ def wishes(text: str) -> dict[str, str]:
             if any(backend.name == name for backend in BACKENDS[target]):
                 wanted[target] = name
             elif op:
-                raise AmorError(f"AMOR_KERNELS: {op} has no {name!r}; {nearest(name, [b.name for b in BACKENDS[op]])}")
+                raise AmorError(
+                    f"AMOR_KERNELS: {op} has no {name!r}; {nearest(name, [b.name for b in BACKENDS[op]])}"
+                )
     return wanted
 
 
@@ -121,7 +123,9 @@ def _choose(op: str, device: str, forced: str) -> tuple[str, str]:
             log.info("%s on %s: %s (%s)", op, device, backend.name, why)
             return backend.name, why
         if wanted:
-            raise AmorError(f"AMOR_KERNELS asks for {op}={wanted}, which cannot run on {device}: {why_not}")
+            raise AmorError(
+                f"AMOR_KERNELS asks for {op}={wanted}, which cannot run on {device}: {why_not}"
+            )
         reasons.append(f"{backend.name}: {why_not}")
     raise AmorError(f"no backend of {op} runs on {device}: {'; '.join(reasons)}")
 

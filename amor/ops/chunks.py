@@ -22,7 +22,12 @@ from amor.ops import native
 
 # The best of 16, 32, 48, 64, 96, 128 at the 180M shape (T = 1024, forward and backward) on a two-core AVX2 machine.
 # Around it the curve is flat: 32 to 128 differ by less than a tenth for scan, by less than a third for delta.
-DEFAULT = {("scan", "native"): 64, ("scan", "chunked"): 64, ("delta", "native"): 48, ("delta", "chunked"): 64}
+DEFAULT = {
+    ("scan", "native"): 64,
+    ("scan", "chunked"): 64,
+    ("delta", "native"): 48,
+    ("delta", "chunked"): 64,
+}
 CHOICES = (16, 32, 48, 64, 96, 128)
 MULTIPLE = 16  # native code works on whole vectors
 LARGEST = 256  # MAX_CHUNK in native/decays.h
@@ -31,7 +36,11 @@ Chunk = Annotated[int, Meta(ge=MULTIPLE, le=LARGEST, multiple_of=MULTIPLE)]
 
 def chunk_size(op: str, backend: str, length: int, shape: tuple[int, ...]) -> int:
     """The chunk for a call of `length` tokens; shape is (heads, size, size)."""
-    wanted = forced(os.environ.get("AMOR_CHUNK", "")).get(op) or stored().get(key(op, backend, shape)) or DEFAULT[op, backend]
+    wanted = (
+        forced(os.environ.get("AMOR_CHUNK", "")).get(op)
+        or stored().get(key(op, backend, shape))
+        or DEFAULT[op, backend]
+    )
     return min(wanted, -(-length // MULTIPLE) * MULTIPLE)
 
 
@@ -41,8 +50,15 @@ def forced(text: str) -> dict[str, int]:
     chosen: dict[str, int] = {}
     for word in filter(None, (w.strip() for w in text.split(","))):
         op, _, size = word.rpartition("=")
-        if op not in ("", "scan", "delta") or not size.isdigit() or not 0 < int(size) <= LARGEST or int(size) % MULTIPLE:
-            raise AmorError(f"AMOR_CHUNK: {word!r} is not a multiple of {MULTIPLE} up to {LARGEST}; write 64 or scan=64,delta=32")
+        if (
+            op not in ("", "scan", "delta")
+            or not size.isdigit()
+            or not 0 < int(size) <= LARGEST
+            or int(size) % MULTIPLE
+        ):
+            raise AmorError(
+                f"AMOR_CHUNK: {word!r} is not a multiple of {MULTIPLE} up to {LARGEST}; write 64 or scan=64,delta=32"
+            )
         chosen |= {name: int(size) for name in ([op] if op else ["scan", "delta"])}
     return chosen
 
@@ -69,13 +85,19 @@ def stored() -> dict[str, int]:
     tree = typed.json_tree(typed.read_text(path()), str(path()))
     try:
         return typed.convert(
-            Stored, tree if isinstance(tree, dict) and "chunks" in tree else {"chunks": tree}, str(path())
+            Stored,
+            tree if isinstance(tree, dict) and "chunks" in tree else {"chunks": tree},
+            str(path()),
         ).chunks
     except AmorError as error:
-        raise AmorError(f"{error}; delete the file, and amor doctor --measure writes it again") from None
+        raise AmorError(
+            f"{error}; delete the file, and amor doctor --measure writes it again"
+        ) from None
 
 
-def measure(op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], object], rounds: int = 5) -> dict[int, float]:
+def measure(
+    op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], object], rounds: int = 5
+) -> dict[int, float]:
     """Time run(chunk) for every choice, in turns; the fastest is stored for this machine. Gives the seconds of each."""
     best = dict.fromkeys(CHOICES, float("inf"))
     for _ in range(rounds):

@@ -23,7 +23,9 @@ class Decays(NamedTuple):
 def decays(logs: Tensor, reset: Tensor | None) -> Decays:
     """logs [B, n, H, Q]: log decay of every token, <= 0; reset [B, n, Q]: a document begins."""
     wide = torch.float32 if logs.device.type == "mps" else torch.float64  # Metal has no float64
-    total = logs.to(wide).cumsum(-1)  # cast first: the gradient of cumsum(dtype=) sums in the narrow dtype
+    total = logs.to(wide).cumsum(
+        -1
+    )  # cast first: the gradient of cumsum(dtype=) sums in the narrow dtype
     chunk = logs.shape[-1]
     allowed = torch.ones(chunk, chunk, dtype=torch.bool, device=logs.device).tril()
     since, until = total.float().exp(), (total[..., -1:] - total).float().exp()

@@ -26,5 +26,7 @@ def documents(reset: Tensor) -> Documents:
     begins[:, 0] = True
     row, column = begins.nonzero(as_tuple=True)
     bounds = torch.cat([row * length + column, row.new_tensor([rows * length])])
-    last = torch.searchsorted(row.contiguous(), torch.arange(rows, device=row.device), right=True) - 1
+    last = (
+        torch.searchsorted(row.contiguous(), torch.arange(rows, device=row.device), right=True) - 1
+    )
     return Documents(bounds, row, ~reset[row, column], last)

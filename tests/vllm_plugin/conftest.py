@@ -5,8 +5,12 @@ Where vLLM is missing the import below fails, so nothing here can be taken for p
 
 import os
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # engines in this process: started in seconds, not a minute
-os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # two ranks on one socket are told cores by hand otherwise
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = (
+    "0"  # engines in this process: started in seconds, not a minute
+)
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = (
+    "nobind"  # two ranks on one socket are told cores by hand otherwise
+)
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 

@@ -19,7 +19,13 @@ from amor.vllm.stats import counted
 CLOSE = 1e-4  # nats between a log-probability of ours and of vLLM
 NEW = 12  # tokens written
 # heads of the sizes that vLLM's attention on a CPU has; a vocabulary that two ranks cannot halve
-SHAPE = {"vocab": 263, "context": 1024, "blocks.head_size": 32, "mixers.attention.head_size": 32, "mixers.mamba2.head_size": 32}
+SHAPE = {
+    "vocab": 263,
+    "context": 1024,
+    "blocks.head_size": 32,
+    "mixers.attention.head_size": 32,
+    "mixers.mamba2.head_size": 32,
+}
 SHAPE["mixers.fused"] = {"head_size": 32, "state_size": 24, "share": 1}
 
 
@@ -36,7 +42,13 @@ def exported(model, folder):
 @contextmanager
 def engine(folder, **settings):
     """A vLLM engine whose steps hold at most 64 tokens, so that longer prompts are read in chunks."""
-    usual = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 64, "max_num_seqs": 8, "enforce_eager": True}
+    usual = {
+        "dtype": "float32",
+        "max_model_len": 512,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "enforce_eager": True,
+    }
     llm = LLM(str(folder), **usual | {"kv_cache_memory_bytes": 1 << 27} | settings)
     try:
         yield llm
@@ -49,7 +61,9 @@ def engine(folder, **settings):
 
 def prompts(model, lengths=(57, 3, 200, 1), seed=3):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, model.config.vocab, (n,), generator=generator).tolist() for n in lengths]
+    return [
+        torch.randint(0, model.config.vocab, (n,), generator=generator).tolist() for n in lengths
+    ]
 
 
 @dataclass
@@ -61,7 +75,9 @@ class Said:
     prompt: torch.Tensor
 
 
-PARAMETERS = SamplingParams(temperature=0, max_tokens=NEW, logprobs=0, prompt_logprobs=0, ignore_eos=True, detokenize=False)
+PARAMETERS = SamplingParams(
+    temperature=0, max_tokens=NEW, logprobs=0, prompt_logprobs=0, ignore_eos=True, detokenize=False
+)
 
 
 def by_vllm(llm, asked, parameters=PARAMETERS):
@@ -71,8 +87,12 @@ def by_vllm(llm, asked, parameters=PARAMETERS):
 
 def said_of(out):
     written, told = list(out.outputs[0].token_ids), out.prompt_logprobs or [None]
-    logprobs = [step[token].logprob for step, token in zip(out.outputs[0].logprobs, written, strict=True)]
-    prompt = [step[token].logprob for step, token in zip(told[1:], out.prompt_token_ids[1:], strict=False)]
+    logprobs = [
+        step[token].logprob for step, token in zip(out.outputs[0].logprobs, written, strict=True)
+    ]
+    prompt = [
+        step[token].logprob for step, token in zip(told[1:], out.prompt_token_ids[1:], strict=False)
+    ]
     return Said(written, torch.tensor(logprobs), torch.tensor(prompt))
 
 
@@ -90,7 +110,11 @@ def _written(decode, ids, new):
         logprobs.append(said[tokens[-1]])
         session.step(tokens[-1:])
     read = decode.model(torch.tensor([ids]), gates=decode.gates)
-    prompt = decode.model.logits(read.hidden)[0, :-1].log_softmax(-1).gather(1, torch.tensor(ids[1:], dtype=torch.long)[:, None])
+    prompt = (
+        decode.model.logits(read.hidden)[0, :-1]
+        .log_softmax(-1)
+        .gather(1, torch.tensor(ids[1:], dtype=torch.long)[:, None])
+    )
     return Said(tokens, torch.stack(logprobs), prompt[:, 0])
 
 
@@ -109,7 +133,9 @@ def fired(model, asked, said):
     """How many tokens of these texts were read, and how many of them fired, a block each: by the model's forward."""
     texts = [ids + one.tokens[:-1] for ids, one in zip(asked, said, strict=True)]
     traces = [model(torch.tensor([text])).gates for text in texts]
-    return sum(map(len, texts)), [sum(int(t[k].fire.sum()) for t in traces) for k in range(model.config.blocks.count)]
+    return sum(map(len, texts)), [
+        sum(int(t[k].fire.sum()) for t in traces) for k in range(model.config.blocks.count)
+    ]
 
 
 def gates_matter(model, asked, said):
@@ -117,7 +143,9 @@ def gates_matter(model, asked, said):
     tokens, counts = fired(model, asked, said)
     assert all(0.1 * tokens < count < 0.7 * tokens for count in counts), counts
     closed = by_ours(model, asked, force_all(model, False))
-    moved = max((a.prompt - b.prompt).abs().max().item() for a, b in zip(said, closed) if len(a.prompt))
+    moved = max(
+        (a.prompt - b.prompt).abs().max().item() for a, b in zip(said, closed) if len(a.prompt)
+    )
     assert moved > 0.1
 
 

@@ -27,7 +27,15 @@ from amor import registry
 from amor.models.block import gate_of
 from amor.vllm.gate import Decider
 
-PLAIN = ("mamba2", "transformer", "mamba2-serial", "mamba2-fused", "gated-deltanet", "gated-deltanet-serial", "kda")
+PLAIN = (
+    "mamba2",
+    "transformer",
+    "mamba2-serial",
+    "mamba2-fused",
+    "gated-deltanet",
+    "gated-deltanet-serial",
+    "kda",
+)
 ABLATED = ("amor-mamba2-classic", "amor-mamba2-prenorm", "amor-mamba2-mlp", "amor-mamba2-nogate")
 OURS = (
     "amor-mamba2",
@@ -78,17 +86,26 @@ def test_requests_that_are_put_off_say_the_same(entropy_model):
     model, folder = entropy_model
     with engine(folder) as llm:
         page = llm.llm_engine.vllm_config.cache_config.block_size
-        group = len(llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups)
+        group = len(
+            llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups
+        )
     assert 2 * page + NEW < 512, "the texts below would not fit"
     asked = prompts(model, (page - 3, page - 4, page - 5), seed=5)
     wanted = by_ours(model, asked)
     gates_matter(model, asked, wanted)
     # page 0 is nobody's; a request has one page a group, and one more when it grows beyond its first page of keys
-    with engine(folder, num_gpu_blocks_override=1 + 3 * group + 2, max_model_len=2 * page, disable_log_stats=False) as llm:
+    with engine(
+        folder,
+        num_gpu_blocks_override=1 + 3 * group + 2,
+        max_model_len=2 * page,
+        disable_log_stats=False,
+    ) as llm:
         same(by_vllm(llm, asked), wanted)
         put_off = sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
         assert put_off > 0
-        assert told_by(llm)[0][0] > fired(model, asked, wanted)[0], "what is read again is counted again"
+        assert told_by(llm)[0][0] > fired(model, asked, wanted)[0], (
+            "what is read again is counted again"
+        )
 
 
 @pytest.mark.parametrize("name", ["amor-mamba2", "amor-gated-deltanet"])
@@ -108,8 +125,13 @@ def test_an_aborted_request_leaves_nothing_behind(name, tmp_path):
             core.add_request(f"after{place}", {"prompt_token_ids": ids}, PARAMETERS)
         done = {}
         while core.has_unfinished_requests():
-            done |= {out.request_id.split("-")[0]: said_of(out) for out in core.step() if out.finished}
-        assert done.keys() - {"gone"} == {"beside", *(f"after{place}" for place in range(len(after)))}
+            done |= {
+                out.request_id.split("-")[0]: said_of(out) for out in core.step() if out.finished
+            }
+        assert done.keys() - {"gone"} == {
+            "beside",
+            *(f"after{place}" for place in range(len(after))),
+        }
         same([done["beside"], *(done[f"after{place}"] for place in range(len(after)))], wanted)
 
 
@@ -124,7 +146,8 @@ def test_a_compiled_model_says_the_same(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"), [("amor-mamba2", {}), ("amor-mamba2", {"blocks.gate": "margin"}), ("amor-kda-gain", {})]
+    ("name", "changes"),
+    [("amor-mamba2", {}), ("amor-mamba2", {"blocks.gate": "margin"}), ("amor-kda-gain", {})],
 )
 def test_two_ranks_say_what_one_says(name, changes, tmp_path):
     """Each holds a part of the vocabulary, of unequal size, and decides alike."""
@@ -143,7 +166,9 @@ def test_a_transformer_keeps_its_prefixes(tmp_path):
     model = small_model("transformer")
     asked = prompts(model, (300,))
     wanted = by_ours(model, asked)
-    short = SamplingParams(temperature=0, max_tokens=NEW, logprobs=0, ignore_eos=True)  # prompt_logprobs would look nothing up
+    short = SamplingParams(
+        temperature=0, max_tokens=NEW, logprobs=0, ignore_eos=True
+    )  # prompt_logprobs would look nothing up
     with engine(exported(model, tmp_path)) as llm:
         assert llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
         for known in (False, True):
@@ -163,7 +188,9 @@ def test_prefix_caching_is_off_where_it_would_fail(entropy_model):
 def test_a_gate_keeps_its_digits_where_weights_are_rounded(entropy_model):
     """vLLM makes a model in the numbers of its weights. (Products of 16 bits do not run on every CPU: no engine here.)"""
     model, _ = entropy_model
-    parts = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}), cache_config=None)
+    parts = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context={}), cache_config=None
+    )
     with set_default_torch_dtype(torch.bfloat16):
         decider = Decider(gate_of(model.config, 0, None), None, parts, "gate", "pages")
     decider.gate.load_state_dict(model.blocks[0].gate.state_dict())

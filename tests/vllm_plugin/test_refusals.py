@@ -18,9 +18,9 @@ def test_vllm_finds_the_plug_in_by_its_entry_points():
     code = "from vllm.plugins import load_general_plugins as load; load(); from vllm import ModelRegistry; import transformers; "
     code += "assert 'AmorForCausalLM' in ModelRegistry.get_supported_archs(); assert 'amor' in transformers.CONFIG_MAPPING"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert [one.value for one in entry_points(group="vllm.stat_logger_plugins") if one.name == "amor"] == [
-        "amor.vllm.stats:GateLogger"
-    ]
+    assert [
+        one.value for one in entry_points(group="vllm.stat_logger_plugins") if one.name == "amor"
+    ] == ["amor.vllm.stats:GateLogger"]
 
 
 def test_registering_again_changes_nothing():
@@ -71,12 +71,18 @@ def _extra(tensors):
 
 
 def _misshapen(tensors):
-    tensors["blocks.1.attention.q_proj.weight"] = tensors["blocks.1.attention.q_proj.weight"][:-1].clone()
+    tensors["blocks.1.attention.q_proj.weight"] = tensors["blocks.1.attention.q_proj.weight"][
+        :-1
+    ].clone()
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
-    [(_lost, "'blocks.1.gate.mu' is missing"), (_extra, "no tensor 'blocks.7.alpha'"), (_misshapen, "q_proj.weight has shape")],
+    [
+        (_lost, "'blocks.1.gate.mu' is missing"),
+        (_extra, "no tensor 'blocks.7.alpha'"),
+        (_misshapen, "q_proj.weight has shape"),
+    ],
 )
 def test_weights_that_do_not_fit_are_refused(damage, reason, tmp_path):
     folder = exported(small_model("amor-mamba2"), tmp_path)

@@ -11,7 +11,9 @@ from amor.ops.backends import backend
 __all__ = ["dense", "fired", "gathered", "reference", "upto"]
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
     """q [B, H, T, d] against k, v [B, H, L, d] -> [B, H, T, d]; causal: query t sees keys 0..t, or a mask [B, T, L] says."""
     if causal and q.dtype == torch.float32:
         return backend("attend", q).causal(q, k, v)

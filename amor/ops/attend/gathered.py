@@ -19,7 +19,9 @@ def attend(
     for row, count in zip(batch.tolist(), counts.tolist(), strict=True):
         part = slice(start, start + count)
         seen = None if mask is None else mask[part][None, None]
-        a = F.scaled_dot_product_attention(q[part].transpose(0, 1)[None], k[row][None], v[row][None], attn_mask=seen)
+        a = F.scaled_dot_product_attention(
+            q[part].transpose(0, 1)[None], k[row][None], v[row][None], attn_mask=seen
+        )
         out.append(a[0].transpose(0, 1))
         start += count
     return torch.cat(out)

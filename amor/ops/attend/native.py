@@ -42,7 +42,9 @@ def fired(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Ten
     """Queries q [n, H, d] sorted by row, query i against the first lengths[i] keys of row rows[i]
     of k, v [B, H, L, d] -> [n, H, d]."""
     if rows.numel() and (int(rows[-1]) >= len(k) or int(lengths.max()) > k.shape[2]):
-        raise AmorError(f"queries up to row {int(rows[-1])} and key {int(lengths.max())}; there are {list(k.shape[:3:2])}")
+        raise AmorError(
+            f"queries up to row {int(rows[-1])} and key {int(lengths.max())}; there are {list(k.shape[:3:2])}"
+        )
     first = torch.searchsorted(rows.contiguous(), torch.arange(len(k) + 1))
     inputs = q.float().contiguous(), dense_heads(k.float()), dense_heads(v.float())
     return Fired.apply(*inputs, first, lengths.contiguous()).to(q.dtype)
@@ -51,7 +53,13 @@ def fired(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Ten
 def upto(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     """Every query of q [B, H, T, d] against the first `lengths` [B, T] keys of its row."""
     batch, _, length, _ = q.shape
-    out = fired(q.transpose(1, 2).flatten(0, 1), k, v, torch.arange(batch).repeat_interleave(length), lengths.flatten())
+    out = fired(
+        q.transpose(1, 2).flatten(0, 1),
+        k,
+        v,
+        torch.arange(batch).repeat_interleave(length),
+        lengths.flatten(),
+    )
     return out.unflatten(0, (batch, length)).transpose(1, 2)
 
 
@@ -66,15 +74,27 @@ def dense_heads(t: Tensor) -> Tensor:
 
 def describe(q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor) -> Work:
     memory = (t.data_ptr() for t in (first, lengths, q, k, v))
-    return Work(len(k), q.shape[1], q.shape[2], *k.stride()[:3], *v.stride()[:3], *memory, q.shape[2] ** -0.5)
+    return Work(
+        len(k),
+        q.shape[1],
+        q.shape[2],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *memory,
+        q.shape[2] ** -0.5,
+    )
 
 
 class Fired(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor
+    ) -> Tensor:
         out, log_sum = torch.empty_like(q), q.new_empty(q.shape[:2])
         work = describe(q, k, v, first, lengths)
-        library().fired_forward(ctypes.addressof(work), out.data_ptr(), log_sum.data_ptr(), torch.get_num_threads())
+        library().fired_forward(
+            ctypes.addressof(work), out.data_ptr(), log_sum.data_ptr(), torch.get_num_threads()
+        )
         ctx.save_for_backward(q, k, v, first, lengths, out, log_sum)
         return out
 
@@ -83,9 +103,16 @@ class Fired(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, first, lengths, out, log_sum = ctx.saved_tensors
         work = describe(q, k, v, first, lengths)
-        dout, dq, dk, dv = dout.contiguous(), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dout, dq, dk, dv = (
+            dout.contiguous(),
+            torch.empty_like(q),
+            torch.empty_like(k),
+            torch.empty_like(v),
+        )
         if dk.stride() != k.stride() or dv.stride() != v.stride():
             dk, dv = (torch.empty_strided(t.shape, t.stride()) for t in (k, v))
         memory = (t.data_ptr() for t in (out, log_sum, dout, dq, dk, dv))
-        library().fired_backward(ctypes.addressof(work), k.shape[2], *memory, torch.get_num_threads())
+        library().fired_backward(
+            ctypes.addressof(work), k.shape[2], *memory, torch.get_num_threads()
+        )
         return dq, dk, dv, None, None

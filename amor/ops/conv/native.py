@@ -51,7 +51,9 @@ def conv(
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, window))
+    wanted = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, weight, bias, window)
+    )
     if x.shape[1] == 1 and not wanted and window is not None and lengths is None and reset is None:
         return step(x, weight, bias, window)
     turned = weight.float().T.contiguous()
@@ -62,17 +64,24 @@ def conv(
     return y.to(x.dtype), next_window(x, weight.shape[1] - 1, window, lengths, reset)
 
 
-def step(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def step(
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """One token a row without a gradient; the window after it is written into `out`, which may be
     `window`.
     """
     dense, past = x.float().contiguous(), window.float().contiguous()
     after = torch.empty_like(past) if out is None else out
     # kept by name: what only its pointer knew would be gone before the call
-    turned, offset = weight.float().T.contiguous(), None if bias is None else bias.float().contiguous()
+    turned, offset = (
+        weight.float().T.contiguous(),
+        None if bias is None else bias.float().contiguous(),
+    )
     shape, inputs = describe(dense, turned, offset, past, None)
     y = dense.new_empty(dense.shape)
-    library().conv_step(ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.pointer(after))
+    library().conv_step(
+        ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.pointer(after)
+    )
     return y.to(x.dtype), after
 
 
@@ -84,7 +93,9 @@ def beginnings(reset: Tensor, taps: int) -> Tensor:
     return torch.where(reset, column, -taps).cummax(1).values
 
 
-def next_window(x: Tensor, reach: int, window: Tensor | None, lengths: Tensor | None, reset: Tensor | None) -> Tensor:
+def next_window(
+    x: Tensor, reach: int, window: Tensor | None, lengths: Tensor | None, reset: Tensor | None
+) -> Tensor:
     """What the next call must see; a plain call copies its last columns only."""
     past = x.new_zeros(len(x), reach, x.shape[2]) if window is None else window.to(x.dtype)
     if lengths is None and reset is None:
@@ -103,16 +114,27 @@ def describe(
     return _Shape(*x.shape, len(weight), BLOCK), _Inputs(*tensors, x.stride(0), x.stride(1))
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None) -> Tensor:
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None
+) -> Tensor:
     shape, inputs = describe(x, weight, bias, window, start)
     y = x.new_empty(x.shape)
-    library().conv_forward(ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.threads())
+    library().conv_forward(
+        ctypes.byref(shape), ctypes.byref(inputs), native.pointer(y), native.threads()
+    )
     return y
 
 
 class Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        window: Tensor | None,
+        start: Tensor | None,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, bias, window, start)
         return forward(x, weight, bias, window, start)
 
@@ -126,6 +148,8 @@ class Conv(torch.autograd.Function):
         parts = x.new_empty(len(x) * -(-x.shape[1] // BLOCK), taps + 1, channels)
         dwindow = None if window is None else torch.empty_like(window)
         outputs = [native.pointer(t) for t in (dy, dx, parts, dwindow)]
-        library().conv_backward(ctypes.byref(shape), ctypes.byref(inputs), *outputs, native.threads())
+        library().conv_backward(
+            ctypes.byref(shape), ctypes.byref(inputs), *outputs, native.threads()
+        )
         total = parts.sum(0)
         return dx, total[:-1], None if bias is None else total[-1], dwindow, None

@@ -34,7 +34,9 @@ def segments(reset: Tensor | None, reach: int) -> Tensor | None:
     """[B, k - 1 + T] documents begun so far, for the window and the call; 0 is the one the window belongs to."""
     if reset is None:
         return None
-    return torch.cat([torch.zeros_like(reset[:, :1]).long().expand(-1, reach), reset.long().cumsum(1)], dim=1)
+    return torch.cat(
+        [torch.zeros_like(reset[:, :1]).long().expand(-1, reach), reset.long().cumsum(1)], dim=1
+    )
 
 
 def last_inputs(both: Tensor, reach: int, lengths: Tensor | None, segment: Tensor | None) -> Tensor:

@@ -6,6 +6,12 @@ from amor.ops.backends import backend
 
 
 def delta(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None = None, reset: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor | None = None,
+    reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     return backend("delta", q).delta(q, k, v, g, beta, state, reset)

@@ -35,7 +35,9 @@ def delta(
     chunk = min(chunk or chunk_size("delta", "chunked", length, (heads, size, values)), length)
     if g.ndim == 4:
         chunk = 1 << (chunk - 1).bit_length()  # its blocks double
-    q_, k_, v_, g_, beta_ = (cut(t, chunk).transpose(2, 3) for t in (q, k, v, g, beta))  # [B, n, H, Q, ...]
+    q_, k_, v_, g_, beta_ = (
+        cut(t, chunk).transpose(2, 3) for t in (q, k, v, g, beta)
+    )  # [B, n, H, Q, ...]
     begins, strength = None if reset is None else cut(reset, chunk), beta_[..., None]
     if g.ndim == 4:
         same, scores, since, until, carry = by_channel(q_, k_, g_, begins)
@@ -46,10 +48,16 @@ def delta(
         since, until, carry = e.since[..., None], e.until[..., None], e.carry[..., None, None]
 
     inverse = UnitLowerInverse.apply(system.tril(-1))
-    own, against = (inverse @ torch.cat([strength * v_, strength * since * k_], dim=-1)).split([values, size], dim=-1)
+    own, against = (inverse @ torch.cat([strength * v_, strength * since * k_], dim=-1)).split(
+        [values, size], dim=-1
+    )
     asked, kept = q_ * since, (k_ * until).mT
 
-    s = q.new_zeros(rows, heads, size, values, dtype=torch.float32) if state is None else state.float()
+    s = (
+        q.new_zeros(rows, heads, size, values, dtype=torch.float32)
+        if state is None
+        else state.float()
+    )
     outputs = []
     parts = (t.unbind(1) for t in (own, against, asked, scores, kept, carry))
     for mine, against_i, asked_i, scores_i, kept_i, carry_i in zip(*parts):
@@ -68,10 +76,16 @@ def by_channel(q: Tensor, k: Tensor, logs: Tensor, begins: Tensor | None) -> tup
     since, until = total.float().exp(), (total[..., -1:, :] - total).float().exp()
     carry = since[..., -1, :, None]
     same, scores = channel_pairs(torch.stack([k, q], dim=-2), k, total).unbind(-2)
-    if begins is not None:  # where nothing decays, what is left of a decay is the edges of documents
+    if (
+        begins is not None
+    ):  # where nothing decays, what is left of a decay is the edges of documents
         edges = decays(logs.new_zeros(*begins.shape[:2], 1, begins.shape[2]), begins)
         same, scores = same * edges.between, scores * edges.between
-        since, until, carry = since * edges.since[..., None], until * edges.until[..., None], carry * edges.carry[..., None, None]
+        since, until, carry = (
+            since * edges.since[..., None],
+            until * edges.until[..., None],
+            carry * edges.carry[..., None, None],
+        )
     return same, scores, since, until, carry
 
 
@@ -81,7 +95,9 @@ def channel_pairs(later: Tensor, earlier: Tensor, total: Tensor) -> Tensor:
     By blocks that double: a decay from the first block of a pair to the second is one to the edge between them times one from
     there, and neither is above 1. A token's own is 1.
     """
-    found = (later * earlier[..., None, :]).sum(-1)[..., None, :, None]  # [.., blocks, rows, n, columns]
+    found = (later * earlier[..., None, :]).sum(-1)[
+        ..., None, :, None
+    ]  # [.., blocks, rows, n, columns]
     while (half := found.shape[-1]) < total.shape[-2]:
         (first, second), (_, asks), (keys_part, _) = (
             t.unflatten(3, (-1, 2, half)).unbind(4) for t in (total, later, earlier)
@@ -91,7 +107,9 @@ def channel_pairs(later: Tensor, earlier: Tensor, total: Tensor) -> Tensor:
         keys_part = keys_part * (edge - first).float().exp()
         square = (asks.flatten(-3, -2) @ keys_part.mT).unflatten(-2, (half, -1))
         above, below = found.unflatten(3, (-1, 2)).unbind(4)
-        found = torch.cat([torch.cat([above, torch.zeros_like(square)], -1), torch.cat([square, below], -1)], -3)
+        found = torch.cat(
+            [torch.cat([above, torch.zeros_like(square)], -1), torch.cat([square, below], -1)], -3
+        )
     return found.squeeze(3)
 
 
@@ -106,15 +124,24 @@ class UnitLowerInverse(torch.autograd.Function):
     def forward(ctx: Any, L: Tensor) -> Tensor:
         size = L.shape[-1]
         full = 1 << (size - 1).bit_length()
-        inverse = torch.eye(full, dtype=L.dtype, device=L.device).expand(*L.shape[:-2], full, full).clone()
+        inverse = (
+            torch.eye(full, dtype=L.dtype, device=L.device)
+            .expand(*L.shape[:-2], full, full)
+            .clone()
+        )
         padded = torch.nn.functional.pad(L, (0, full - size, 0, full - size)) if full > size else L
         half = 1
         while half < full:
             pairs = range(0, full, 2 * half)
             # the square below the diagonal of each pair of blocks: -(lower right inverse) L (upper left inverse)
             first = torch.stack([inverse[..., i : i + half, i : i + half] for i in pairs], dim=-3)
-            second = torch.stack([inverse[..., i + half : i + 2 * half, i + half : i + 2 * half] for i in pairs], dim=-3)
-            below = torch.stack([padded[..., i + half : i + 2 * half, i : i + half] for i in pairs], dim=-3)
+            second = torch.stack(
+                [inverse[..., i + half : i + 2 * half, i + half : i + 2 * half] for i in pairs],
+                dim=-3,
+            )
+            below = torch.stack(
+                [padded[..., i + half : i + 2 * half, i : i + half] for i in pairs], dim=-3
+            )
             solved = second @ below @ first
             for index, i in enumerate(pairs):
                 inverse[..., i + half : i + 2 * half, i : i + half] = -solved[..., index, :, :]

@@ -26,22 +26,32 @@ def missing() -> str | None:
 
 
 class _Shape(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("rows", "length", "heads", "keys", "values", "chunk", "decays")]
+    _fields_ = [
+        (name, ctypes.c_long)
+        for name in ("rows", "length", "heads", "keys", "values", "chunk", "decays")
+    ]
 
 
 class _Inputs(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("q", "k", "v", "g", "beta", "state", "reset")] + [
-        (name, ctypes.c_long) for name in ("q_row", "q_token", "k_row", "k_token", "v_row", "v_token")
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("q", "k", "v", "g", "beta", "state", "reset")
+    ] + [
+        (name, ctypes.c_long)
+        for name in ("q_row", "q_token", "k_row", "k_token", "v_row", "v_token")
     ]
 
 
 class _Grads(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("o", "state", "q", "k", "v", "g", "beta", "started")]
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("o", "state", "q", "k", "v", "g", "beta", "started")
+    ]
 
 
 @cache
 def library() -> ctypes.CDLL:
-    return native.library(SOURCE, _Shape, _Inputs, _Grads, MAX_CHUNK=LARGEST, CHANNEL_ROOM=CHANNEL_ROOM)
+    return native.library(
+        SOURCE, _Shape, _Inputs, _Grads, MAX_CHUNK=LARGEST, CHANNEL_ROOM=CHANNEL_ROOM
+    )
 
 
 def delta(
@@ -84,7 +94,9 @@ def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[_Shape, _In
     assert q is not None and k is not None and v is not None and g is not None
     strides = [t.stride(i) for t in (q, k, v) for i in (0, 1)]
     decays = 1 if g.ndim == 3 else g.shape[3]
-    return _Shape(*k.shape, v.shape[3], chunk, decays), _Inputs(*(native.pointer(t) for t in inputs), *strides)
+    return _Shape(*k.shape, v.shape[3], chunk, decays), _Inputs(
+        *(native.pointer(t) for t in inputs), *strides
+    )
 
 
 def channels(shape: _Shape) -> int:
@@ -92,7 +104,9 @@ def channels(shape: _Shape) -> int:
     return CHANNEL_ROOM * shape.keys if shape.decays > 1 else 0
 
 
-def forward(inputs: tuple[Tensor | None, ...], chunk: int, solved: Tensor | None, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+def forward(
+    inputs: tuple[Tensor | None, ...], chunk: int, solved: Tensor | None, starts: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """o and the state after; the corrected values and the states before each chunk are written where room is given."""
     shape, described = describe(inputs, chunk)
     k = inputs[1]
@@ -135,7 +149,10 @@ class Delta(torch.autograd.Function):
         wanted = [t.new_empty(t.shape) for t in (*inputs[:5], dstate)]
         grads = _Grads(*(native.pointer(t) for t in (do, dstate, *wanted)))
         threads = native.threads()
-        room = do.new_empty(threads.value, ctx.chunk * (4 * ctx.chunk + 2 * shape.values + shape.keys + channels(shape)))
+        room = do.new_empty(
+            threads.value,
+            ctx.chunk * (4 * ctx.chunk + 2 * shape.values + shape.keys + channels(shape)),
+        )
         kept = [native.pointer(t) for t in (solved, starts)]
         arguments = (*kept, ctypes.byref(grads), native.pointer(room), threads)
         library().delta_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)

@@ -24,7 +24,9 @@ def delta(
     rows, _, heads, size = k.shape
     s = q.new_zeros(rows, heads, size, v.shape[-1]) if state is None else state.float()
     outputs = []
-    for t, (q_t, k_t, v_t, g_t, beta_t) in enumerate(zip(*(x.unbind(1) for x in (q, k, v, g, beta)))):
+    for t, (q_t, k_t, v_t, g_t, beta_t) in enumerate(
+        zip(*(x.unbind(1) for x in (q, k, v, g, beta)))
+    ):
         if reset is not None:
             s = torch.where(reset[:, t, None, None, None], 0.0, s)
         s = s * g_t[..., None].exp()

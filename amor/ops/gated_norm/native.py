@@ -58,7 +58,9 @@ def tokens_apart(t: Tensor) -> Tensor:
 
 def describe(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> _Shape:
     n = len(weight)
-    return _Shape(*x.shape[:2], x[0, 0].numel() // n, n, BLOCK, *x.stride()[:2], *z.stride()[:2], eps)
+    return _Shape(
+        *x.shape[:2], x[0, 0].numel() // n, n, BLOCK, *x.stride()[:2], *z.stride()[:2], eps
+    )
 
 
 def forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool) -> Tensor:
@@ -71,7 +73,9 @@ def forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool) 
 
 class GatedNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool
+    ) -> Tensor:
         ctx.save_for_backward(x, z, weight)
         ctx.eps, ctx.gate_first = eps, gate_first
         return forward(x, z, weight, eps, gate_first)
@@ -84,5 +88,7 @@ class GatedNorm(torch.autograd.Function):
         dw = x.new_empty(-(-x.shape[0] * x.shape[1] // BLOCK), len(weight))
         tensors = [native.pointer(t) for t in (x, z, weight, dy, dx, dz, dw)]
         shape = describe(x, z, weight, ctx.eps)
-        library().norm_backward(ctypes.byref(shape), int(ctx.gate_first), *tensors, native.threads())
+        library().norm_backward(
+            ctypes.byref(shape), int(ctx.gate_first), *tensors, native.threads()
+        )
         return dx, dz, dw.sum(0), None, None

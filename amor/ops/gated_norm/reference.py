@@ -11,4 +11,6 @@ def gate_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def norm_gate(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
     """First the norm, then the gate, as Gated DeltaNet does; x, z [..., n], weight [n]."""
-    return (F.rms_norm(x.float(), weight.shape, weight.float(), eps) * F.silu(z.float())).to(z.dtype)
+    return (F.rms_norm(x.float(), weight.shape, weight.float(), eps) * F.silu(z.float())).to(
+        z.dtype
+    )

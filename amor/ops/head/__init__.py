@@ -23,5 +23,7 @@ def read(
     return backend("head", x).read(x, weight, targets, entropy, margin, topk)
 
 
-def loss(x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor) -> tuple[Tensor, HeadStats]:
+def loss(
+    x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor
+) -> tuple[Tensor, HeadStats]:
     return backend("head", x).loss(x, weight, targets, target_weight)

@@ -53,7 +53,9 @@ class Sums:
         return self.total.log() - self.weighted / self.total
 
 
-def finish(z: Tensor, goal: Tensor, target_weight: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def finish(
+    z: Tensor, goal: Tensor, target_weight: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of whole rows of logits: nll, entropy, logsumexp; with gradient, p and scale such that
     p * scale = target_weight * (softmax - target)."""
     log_sum = z.logsumexp(1, keepdim=True)
@@ -90,7 +92,9 @@ def read(
     picked = nothing if targets is None else targets.clamp(min=0)[:, None]
     best = max(topk, 2 if margin else 0)
     parts = [
-        _read_rows(x[i : i + tile[0]], weight, picked[i : i + tile[0]], sums, best, tile[1], multiply)
+        _read_rows(
+            x[i : i + tile[0]], weight, picked[i : i + tile[0]], sums, best, tile[1], multiply
+        )
         for i in range(0, max(len(x), 1), tile[0])
     ]
     H, log_sum, values, ids, logits = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -106,7 +110,13 @@ def read(
 
 
 def _read_rows(
-    x: Tensor, weight: Tensor, picked: Tensor, sums: type[Sums], best: int, width: int, multiply: Multiply
+    x: Tensor,
+    weight: Tensor,
+    picked: Tensor,
+    sums: type[Sums],
+    best: int,
+    width: int,
+    multiply: Multiply,
 ) -> tuple[Tensor, ...]:
     """Entropy, logsumexp, best logits and their tokens, picked logits: of a few tokens, over the whole vocabulary."""
     seen = sums(len(x), best, x.device)
@@ -117,7 +127,9 @@ def _read_rows(
         z = multiply(room[: len(x) * len(rows)].view(len(x), len(rows)), x, rows.T).float()
         if picked.shape[1]:
             here = (picked >= start) & (picked < start + len(rows))
-            logits = torch.where(here, z.gather(1, (picked - start).clamp(0, len(rows) - 1)), logits)
+            logits = torch.where(
+                here, z.gather(1, (picked - start).clamp(0, len(rows) - 1)), logits
+            )
         seen.take(z, start)
     return seen.entropy(), seen.logsumexp(), seen.values, seen.ids, logits
 
@@ -139,7 +151,9 @@ class _Loss(torch.autograd.Function):
         logits: int,
         multiply: Multiply,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        count = -(-len(x) * len(weight) // logits)  # tiles, of even size: a small last one would waste a pass over the head
+        count = -(
+            -len(x) * len(weight) // logits
+        )  # tiles, of even size: a small last one would waste a pass over the head
         tokens = max(1, min(LOSS_TOKENS, -(-len(x) // max(count, 1))))
         head = weight.to(x.dtype)
         wants_x, wants_weight = ctx.needs_input_grad[:2]
@@ -151,19 +165,34 @@ class _Loss(torch.autograd.Function):
         for start in range(0, len(x), tokens):
             part = slice(start, start + tokens)
             mine = x[part]
-            z = multiply(room[: len(mine) * len(weight)].view(len(mine), len(weight)), mine, head.T).float()
+            z = multiply(
+                room[: len(mine) * len(weight)].view(len(mine), len(weight)), mine, head.T
+            ).float()
             goal = targets[part].clamp(min=0)
-            nll[part], entropy[part], log_sum[part], p, scale = finish(z, goal, target_weight[part], wants_x or wants_weight)
-            p, scale = p.to(x.dtype), scale[:, None].to(x.dtype)  # of a row: applied where a row is short
+            nll[part], entropy[part], log_sum[part], p, scale = finish(
+                z, goal, target_weight[part], wants_x or wants_weight
+            )
+            p, scale = (
+                p.to(x.dtype),
+                scale[:, None].to(x.dtype),
+            )  # of a row: applied where a row is short
             if grad_x is not None:
                 multiply(grad_x[part], p, head).mul_(scale)
             if wants_weight:
                 mine, p = (mine * scale).to(weight.dtype), p.to(weight.dtype)
                 first = grad_weight is None
-                grad_weight = multiply(weight.new_empty(weight.shape) if first else grad_weight, p.T, mine, add=not first)
+                grad_weight = multiply(
+                    weight.new_empty(weight.shape) if first else grad_weight,
+                    p.T,
+                    mine,
+                    add=not first,
+                )
         if wants_weight and grad_weight is None:
             grad_weight = torch.zeros_like(weight)
-        ctx.gradients = grad_x, grad_weight  # not saved_tensors: the one reference is handed on, so that no copy is made
+        ctx.gradients = (
+            grad_x,
+            grad_weight,
+        )  # not saved_tensors: the one reference is handed on, so that no copy is made
         nll.masked_fill_(targets == IGNORE, 0.0)
         ctx.mark_non_differentiable(nll, entropy, log_sum)
         return (nll * target_weight).sum(), nll, entropy, log_sum
@@ -171,10 +200,16 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise AmorError("the head's gradient was used up by an earlier backward; compute the loss again for another")
+            raise AmorError(
+                "the head's gradient was used up by an earlier backward; compute the loss again for another"
+            )
         gradients, ctx.gradients = ctx.gradients, None
-        if grads[0].device.type != "cpu" or float(grads[0]) != 1.0:  # 1 is usual, and saves a pass over the head
-            gradients = tuple(None if g is None else g.mul_(grads[0].to(g.dtype)) for g in gradients)
+        if (
+            grads[0].device.type != "cpu" or float(grads[0]) != 1.0
+        ):  # 1 is usual, and saves a pass over the head
+            gradients = tuple(
+                None if g is None else g.mul_(grads[0].to(g.dtype)) for g in gradients
+            )
         return *gradients, None, None, None, None, None
 
 
@@ -188,5 +223,7 @@ def loss(
     multiply: Multiply = multiply,
 ) -> tuple[Tensor, HeadStats]:
     """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
-    total, nll, entropy, log_sum = _Loss.apply(x, weight, targets, target_weight, finish, logits, multiply)
+    total, nll, entropy, log_sum = _Loss.apply(
+        x, weight, targets, target_weight, finish, logits, multiply
+    )
     return total, HeadStats(nll, entropy, logsumexp=log_sum)

@@ -31,12 +31,24 @@ def library() -> ctypes.CDLL:
 class NativeSums(chunked.Sums):
     def __init__(self, tokens: int, best: int, device: torch.device):
         super().__init__(tokens, best, device)
-        self.m, self.total, self.weighted = (t.double() for t in (self.m, self.total, self.weighted))
+        self.m, self.total, self.weighted = (
+            t.double() for t in (self.m, self.total, self.weighted)
+        )
 
     def take(self, z: Tensor, start: int) -> None:
         held = (native.pointer(t) for t in (self.m, self.total, self.weighted))
-        best = ctypes.c_long(self.values.shape[1]), native.pointer(self.values), native.pointer(self.ids)
-        library().take(native.pointer(z), *map(ctypes.c_long, (*z.shape, start)), *held, *best, native.threads())
+        best = (
+            ctypes.c_long(self.values.shape[1]),
+            native.pointer(self.values),
+            native.pointer(self.ids),
+        )
+        library().take(
+            native.pointer(z),
+            *map(ctypes.c_long, (*z.shape, start)),
+            *held,
+            *best,
+            native.threads(),
+        )
 
     def logsumexp(self) -> Tensor:
         return super().logsumexp().float()
@@ -45,12 +57,16 @@ class NativeSums(chunked.Sums):
         return super().entropy().float()
 
 
-def finish(z: Tensor, goal: Tensor, target_weight: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def finish(
+    z: Tensor, goal: Tensor, target_weight: Tensor, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     nll, entropy, log_sum, scale = (z.new_empty(len(z)) for _ in range(4))
     goal, target_weight = goal.contiguous(), target_weight.float().contiguous()
     tensors = [native.pointer(t) for t in (z, goal, target_weight, nll, entropy, log_sum, scale)]
     sizes = [ctypes.c_long(n) for n in z.shape]
-    library().finish(tensors[0], *sizes, *tensors[1:3], int(gradient), *tensors[3:], native.threads())
+    library().finish(
+        tensors[0], *sizes, *tensors[1:3], int(gradient), *tensors[3:], native.threads()
+    )
     return nll, entropy, log_sum, z, scale
 
 
@@ -74,15 +90,28 @@ def sums_only(x: Tensor, weight: Tensor, entropy: bool) -> HeadStats:
     """Entropy and logsumexp by products of our own: no logit is ever written to memory."""
     x, weight = x if x.stride(1) == 1 else x.contiguous(), weight.contiguous()
     log_sum, found = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
-    sizes = [ctypes.c_long(n) for n in (x.shape[0], x.stride(0))], [ctypes.c_long(n) for n in weight.shape]
+    sizes = (
+        [ctypes.c_long(n) for n in (x.shape[0], x.stride(0))],
+        [ctypes.c_long(n) for n in weight.shape],
+    )
     memory = native.pointer(log_sum), native.pointer(found), native.threads()
     library().read(native.pointer(x), *sizes[0], native.pointer(weight), *sizes[1], *memory)
     return HeadStats(entropy=found if entropy else None, logsumexp=log_sum)
 
 
-def loss(x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor) -> tuple[Tensor, HeadStats]:
-    if x.dtype != torch.float32 or weight.dtype != torch.float32:  # what `finish` leaves in z may be as large as the vocabulary
+def loss(
+    x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor
+) -> tuple[Tensor, HeadStats]:
+    if (
+        x.dtype != torch.float32 or weight.dtype != torch.float32
+    ):  # what `finish` leaves in z may be as large as the vocabulary
         return chunked.loss(x, weight, targets, target_weight)
     return chunked.loss(
-        x if x.stride(1) == 1 else x.contiguous(), weight, targets, target_weight, finish, LOSS_LOGITS, products.multiply
+        x if x.stride(1) == 1 else x.contiguous(),
+        weight,
+        targets,
+        target_weight,
+        finish,
+        LOSS_LOGITS,
+        products.multiply,
     )

@@ -13,11 +13,15 @@ IGNORE = -100  # a target that is not scored
 class HeadStats:
     """What a head says of hidden vectors, float32, one row a vector; None where it was not asked for."""
 
-    nll: Tensor | None = None  # [N] negative log-likelihood of the target; 0 where it is IGNORE. The only one with a gradient
+    nll: Tensor | None = (
+        None  # [N] negative log-likelihood of the target; 0 where it is IGNORE. The only one with a gradient
+    )
     entropy: Tensor | None = None  # [N] in nats
     margin: Tensor | None = None  # [N] probability of the best token minus that of the second
     logsumexp: Tensor | None = None  # [N] of the logits
-    topk: tuple[Tensor, Tensor] | None = None  # [N, k] the largest logits, falling, and their tokens
+    topk: tuple[Tensor, Tensor] | None = (
+        None  # [N, k] the largest logits, falling, and their tokens
+    )
     logits: Tensor | None = None  # [N, V], or of the last so many vectors
 
 
@@ -44,8 +48,12 @@ def read(
         return HeadStats(nll, H, M, logits.logsumexp(-1), (values, ids) if topk else None)
 
 
-def loss(x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor) -> tuple[Tensor, HeadStats]:
+def loss(
+    x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor
+) -> tuple[Tensor, HeadStats]:
     """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
     reading = read(x, weight, targets, entropy=True)
     assert reading.nll is not None
-    return (reading.nll * target_weight).sum(), HeadStats(reading.nll.detach(), reading.entropy, logsumexp=reading.logsumexp)
+    return (reading.nll * target_weight).sum(), HeadStats(
+        reading.nll.detach(), reading.entropy, logsumexp=reading.logsumexp
+    )

@@ -12,7 +12,11 @@ from torch import Tensor
 from amor.ops.head import chunked
 from amor.ops.head.reference import IGNORE, HeadStats
 
-TOKENS, WORDS, WIDTH = 64, 128, 32  # of a tile; no autotuning: a choice by stopwatch could change the numbers
+TOKENS, WORDS, WIDTH = (
+    64,
+    128,
+    32,
+)  # of a tile; no autotuning: a choice by stopwatch could change the numbers
 SPLITS = 16  # of the vocabulary, so that few tokens still fill a GPU
 
 loss = chunked.loss
@@ -36,7 +40,9 @@ def read(
     if margin or topk or not len(x):
         return chunked.read(x, weight, targets, entropy, margin, topk)
     goal = torch.full((len(x),), -1, device=x.device) if targets is None else targets
-    m, total, weighted, hit = _partial(x.contiguous(), weight.contiguous(), goal).unbind(1)  # [splits, N]
+    m, total, weighted, hit = _partial(x.contiguous(), weight.contiguous(), goal).unbind(
+        1
+    )  # [splits, N]
     most = m.amax(0)
     shrink, moved = (m - most).exp(), torch.where(total > 0, m - most, 0.0)
     weighted = (shrink * (weighted + moved * total)).sum(0)
@@ -57,6 +63,16 @@ def _partial(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     splits = -(-vocab // span)
     out = x.new_empty(splits, 4, count, dtype=torch.float32)
     read_tile[(-(-count // TOKENS), splits)](
-        x, weight, targets, out, count, vocab, x.shape[1], span, TOKENS=TOKENS, WORDS=WORDS, WIDTH=WIDTH
+        x,
+        weight,
+        targets,
+        out,
+        count,
+        vocab,
+        x.shape[1],
+        span,
+        TOKENS=TOKENS,
+        WORDS=WORDS,
+        WIDTH=WIDTH,
     )
     return out

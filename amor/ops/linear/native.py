@@ -33,7 +33,11 @@ class _Matrix(ctypes.Structure):
 
 
 class Sides(ctypes.Structure):
-    _fields_ = [("a", _Matrix), ("b", _Matrix), *((name, c_long) for name in ("m", "n", "inner", "row"))]
+    _fields_ = [
+        ("a", _Matrix),
+        ("b", _Matrix),
+        *((name, c_long) for name in ("m", "n", "inner", "row")),
+    ]
 
 
 @cache
@@ -45,19 +49,31 @@ def library() -> ctypes.CDLL:
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
     """out = a b, or += ; rows of out are dense, a and b may be turned."""
-    sides = Sides((a.data_ptr(), *a.stride()), (b.data_ptr(), *b.stride()), a.shape[0], b.shape[1], a.shape[1], out.stride(0))
+    sides = Sides(
+        (a.data_ptr(), *a.stride()),
+        (b.data_ptr(), *b.stride()),
+        a.shape[0],
+        b.shape[1],
+        a.shape[1],
+        out.stride(0),
+    )
     library().linear(ctypes.addressof(sides), out.data_ptr(), add, torch.get_num_threads())
     return out
 
 
 def linears(x: Tensor, groups: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
     weights = [w for group in groups for w in group]
-    ours = x.dtype == torch.float32 and all(w.dtype == x.dtype and w.shape[1:] == x.shape[-1:] for w in weights)
+    ours = x.dtype == torch.float32 and all(
+        w.dtype == x.dtype and w.shape[1:] == x.shape[-1:] for w in weights
+    )
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights))
     few = not learns and not alone() and x.numel() < FEW * x.shape[-1]
     if not ours or few or torch.is_autocast_enabled("cpu"):
         return reference.linears(x, groups)
-    flat, sizes = x.reshape(x.shape[:-1].numel(), x.shape[-1]), tuple(len(group) for group in groups)
+    flat, sizes = (
+        x.reshape(x.shape[:-1].numel(), x.shape[-1]),
+        tuple(len(group) for group in groups),
+    )
     if learns:
         found = Linears.apply(flat, sizes, *weights)
     else:
@@ -77,7 +93,9 @@ def forward(x: Tensor, sizes: tuple[int, ...], weights: Sequence[Tensor]) -> tup
 
 class Linears(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, sizes: tuple[int, ...], *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, *weights)
         ctx.set_materialize_grads(False)
         ctx.sizes = sizes
@@ -97,6 +115,8 @@ class Linears(torch.autograd.Function):
                 continue
             for part, w in zip(dy.split([len(w) for w in group], dim=1), group, strict=True):
                 if wants_x:
-                    dx = multiply(x.new_empty(x.shape) if dx is None else dx, part, w, add=dx is not None)
+                    dx = multiply(
+                        x.new_empty(x.shape) if dx is None else dx, part, w, add=dx is not None
+                    )
                 dw.append(part.T @ x if wants[len(dw)] else None)
         return dx, None, *dw

@@ -40,7 +40,9 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", *
 
 def cache_folder() -> Path:
     """Where compiled code and measured choices are kept."""
-    base = os.environ.get("AMOR_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "amor")
+    base = os.environ.get("AMOR_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "amor"
+    )
     return Path(base).expanduser()
 
 
@@ -58,7 +60,9 @@ def processor() -> str:
     except OSError:  # not Linux
         return f"{platform.machine()} {platform.processor()}"
     wanted = ("model name", "cpu family", "model", "stepping", "flags", "Features")
-    return "\n".join(line for line in text.splitlines() if line.split("\t")[0].split(":")[0].strip() in wanted)
+    return "\n".join(
+        line for line in text.splitlines() if line.split("\t")[0].split(":")[0].strip() in wanted
+    )
 
 
 @cache
@@ -74,7 +78,9 @@ def compiler() -> tuple[str, str] | None:
     for name in filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")):
         path = shutil.which(name)
         if path:
-            result = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            result = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, check=False
+            )
             if result.returncode == 0:
                 return path, result.stdout.splitlines()[0]
     return None
@@ -89,7 +95,13 @@ def _built(source: Path) -> tuple[Path | None, str]:
     if found is None:
         return None, "no C++ compiler found; install g++ (apt install g++) or set CXX"
     path, version = found
-    parts = [source.read_text(), *(h.read_text() for h in sorted(OPERATORS.glob("*/*.h"))), version, *FLAGS, processor()]
+    parts = [
+        source.read_text(),
+        *(h.read_text() for h in sorted(OPERATORS.glob("*/*.h"))),
+        version,
+        *FLAGS,
+        processor(),
+    ]
     name = f"{source.parent.name}-{source.stem}-{_digest(chr(0).join(parts).encode())}"
     folder = cache_folder() / "native"
     try:
@@ -100,7 +112,10 @@ def _built(source: Path) -> tuple[Path | None, str]:
         kept = next((each for each in sorted(folder.glob(f"{name}-*.so")) if _whole(each)), None)
         return (kept, "") if kept else _compile(path, source, folder, name)
     except OSError as error:
-        return None, f"cannot write {folder} ({error.strerror}); set AMOR_CACHE to a folder that can be written"
+        return (
+            None,
+            f"cannot write {folder} ({error.strerror}); set AMOR_CACHE to a folder that can be written",
+        )
 
 
 def _digest(content: bytes) -> str:
@@ -126,7 +141,9 @@ def _compile(path: str, source: Path, folder: Path, name: str) -> tuple[Path | N
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             errors = (
-                [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines() or ["no words"]
+                [line for line in result.stderr.splitlines() if "error" in line]
+                or result.stderr.splitlines()
+                or ["no words"]
             )
             return None, f"{path} could not compile {source.name}: {errors[0].strip()}"
         fresh.chmod(0o700)

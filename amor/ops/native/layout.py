@@ -7,7 +7,12 @@ from pathlib import Path
 from amor.errors import AmorError
 
 
-def agree(loaded: ctypes.CDLL, structs: Sequence[type[ctypes.Structure]], numbers: Mapping[str, int], source: Path) -> None:
+def agree(
+    loaded: ctypes.CDLL,
+    structs: Sequence[type[ctypes.Structure]],
+    numbers: Mapping[str, int],
+    source: Path,
+) -> None:
     """Refuse a library whose structs or numbers are not those that Python will hand it: it would read other memory."""
     here = {name: words for struct in structs for name, words in layout(struct).items()}
     here |= {name: str(value) for name, value in numbers.items()}

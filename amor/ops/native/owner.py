@@ -4,7 +4,10 @@ import os
 import stat
 from pathlib import Path
 
-ROOT, UNKNOWN = 0, 65534  # users; the second is shown in a container for those it does not know, the real root among them
+ROOT, UNKNOWN = (
+    0,
+    65534,
+)  # users; the second is shown in a container for those it does not know, the real root among them
 
 
 def others_may_write(path: Path) -> str:

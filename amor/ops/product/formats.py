@@ -27,7 +27,9 @@ class Format:
     tag: int  # skinny.h's number of it
     bits: float  # a weight, its share of the scales included
     pack: Callable[[Tensor], Stored]  # W [n, K] in float32, n a multiple of TILE where tiled
-    floats: Callable[[Tensor, Tensor | None], Tensor]  # stored -> the W it stands for, [n', K'] with n' >= n, K' >= K
+    floats: Callable[
+        [Tensor, Tensor | None], Tensor
+    ]  # stored -> the W it stands for, [n', K'] with n' >= n, K' >= K
     tiled: bool = True  # rows are laid out TILE together; False: W stays where it is
     group: int = 1  # weights that share a scale
     levels: int = 0  # x is rounded to whole numbers of at most this size; 0: not at all
@@ -76,7 +78,9 @@ def _bytes(weight: Tensor) -> Stored:
     """Whole numbers from -127 to 127; tiles of 16 rows, i and i + 8 of a tile beside each other, the first plus 128."""
     w = _grouped(weight, 64)
     scale = w.abs().amax(2) / 127
-    whole = (w / scale[..., None].clamp(min=TINY)).round().clamp(-127, 127).flatten(1).to(torch.int8)
+    whole = (
+        (w / scale[..., None].clamp(min=TINY)).round().clamp(-127, 127).flatten(1).to(torch.int8)
+    )
     pairs = whole.view(-1, 2, 8, whole.shape[1] // 2, 2).permute(0, 3, 2, 4, 1).contiguous()
     pairs[..., 0] ^= -128
     return pairs.flatten(2), scale.unflatten(0, (-1, 16)).transpose(1, 2).contiguous()
@@ -87,7 +91,9 @@ def _from_bytes(weight: Tensor, scales: Tensor | None) -> Tensor:
     pairs = weight.unflatten(2, (8, 2, 2)).clone()
     pairs[..., 0] ^= -128
     whole = pairs.permute(0, 4, 2, 1, 3).flatten(0, 2).flatten(1)
-    return (whole.unflatten(1, (-1, 64)).float() * scales.transpose(1, 2).flatten(0, 1)[..., None]).flatten(1)
+    return (
+        whole.unflatten(1, (-1, 64)).float() * scales.transpose(1, 2).flatten(0, 1)[..., None]
+    ).flatten(1)
 
 
 def _nibbles(weight: Tensor) -> Stored:
@@ -97,7 +103,11 @@ def _nibbles(weight: Tensor) -> Stored:
     scale = _best_scale(w, furthest / -8)
     step = scale.float()[..., None]
     whole = (
-        torch.where(step == 0, 8.0, w / torch.where(step == 0, 1.0, step) + 8).round().clamp(0, 15).nan_to_num(8).to(torch.uint8)
+        torch.where(step == 0, 8.0, w / torch.where(step == 0, 1.0, step) + 8)
+        .round()
+        .clamp(0, 15)
+        .nan_to_num(8)
+        .to(torch.uint8)
     )
     # [tiles, 8 rows, groups, half, 4 j, 4 i] -> [tiles, groups, j, row, i], the two halves in one byte
     laid = whole.unflatten(0, (-1, 8)).unflatten(3, (2, 4, 4)).permute(0, 2, 4, 1, 5, 3)
@@ -119,8 +129,12 @@ def _best_scale(w: Tensor, scale: Tensor) -> Tensor:
 
 def _from_nibbles(weight: Tensor, scales: Tensor | None) -> Tensor:
     assert scales is not None
-    halves = torch.stack([weight & 15, weight >> 4], dim=-1).unflatten(2, (4, 8, 4))  # [tiles, groups, j, row, i, half]
-    whole = halves.permute(0, 3, 1, 5, 2, 4).flatten(3).flatten(0, 1).float() - 8  # [rows, groups, 32]
+    halves = torch.stack([weight & 15, weight >> 4], dim=-1).unflatten(
+        2, (4, 8, 4)
+    )  # [tiles, groups, j, row, i, half]
+    whole = (
+        halves.permute(0, 3, 1, 5, 2, 4).flatten(3).flatten(0, 1).float() - 8
+    )  # [rows, groups, 32]
     return (whole * scales.transpose(1, 2).flatten(0, 1)[..., None].float()).flatten(1)
 
 
@@ -134,7 +148,9 @@ FORMATS: dict[str, Format] = {
         Format("float32", 0, 32, _as_it_is, _as_it_was, tiled=False),
         Format("float16", 1, 16, _halves, _from_halves),
         Format("int8", 2, 8.5, _bytes, _from_bytes, group=64, levels=32767, tolerance=0.01),
-        Format("int4", 3, 4.5, _nibbles, _from_nibbles, group=32, levels=127, steps=32, tolerance=0.1),
+        Format(
+            "int4", 3, 4.5, _nibbles, _from_nibbles, group=32, levels=127, steps=32, tolerance=0.1
+        ),
     )
 }
 

@@ -40,7 +40,9 @@ def pack(weight: Tensor, name: str = "float32") -> Matrix:
     weights: list[Tensor] = []
     scales: list[Tensor] = []
     for rows in weight.split(SLICE * TILE) if form.tiled else [weight]:
-        stored, scale = form.pack(F.pad(rows.float(), (0, 0, 0, -len(rows) % TILE)) if form.tiled else rows.float())
+        stored, scale = form.pack(
+            F.pad(rows.float(), (0, 0, 0, -len(rows) % TILE)) if form.tiled else rows.float()
+        )
         weights.append(stored)
         scales += [] if scale is None else [scale]
     return Matrix(outputs, inner, form, *(_joined(parts) for parts in (weights, scales)))  # type: ignore[arg-type]

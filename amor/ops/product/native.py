@@ -26,7 +26,13 @@ def missing() -> str | None:
 class Weights(ctypes.Structure):
     """A Matrix for C++, as skinny.h has it."""
 
-    _fields_ = [("weight", c_void_p), ("scales", c_void_p), ("outputs", c_long), ("inner", c_long), ("format", c_long)]
+    _fields_ = [
+        ("weight", c_void_p),
+        ("scales", c_void_p),
+        ("outputs", c_long),
+        ("inner", c_long),
+        ("format", c_long),
+    ]
 
     @classmethod
     def of(cls, m: Matrix) -> "Weights":
@@ -56,11 +62,13 @@ def rounded(x: Tensor, matrix: Matrix) -> Tensor:
     whole = torch.empty(rows, padded, dtype=torch.int16 if form.levels > 127 else torch.int8)
     units = torch.empty(rows * (padded // form.steps if form.steps else 1))
     x = x.float().contiguous()
-    if library().rounded(Weights.of(matrix), x.data_ptr(), rows, whole.data_ptr(), units.data_ptr()) != len(units):
+    if library().rounded(
+        Weights.of(matrix), x.data_ptr(), rows, whole.data_ptr(), units.data_ptr()
+    ) != len(units):
         raise AmorError("native code and formats.py disagree about how many steps x is rounded by")
-    return (whole.double().unflatten(1, (-1, form.steps or padded)) * units.double().view(rows, -1, 1)).flatten(1)[
-        :, : matrix.inner
-    ]
+    return (
+        whole.double().unflatten(1, (-1, form.steps or padded)) * units.double().view(rows, -1, 1)
+    ).flatten(1)[:, : matrix.inner]
 
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
@@ -77,9 +85,18 @@ def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = No
     kept = 0 if not logits else rows if last is None else last
     y = torch.empty(kept, matrix.outputs) if logits else None
     stats, tokens = torch.empty(STATS, rows), torch.empty(rows, dtype=torch.long)
-    memory = x.data_ptr(), rows, None if y is None else y.data_ptr(), rows - kept, stats.data_ptr(), tokens.data_ptr()
+    memory = (
+        x.data_ptr(),
+        rows,
+        None if y is None else y.data_ptr(),
+        rows - kept,
+        stats.data_ptr(),
+        tokens.data_ptr(),
+    )
     library().probe(Weights.of(matrix), *memory, torch.get_num_threads())
-    return HeadStats(entropy=stats[0], logsumexp=stats[1], topk=(stats[2:].T, tokens[:, None]), logits=y)
+    return HeadStats(
+        entropy=stats[0], logsumexp=stats[1], topk=(stats[2:].T, tokens[:, None]), logits=y
+    )
 
 
 def entropies(logits: Tensor) -> Tensor:

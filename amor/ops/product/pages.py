@@ -31,7 +31,10 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> int:
         if advise(start, end - start, COLLAPSE) == 0:
             done += end - start
         else:
-            log.info("weights stay in small pages: the system refused (errno %d), decode is slower", ctypes.get_errno())
+            log.info(
+                "weights stay in small pages: the system refused (errno %d), decode is slower",
+                ctypes.get_errno(),
+            )
     return done
 
 

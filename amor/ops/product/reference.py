@@ -20,7 +20,9 @@ def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = No
     z = product(x, matrix)
     values, ids = z.topk(2, dim=1)
     kept = z[-(last or len(z)) :] if logits else None
-    return HeadStats(entropy=entropies(z), logsumexp=z.logsumexp(1), topk=(values, ids[:, :1]), logits=kept)
+    return HeadStats(
+        entropy=entropies(z), logsumexp=z.logsumexp(1), topk=(values, ids[:, :1]), logits=kept
+    )
 
 
 def entropies(logits: Tensor) -> Tensor:

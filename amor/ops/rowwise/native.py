@@ -24,7 +24,14 @@ def missing() -> str | None:
 def library() -> ctypes.CDLL:
     found = native.library(SOURCE, Turn)
     found.norm_forward.argtypes = [c_void_p, c_void_p, c_long, c_long, c_float, c_void_p, c_int]
-    found.norm_backward.argtypes = [*[c_void_p] * 3, *[c_long] * 3, c_float, c_void_p, c_void_p, c_int]
+    found.norm_backward.argtypes = [
+        *[c_void_p] * 3,
+        *[c_long] * 3,
+        c_float,
+        c_void_p,
+        c_void_p,
+        c_int,
+    ]
     found.swiglu_forward.argtypes = [c_void_p, c_void_p, c_long, c_void_p, c_int]
     found.swiglu_backward.argtypes = [*[c_void_p] * 3, c_long, c_void_p, c_void_p, c_int]
     found.rotate.argtypes = [*[c_void_p] * 4, c_int, c_void_p, c_int]
@@ -43,7 +50,9 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def norm_forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     y, n = torch.empty_like(x), len(weight)
     rows = x.numel() // n
-    library().norm_forward(x.data_ptr(), weight.data_ptr(), rows, n, eps, y.data_ptr(), torch.get_num_threads())
+    library().norm_forward(
+        x.data_ptr(), weight.data_ptr(), rows, n, eps, y.data_ptr(), torch.get_num_threads()
+    )
     return y
 
 
@@ -62,7 +71,9 @@ class Norm(torch.autograd.Function):
         rows = x.numel() // n
         dy, dx, dw = dy.contiguous(), torch.empty_like(x), x.new_empty(-(-rows // BLOCK), n)
         read = (t.data_ptr() for t in (x, weight, dy))
-        library().norm_backward(*read, rows, n, BLOCK, ctx.eps, dx.data_ptr(), dw.data_ptr(), torch.get_num_threads())
+        library().norm_backward(
+            *read, rows, n, BLOCK, ctx.eps, dx.data_ptr(), dw.data_ptr(), torch.get_num_threads()
+        )
         return dx, dw.sum(0), None
 
 
@@ -73,7 +84,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     y = torch.empty_like(gate)
-    library().swiglu_forward(gate.data_ptr(), up.data_ptr(), y.numel(), y.data_ptr(), torch.get_num_threads())
+    library().swiglu_forward(
+        gate.data_ptr(), up.data_ptr(), y.numel(), y.data_ptr(), torch.get_num_threads()
+    )
     return y
 
 
@@ -89,17 +102,23 @@ class _SwiGLU(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         dy, dgate, dup = dy.contiguous(), torch.empty_like(gate), torch.empty_like(up)
         read = (t.data_ptr() for t in (gate, up, dy))
-        library().swiglu_backward(*read, dy.numel(), dgate.data_ptr(), dup.data_ptr(), torch.get_num_threads())
+        library().swiglu_backward(
+            *read, dy.numel(), dgate.data_ptr(), dup.data_ptr(), torch.get_num_threads()
+        )
         return dgate, dup
 
 
 class Turn(ctypes.Structure):
-    _fields_ = [(name, c_long) for name in ("rows", "tokens", "heads", "half", "x_row", "x_token", "x_head")]
+    _fields_ = [
+        (name, c_long) for name in ("rows", "tokens", "heads", "half", "x_row", "x_token", "x_head")
+    ]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos.float().contiguous(), sin.float().contiguous()
-    return (Rotate.apply(x.float(), cos, sin) if learns(x) else turned(x.float(), cos, sin, back=False)).to(x.dtype)
+    return (
+        Rotate.apply(x.float(), cos, sin) if learns(x) else turned(x.float(), cos, sin, back=False)
+    ).to(x.dtype)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
@@ -109,7 +128,9 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     flat = x if x.ndim == 4 else x.reshape(1, -1, *x.shape[-2:])
     turn = Turn(*flat.shape[:3], flat.shape[3] // 2, *flat.stride()[:3])
     memory = (t.data_ptr() for t in (flat, cos, sin))
-    library().rotate(ctypes.addressof(turn), *memory, int(back), y.data_ptr(), torch.get_num_threads())
+    library().rotate(
+        ctypes.addressof(turn), *memory, int(back), y.data_ptr(), torch.get_num_threads()
+    )
     return y
 
 

@@ -37,9 +37,15 @@ def scan(
     def heads_last(t: Tensor) -> Tensor:  # and back
         return t.transpose(2, 3).unflatten(4, (-1, size)).flatten(3, 4)
 
-    gathered = grouped(fed * e.until.mT[..., None]).mT @ B_  # [B, n, G, H/G P, S] what each chunk adds to the state
+    gathered = (
+        grouped(fed * e.until.mT[..., None]).mT @ B_
+    )  # [B, n, G, H/G P, S] what each chunk adds to the state
     gathered = gathered.unflatten(3, (-1, size)).flatten(2, 3)
-    s = x.new_zeros(rows, heads, size, width, dtype=torch.float32) if state is None else state.float()
+    s = (
+        x.new_zeros(rows, heads, size, width, dtype=torch.float32)
+        if state is None
+        else state.float()
+    )
     befores = []
     for added, carry in zip(gathered.unbind(1), e.carry[..., None, None].unbind(1)):
         befores.append(s)

@@ -32,14 +32,24 @@ def scan(
     wide = doors.kernel_dtype(x.dtype)
     queries, keys = (t.repeat_interleave(each, dim=2).to(wide) for t in (C, B))
     inputs = [queries, keys, (x.float() * dt[..., None]).to(wide), dt * A.float()]
-    s = x.new_zeros(rows, heads, size, B.shape[3], dtype=torch.float32) if state is None else state.float()
+    s = (
+        x.new_zeros(rows, heads, size, B.shape[3], dtype=torch.float32)
+        if state is None
+        else state.float()
+    )
     pieces = None if reset is None else documents(reset)
     if pieces is not None:
         inputs, s = [t.flatten(0, 1)[None] for t in inputs], pieces.states(s)
     kernel = chunk_simple_gla if length > 1 else fused_recurrent_simple_gla
     names = dict(zip(("q", "k", "v", "g"), inputs))
     bounds = None if pieces is None else pieces.bounds
-    y, after = kernel(**names, scale=1.0, initial_state=s.mT.contiguous(), output_final_state=True, cu_seqlens=bounds)
+    y, after = kernel(
+        **names,
+        scale=1.0,
+        initial_state=s.mT.contiguous(),
+        output_final_state=True,
+        cu_seqlens=bounds,
+    )
     if pieces is not None:
         y, after = y[0].unflatten(0, (rows, length)), after[pieces.last]
     y = y.float()

@@ -28,7 +28,9 @@ def scan(
 ) -> tuple[Tensor, Tensor]:
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, dt, A, B, C, state, D))
+    learns = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, dt, A, B, C, state, D)
+    )
     if x.shape[1] == 1 and state is not None and reset is None and not learns:
         return step(x, dt, A, B, C, state, D)
     x, B, C = (t.to(doors.kernel_dtype(x.dtype)).contiguous() for t in (x, B, C))
@@ -47,7 +49,9 @@ def scan(
     return y.float(), after.float()
 
 
-def step(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def step(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """One token a row without a gradient, by the kernel made for it."""
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 

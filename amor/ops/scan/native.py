@@ -26,17 +26,26 @@ def missing() -> str | None:
 
 
 class _Shape(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("rows", "length", "heads", "size", "groups", "width", "chunk")]
+    _fields_ = [
+        (name, ctypes.c_long)
+        for name in ("rows", "length", "heads", "size", "groups", "width", "chunk")
+    ]
 
 
 class _Inputs(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("x", "dt", "A", "B", "C", "D", "state", "reset")] + [
-        (name, ctypes.c_long) for name in ("x_row", "x_token", "B_row", "B_token", "C_row", "C_token")
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("x", "dt", "A", "B", "C", "D", "state", "reset")
+    ] + [
+        (name, ctypes.c_long)
+        for name in ("x_row", "x_token", "B_row", "B_token", "C_row", "C_token")
     ]
 
 
 class _Grads(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("y", "state", "x", "dt", "A", "D", "started", "B", "C", "scores")]
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in ("y", "state", "x", "dt", "A", "D", "started", "B", "C", "scores")
+    ]
 
 
 @cache
@@ -86,11 +95,17 @@ def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[_Shape, _In
     x, _, _, B, C = inputs[:5]
     assert x is not None and B is not None and C is not None
     strides = [t.stride(i) for t in (x, B, C) for i in (0, 1)]
-    return _Shape(*x.shape, *B.shape[2:], chunk), _Inputs(*(native.pointer(t) for t in inputs), *strides)
+    return _Shape(*x.shape, *B.shape[2:], chunk), _Inputs(
+        *(native.pointer(t) for t in inputs), *strides
+    )
 
 
 def forward(
-    inputs: tuple[Tensor | None, ...], chunk: int, scores: Tensor, carried: Tensor | None, starts: Tensor | None
+    inputs: tuple[Tensor | None, ...],
+    chunk: int,
+    scores: Tensor,
+    carried: Tensor | None,
+    starts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """y and the state after; what the state tells each token and the states before each chunk go where room is given."""
     shape, described = describe(inputs, chunk)
@@ -137,10 +152,17 @@ class Scan(torch.autograd.Function):
         parts = shape.rows * shape.heads // block, scores.shape[2]
         turned = [x.new_empty(*parts, shape.width, ctx.chunk) for _ in range(2)]
         pairs = x.new_empty(*parts, ctx.chunk, ctx.chunk)
-        grads = _Grads(*(native.pointer(t) for t in (dy, dstate, dx, ddt, dA, dD, started, *turned, pairs)))
+        grads = _Grads(
+            *(native.pointer(t) for t in (dy, dstate, dx, ddt, dA, dD, started, *turned, pairs))
+        )
         threads = native.threads()
-        room = x.new_empty(threads.value, 2 * ctx.chunk * (ctx.chunk + shape.size) + block * shape.width * shape.size)
-        kept, last = ([native.pointer(t) for t in ts] for ts in ((scores, carried, starts), (dB, dC, room)))
+        room = x.new_empty(
+            threads.value,
+            2 * ctx.chunk * (ctx.chunk + shape.size) + block * shape.width * shape.size,
+        )
+        kept, last = (
+            [native.pointer(t) for t in ts] for ts in ((scores, carried, starts), (dB, dC, room))
+        )
         arguments = (*kept, ctypes.byref(grads), ctypes.c_long(block), *last, threads)
         library().scan_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)
         skip = None if D is None else dD.sum(0)

@@ -24,7 +24,9 @@ def scan(
     B, C = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (B, C))
     s = x.new_zeros(rows, heads, size, B.shape[-1]) if state is None else state.float()
     ys = []
-    for t, (x_t, dt_t, B_t, C_t) in enumerate(zip(x.unbind(1), dt.unbind(1), B.unbind(1), C.unbind(1))):
+    for t, (x_t, dt_t, B_t, C_t) in enumerate(
+        zip(x.unbind(1), dt.unbind(1), B.unbind(1), C.unbind(1))
+    ):
         if reset is not None:
             s = torch.where(reset[:, t, None, None, None], 0.0, s)
         decay = torch.exp(dt_t * A)[..., None, None]
