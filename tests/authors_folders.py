@@ -1,4 +1,5 @@
-"""Small folders in the layout of the authors' released code, with random uneven weights, written from the facts of the layout."""
+"""Small folders in the layout of the authors' released code, with random uneven weights, written
+from the facts of the layout."""
 
 import hashlib
 import json
@@ -87,7 +88,8 @@ def gdn_layer(i):
 
 
 def random_tensors(kwargs, seed=0):
-    """Uneven weights: no norm is 1, alpha lies partly below the floor, thresholds split the tokens."""
+    """Uneven weights: no norm is 1, alpha lies partly below the floor,
+    thresholds split the tokens."""
     generator = torch.Generator().manual_seed(seed)
     held = {}
     for name, shape in shapes_of(kwargs).items():

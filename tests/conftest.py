@@ -1,9 +1,11 @@
-"""One thread a process: small models run faster so, and two test processes do not wait for each other."""
+"""One thread a process: small models run faster so, and two test processes
+do not wait for each other."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# some virtual machines announce units for bf16 products (AMX) that they do not have: oneDNN would die of an illegal instruction
+# some virtual machines announce units for bf16 products (AMX) that they do not have: oneDNN
+# would die of an illegal instruction
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import pytest

@@ -1,4 +1,5 @@
-"""A few invented rows for every task that is read from a file; and the harness's generator of needles, imported cheaply."""
+"""A few invented rows for every task that is read from a file; and the harness's generator
+of needles, imported cheaply."""
 
 import gzip
 import json
@@ -143,11 +144,16 @@ ROWS = {
     "paul_graham_essays": [
         {
             "name": "one",
-            "text": "A river ran past the mill. It was cold! Who would row?\n  Nobody (or so they said.) answered.",
+            "text": (
+                "A river ran past the mill. It was cold! Who would row?\n"
+                "  Nobody (or so they said.) answered."
+            ),
         },
         {
             "name": "two",
-            "text": "Work is a habit. Rest is another one, which few people learn before they are old.",
+            "text": (
+                "Work is a habit. Rest is another one, which few people learn before they are old."
+            ),
         },
     ],
 }
@@ -158,7 +164,8 @@ def lines(rows):
 
 
 def write(folder, rows=ROWS, packed=("lambada_openai_test", "paul_graham_essays")):
-    """The rows as files: LongBench's and essays in long/, LAMBADA beside them, all others in eval/."""
+    """The rows as files: LongBench's and essays in long/, LAMBADA
+    beside them, all others in eval/."""
     for name, held in rows.items():
         place = folder / (
             "long"
@@ -176,7 +183,8 @@ def write(folder, rows=ROWS, packed=("lambada_openai_test", "paul_graham_essays"
 
 
 def harness_needles(monkeypatch):
-    """The harness's module. It asks nltk for its sentences when imported, and pairs all words it knows, which takes seconds."""
+    """The harness's module. It asks nltk for its sentences when imported, and pairs all words it
+    knows, which takes seconds."""
     import nltk
     import wonderwords
 

@@ -1,4 +1,5 @@
-"""Small evaluation folders, invented: what `amor eval` would write, from lists of numbers a document."""
+"""Small evaluation folders, invented: what `amor eval` would write, from
+lists of numbers a document."""
 
 import json
 import math
@@ -21,7 +22,8 @@ LONG += ("qmsum", "multi_news", "trec", "triviaqa", "samsum", "lcc", "repobench-
 
 
 def about(suite, name="a", gates="model", path="likelihood", tasks=(), fires=(30, 40), **more):
-    """The key `amor`; keyword arguments such as `limit`, `harness`, `sha256`, `tokens`, `curves` change it."""
+    """The key `amor`; keyword arguments such as `limit`, `harness`, `sha256`,
+    `tokens`, `curves` change it."""
     settings = {
         "gates": gates,
         "path": path,
@@ -59,7 +61,8 @@ def about(suite, name="a", gates="model", path="likelihood", tasks=(), fires=(30
 
 
 def evaluated(folder, suite, scores, samples=True, **more):
-    """Write a suite: task -> metric -> a number a document (None: of another length). Returns the file."""
+    """Write a suite: task -> metric -> a number a document (None: of
+    another length). Returns the file."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     known = about(suite, tasks=tuple(scores), **more)
@@ -118,7 +121,8 @@ def common_sense(folder, name, better=0.0, seed=0, count=200, **more):
 
 
 def needles(folder, name, share, lengths=(1024, 2048, 4096), count=20, seed=0, **more):
-    """Three tasks; a document has one length, as in the harness, which writes -1 for 4,096 in the others."""
+    """Three tasks; a document has one length, as in the harness, which writes
+    -1 for 4,096 in the others."""
     rng = np.random.default_rng(seed)
     scores = {}
     for task in ("niah_single_1", "niah_single_2", "niah_single_3"):
@@ -167,7 +171,8 @@ def extrapolated(folder, name, slope, sets=("govreport", "pg19"), blocks=3, **mo
 
 
 def folders(root):
-    """Two trained models, one of them with gates closed and open too, and an untrained one, in every suite that is drawn."""
+    """Two trained models, one of them with gates closed and open too, and an untrained one,
+    in every suite that is drawn."""
     root = Path(root)
     for seed, (name, better) in enumerate((("a", 0.1), ("b", 0.0))):
         common_sense(root / name, f"amor-{name}", better, seed)

@@ -1,11 +1,14 @@
-"""Nonsense for every file and every command line: whatever is given, an answer or one line that says what is wrong.
+"""Nonsense for every file and every command line: whatever is given, an answer or
+one line that says what is wrong.
 
-    python tests/fuzz.py --cases 10000            a long run; every failure is printed with the words that repeat it
+    python tests/fuzz.py --cases 10000            a long run; failures are printed with a command
+                                                  that repeats them
     python tests/fuzz.py --only state --case 17   one case, its files kept
 
-A case is one valid input with one or two things in it made wrong, and is a function of the seed, the target and its number.
-Cases run in a process of their own: a traceback, a signal, more than 10 s or more than 2 GB beyond what the process began with
-is a failure, and so is an error of more than one line.
+A case is one valid input with one or two things in it made wrong, and is a function of the
+seed, the target and its number. Cases run in a process of their own: a traceback, a signal,
+more than 10 s or more than 2 GB beyond what the process began with is a failure, and so is
+an error of more than one line.
 """
 
 from __future__ import annotations
@@ -413,16 +416,31 @@ COMMANDS = (
     "info @/model",
     "info @/run",
     "info amor-mamba2 --scale tiny --set width=64",
-    "generate @/model --prompt ab --max-tokens 2 --temperature 0.8 --top-k 5 --top-p 0.9 --min-p 0.1 --seed 1 --rows 2",
-    "generate @/model --prompt ab --max-tokens 2 --gate always --weights int8 --repetition-penalty 1.1 --stop x --fire-rate 0.2",
+    (
+        "generate @/model --prompt ab --max-tokens 2 --temperature 0.8 --top-k 5 --top-p 0.9 "
+        "--min-p 0.1 --seed 1 --rows 2"
+    ),
+    (
+        "generate @/model --prompt ab --max-tokens 2 --gate always --weights int8 "
+        "--repetition-penalty 1.1 --stop x --fire-rate 0.2"
+    ),
     "generate @/model --batch @/prompts.txt --max-tokens 2 --out @/texts.jsonl",
     "trace @/model --text ab --limit 20 --gate never --out @/traced",
     "trace @/model --file @/prompts.txt --html @/trace.html --fire-rate 0.5",
     "trace @/model --value --data @/data/valid --windows 2 --context 8",
     "train @/recipe.toml --data @/data --dry-run --flops 1e10 --set lr.peak=1e-3",
-    "train @/recipe.toml --data @/data --dry-run --flops 1e10 --steps 5 --set model.name=transformer --set context=16",
-    "prepare @/texts --out @/prepared --tokenizer bytes --valid 0.1 --shard-tokens 1000 --workers 1 --separator x",
-    "prepare @/texts --out @/prepared --tokenizer bpe:300 --field text --errors replace --workers 1",
+    (
+        "train @/recipe.toml --data @/data --dry-run --flops 1e10 --steps 5 "
+        "--set model.name=transformer --set context=16"
+    ),
+    (
+        "prepare @/texts --out @/prepared --tokenizer bytes --valid 0.1 --shard-tokens 1000 "
+        "--workers 1 --separator x"
+    ),
+    (
+        "prepare @/texts --out @/prepared --tokenizer bpe:300 --field text --errors replace "
+        "--workers 1"
+    ),
     "report @/run --quick --figure @/curves.svg",
     "report @/decode.json --figure @/decode.svg",
     "check amor-mamba2 --scale tiny --set width=64 --set vocab=50 --set pattern=mamba2",
@@ -531,7 +549,10 @@ def stock(folder: Path) -> Path:
     amor.Engine(model).prefill([[1, 2, 3], [4, 5]]).state.save(folder / "state")
     shutil.copy(Path(__file__).parent.parent / "benchmarks" / "bars.toml", folder / "bars.toml")
     (folder / "prompts.txt").write_text("ab c\nde\n")
-    words = "bench decode --quick --models amor-mamba2,mamba2 --contexts 16 --fire-rates 0.5 --rounds 1 --out"
+    words = (
+        "bench decode --quick --models amor-mamba2,mamba2 --contexts 16 --fire-rates 0.5 "
+        "--rounds 1 --out"
+    )
     assert main([*words.split(), str(folder / "decode.json")]) == 0
     return folder
 

@@ -1,11 +1,13 @@
-"""Kill a run with kill -9 at random moments, let it go on, and compare its bits with a run that was never stopped.
+"""Kill a run with kill -9 at random moments, let it go on, and compare its bits
+with a run that was never stopped.
 
     python tests/kills.py --models amor-mamba2,transformer --kills 20 --steps 200
     python tests/kills.py --all
 
-Every second kill is aimed at the write of a checkpoint. The suite does one kill; this is the same law as often as asked.
-`--all`: runs of three kills each, over every width, vocabulary, number of threads and gated architecture of `Case`, in which
-in every second step a lone token of the micro-batch fires in a block; the suite does a few of them.
+Every second kill is aimed at the write of a checkpoint. The suite does one kill; this is the same
+law as often as asked. `--all`: runs of three kills each, over every width, vocabulary, number of
+threads and gated architecture of `Case`, in which in every second step a lone token of the
+micro-batch fires in a block; the suite does a few of them.
 """
 
 import argparse
@@ -106,7 +108,8 @@ def kill(recipe: Recipe, out: Path, step: int, wait: float, threads: int = 1) ->
 def moments(
     recipe: Recipe, kills: int, seconds: float, chance: random.Random
 ) -> Iterator[tuple[int, float]]:
-    """(step, seconds after it): by turns anywhere, and inside the `seconds` that the write of a checkpoint takes."""
+    """(step, seconds after it): by turns anywhere, and inside the `seconds` that the
+    write of a checkpoint takes."""
     every = recipe.checkpoint.every
     for number in range(kills):
         if number % 2:
@@ -121,7 +124,8 @@ def moments(
 def survives(
     recipe: Recipe, out: Path, whole: dict[str, Any], step: int, wait: float
 ) -> dict[str, Any]:
-    """Kill a fresh run once, see that every checkpoint it lists is whole, let it go on, and compare the bits."""
+    """Kill a fresh run once, see that every checkpoint it lists is whole, let it
+    go on, and compare the bits."""
     kill(recipe, out, step, wait)
     known = checkpoint.listed(Run(out))
     assert all(checkpoint.problem_with(folder) is None for folder in known)
@@ -197,10 +201,11 @@ def alone(metrics: list[dict[str, Any]], recipe: Recipe) -> list[int]:
 
 
 def survives_three(case: Case, data: Path, folder: Path) -> list[int]:
-    """Kill a run three times and compare its bits with those of a whole one; the steps in which a lone token fired.
+    """Kill a run three times and compare its bits with those of a whole one; the
+    steps in which a lone token fired.
 
-    Every stretch computed by a process that resumed must hold such a step: a product of one row is where torch's bits
-    depend on how weights lie in memory.
+    Every stretch computed by a process that resumed must hold such a step: a product of one row is
+    where torch's bits depend on how weights lie in memory.
     """
     recipe = case.recipe(data)
     whole, _ = finished(recipe, folder / "whole", case.threads)
@@ -223,7 +228,10 @@ def all_cases(folder: Path) -> None:
         began = time.perf_counter()
         lone = survives_three(case, data[case.tokenizer], folder / str(number))
         print(
-            f"{case}: bit-identical, a lone token in {len(lone)} steps; {time.perf_counter() - began:.0f} s",
+            (
+                f"{case}: bit-identical, a lone token in {len(lone)} steps; "
+                f"{time.perf_counter() - began:.0f} s"
+            ),
             flush=True,
         )
 
@@ -248,7 +256,10 @@ def main() -> int:
             began = time.perf_counter()
             found = campaign(name, data, Path(folder) / name, args.kills, args.steps)
             inside = sum(one["inside a write"] for one in found)
-            words = f"{name}: {len(found)} kills, {inside} inside the write of a checkpoint, all bit-identical"
+            words = (
+                f"{name}: {len(found)} kills, {inside} inside the write of a checkpoint, "
+                "all bit-identical"
+            )
             print(f"{words}; {time.perf_counter() - began:.0f} s", flush=True)
     return 0
 

@@ -12,7 +12,8 @@ from amor import typed
 from amor.judge.randomise import randomise_for_test
 from amor.models.amor import Amor
 
-# how far two ways of computing the same number may lie apart, relative to the largest number compared
+# how far two ways of computing the same number may lie apart, relative
+# to the largest number compared
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 # every architecture, small enough that a law takes milliseconds; odd sizes on purpose
@@ -30,7 +31,8 @@ SMALL = {
     "blocks.head_size": 16,
 }
 
-# a variant changes the gate and nothing of the mixer: one backbone stands for all, and another for the one that learns
+# a variant changes the gate and nothing of the mixer: one backbone stands for all, and
+# another for the one that learns
 VARIED = (
     *(
         "amor-mamba2-final",
@@ -41,7 +43,8 @@ VARIED = (
     ),
     *("amor-mamba2 untied bare", "amor-gated-deltanet-final bare"),
 )
-# words behind a name: what models of other people are, whose heads are their own, and what is attached to them (docs/how-to)
+# words behind a name: what models of other people are, whose heads are their own, and what is
+# attached to them (docs/how-to)
 WORDS = {"untied": {"tied": False}, "bare": {"blocks.final": "none"}}
 
 

@@ -1,9 +1,10 @@
-"""Measures the activations of a recipe's micro-batch: peak resident memory of one forward and backward pass, in bytes.
+"""Measures the activations of a recipe's micro-batch: peak resident memory of one
+forward and backward pass, in bytes.
 
     MALLOC_MMAP_THRESHOLD_=65536 python tests/peak_memory.py RECIPE KEY=VALUE...
 
-Run alone in a process. The variable makes the allocator give freed tensors back to the system, so that resident memory
-is what tensors need.
+Run alone in a process. The variable makes the allocator give freed tensors back to the system, so
+that resident memory is what tensors need.
 """
 
 import sys
@@ -28,7 +29,8 @@ def status(key: str) -> int:
 
 
 def measured(recipe_name: str, changes: list[str]) -> int:
-    """Bytes above what the process holds after a first pass over a few tokens, weights and gradients included."""
+    """Bytes above what the process holds after a first pass over a few tokens,
+    weights and gradients included."""
     recipe = load(recipe_name, changes)
     model = build(recipe.config(), 0)
     freeze(model, recipe.freeze)

@@ -1,4 +1,5 @@
-"""A study as a process of its own, whose programs are born by fork: what they import is there already."""
+"""A study as a process of its own, whose programs are born by fork: what
+they import is there already."""
 
 import os
 import signal

@@ -1,4 +1,5 @@
-"""Laws of attachment: blocks behind a trained model change nothing until they learn, and nothing of the model when they do."""
+"""Laws of attachment: blocks behind a trained model change nothing until they learn, and
+nothing of the model when they do."""
 
 import json
 import shutil
@@ -41,7 +42,8 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory):
-    """A recurrent model of ours with a head of its own and norms that are not 1, as a trained one has them."""
+    """A recurrent model of ours with a head of its own and norms that are not
+    1, as a trained one has them."""
     folder = tmp_path_factory.mktemp("attach") / "backbone"
     save(
         small("mamba2 untied", vocab=VOCAB, pattern="mamba2, gated_deltanet"),
@@ -105,7 +107,8 @@ def test_at_step_0_the_logits_are_the_backbone_s_to_the_bit_whether_gates_fire_o
 
 @torch.no_grad()
 def test_with_a_final_norm_they_would_not_be(backbone):
-    """Why attached blocks have none: the norm of a trained backbone is not 1, so a second one rescales what the head reads."""
+    """Why attached blocks have none: the norm of a trained backbone is not 1, so a second one
+    rescales what the head reads."""
     before = amor.load(backbone)[0]
     model = amor.build(
         attached(before, AttachOptions(2, head_size=16)).config.change(**{"blocks.final": "norm"})

@@ -60,7 +60,8 @@ ROWS = {
     **{"ops": 13, "train": 1, "decode": 6, "batch": 8},
     **{"peers": 5, "busy": 2, "scoring": 1, "memory": 4, "savings": 1, "dense": 2},
 }
-# a quick run takes the step of one architecture, because each needs a process of its own and that takes seconds
+# a quick run takes the step of one architecture, because each needs a process of
+# its own and that takes seconds
 EXEMPT = {
     ("memory", "training", f"GB at the peak, {name}") for name in NAMES if name != "amor-mamba2"
 }
@@ -158,7 +159,8 @@ def test_products_are_counted_whoever_multiplies() -> None:
     model = build(preset("amor-mamba2", "tiny"), device="meta")
     tokens, head = 2 * 16, 2 * model.embed.weight.numel()
     extra = row.numbers["GFLOP of products, amor-mamba2"] - row.numbers["GFLOP of products, mamba2"]
-    # three readings of the head, keys and values of every token forward and backward; the rest only where a gate fired
+    # three readings of the head, keys and values of every token forward and backward;
+    # the rest only where a gate fired
     assert extra * 1e9 >= tokens * (3 * head + 3 * 6 * 2 * 256 * 256)
 
 
@@ -194,7 +196,8 @@ def test_amor_is_compared_with_its_own_backbone(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_products_of_a_step_are_counted() -> None:
-    """Every matrix is multiplied three times a token, but nothing asks for the gradient of what the first layer reads."""
+    """Every matrix is multiplied three times a token, but nothing asks for the gradient of
+    what the first layer reads."""
     table = BenchmarkTable("train", quick=True)
     row = train.throughput(table, 1, batch=2, micro_batch=1, context=8)
     model = build(preset("transformer", "tiny"), device="meta")

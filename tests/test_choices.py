@@ -1,4 +1,5 @@
-"""The training choices of the authors' released code, as options: each does what it says, and leaves the default alone."""
+"""The training choices of the authors' released code, as options: each does what it says,
+and leaves the default alone."""
 
 import math
 

@@ -153,7 +153,8 @@ def test_check_passes_a_sound_model_and_fails_a_broken_one(tmp_path, capsys, mon
 
 
 def a_run(tmp_path, checkpoint=True):
-    """A run directory as training leaves it: its config.json is a recipe, its models are checkpoints."""
+    """A run directory as training leaves it: its config.json is a recipe,
+    its models are checkpoints."""
     run = Run(tmp_path / "run")
     run.make()
     run.write(run.config, {"name": "run", "model": {"name": "amor-mamba2"}})

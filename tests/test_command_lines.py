@@ -1,4 +1,5 @@
-"""Wrong command lines, verb by verb: each is answered by one line that says what is wrong, and nothing is trained or measured."""
+"""Wrong command lines, verb by verb: each is answered by one line that says what is wrong, and
+nothing is trained or measured."""
 
 import io
 import sys

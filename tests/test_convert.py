@@ -1,4 +1,5 @@
-"""Laws of conversion: a model of another library says the same as ours, or is refused with the reason and nothing is written."""
+"""Laws of conversion: a model of another library says the same as ours, or is refused with the
+reason and nothing is written."""
 
 import json
 import pickle
@@ -126,7 +127,8 @@ def gdn_fla(folder, tied=False, **changes):
 
 
 def mamba2_ssm(folder, ssm=None, d_intermediate=0, tied=True, **changes):
-    """A folder as state-spaces publishes one: 205 tokens in an embedding of 208 rows, a pickle of tensors."""
+    """A folder as state-spaces publishes one: 205 tokens in an embedding of
+    208 rows, a pickle of tensors."""
     width, heads, states, d_ff = 32, 4, 8, 128
     tree = {
         "d_model": width,
@@ -525,7 +527,8 @@ def test_shards_are_read_as_one_and_weights_of_16_bits_are_those_numbers(sources
 def test_a_conversion_that_says_something_else_is_not_written_and_exits_1(
     sources, tmp_path, capsys, monkeypatch
 ):
-    """The comparison is with the source as it lies there: a layout that swaps two matrices is found out."""
+    """The comparison is with the source as it lies there: a layout that
+    swaps two matrices is found out."""
     from amor.convert.mamba2_hf import Mamba2HF
 
     def swapped(source, held, config):
@@ -583,7 +586,8 @@ def test_what_is_written_for_transformers_is_opened_by_it_in_a_process_without_a
         == 0
     )
     code = (
-        "import sys, torch, transformers as t; m = t.AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval(); "
+        "import sys, torch, transformers as t; "
+        "m = t.AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval(); "
         "print(float(m(torch.arange(9)[None]).logits[0, -1, 5])); assert 'amor' not in sys.modules"
     )
     said = subprocess.run(

@@ -1,4 +1,5 @@
-"""Laws of the authors' folders: read, run and written as their released code means them, or refused in one line."""
+"""Laws of the authors' folders: read, run and written as their released code means
+them, or refused in one line."""
 
 import json
 import shutil
@@ -46,7 +47,8 @@ def converted(source, out, *more):
 
 
 def tensors_of(folder):
-    """Every tensor of a folder, of one file or of shards, without the copy of the embedding that is the head."""
+    """Every tensor of a folder, of one file or of shards, without the copy of the
+    embedding that is the head."""
     held = {}
     for path in folder.glob("model*.safetensors"):
         held |= load_file(path)
@@ -175,7 +177,8 @@ def test_a_fixed_offset_is_a_threshold_of_median_plus_three_hundredths(tmp_path)
 
 
 def test_several_groups_are_read_as_transformers_means_them(tmp_path):
-    """Their Mamba2 layers are transformers': the written-out one is compared with it where both can run."""
+    """Their Mamba2 layers are transformers': the written-out one is compared
+    with it where both can run."""
     mamba2 = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
     from transformers import Mamba2Config
 
@@ -247,7 +250,8 @@ def test_decisions_that_differ_are_found_where_logits_are_the_same(tmp_path, cap
 
 @pytest.mark.parametrize("key", ["alpha_floor", "norm_eps"])
 def test_a_config_that_is_not_theirs_is_found_by_the_comparison(theirs, tmp_path, monkeypatch, key):
-    """Without the floor of alpha, or with another epsilon than theirs, the result is not written."""
+    """Without the floor of alpha, or with another epsilon than theirs, the result is not
+    written."""
     right = Authors.config
     wrong = {"blocks.alpha_floor": 0.0} if key == "alpha_floor" else {"norm_eps": 1e-2}
     monkeypatch.setattr(
@@ -417,7 +421,8 @@ def test_a_gate_that_has_met_no_data_is_not_written(tmp_path, capsys):
 
 
 def test_a_model_that_was_changed_since_is_written_as_it_is_now(ours, tmp_path):
-    """The config that a converted folder keeps is for the way back, and no more than the model itself says."""
+    """The config that a converted folder keeps is for the way back, and no more
+    than the model itself says."""
     folder = shutil.copytree(ours, tmp_path / "ours")
     tree = json.loads((folder / "config.json").read_text()) | {"context": 9000}
     (folder / "config.json").write_text(json.dumps(tree))

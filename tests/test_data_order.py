@@ -48,7 +48,8 @@ def test_an_order_looks_like_chance():
 
 
 def test_the_order_is_the_same_on_every_machine_and_version():
-    """Written down once: where this changes, a run made before can no longer be resumed with the same data."""
+    """Written down once: where this changes, a run made before can no longer be
+    resumed with the same data."""
     assert permuted(np.arange(10), 10, 42, 0).tolist() == [8, 3, 0, 9, 2, 7, 5, 6, 1, 4]
 
 

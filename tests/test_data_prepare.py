@@ -1,4 +1,5 @@
-"""Laws of preparing: the result depends on the text and the request alone, not on workers or kills; bad data is found at once."""
+"""Laws of preparing: the result depends on the text and the request alone, not on workers or
+kills; bad data is found at once."""
 
 import json
 import os
@@ -88,7 +89,8 @@ def whole(corpus, tmp_path_factory) -> Path:
 
 
 def held(folder: Path) -> dict[str, bytes]:
-    """Every file that is a result: all but the lock and the journal, which knows the age of the sources."""
+    """Every file that is a result: all but the lock and the journal, which
+    knows the age of the sources."""
     files = (
         p
         for p in sorted(folder.rglob("*"))
@@ -138,7 +140,8 @@ class KilledError(Exception):
 def test_stopped_anywhere_and_continued_equals_never_stopped(
     corpus, whole, tmp_path, monkeypatch, moment
 ):
-    """Stops at a write, with bytes of it already on the disk that no journal knows; several times in one preparation."""
+    """Stops at a write, with bytes of it already on the disk that no journal knows;
+    several times in one preparation."""
     chance = random.Random(moment)
     append = writer.ShardWriter.append
 
@@ -173,7 +176,8 @@ room.PIECE, room.PARCEL = 1000, 3000
 source, out, workers, left = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 fsync = os.fsync
 
-def last_words(file):  # every moment in which something is half on the disk: a shard, the journal, the tokenizer, a manifest
+# every moment when something is half on the disk: a shard, the journal, the tokenizer, a manifest
+def last_words(file):
     global left
     left -= 1
     if left == 0:

@@ -1,4 +1,5 @@
-"""Laws of the built-in corpus: it is all there, its held-out part is fixed, and a tokenizer never saw it."""
+"""Laws of the built-in corpus: it is all there, its held-out part is fixed,
+and a tokenizer never saw it."""
 
 import importlib.util
 

@@ -1,4 +1,5 @@
-"""Laws of sources: every format gives the same documents from any place on, and what cannot be read is named."""
+"""Laws of sources: every format gives the same documents from any place on, and
+what cannot be read is named."""
 
 import gzip
 import json

@@ -1,4 +1,5 @@
-"""Laws of tokenizers: every text comes back, the same text trains the same tokenizer, words are cut where it does not matter."""
+"""Laws of tokenizers: every text comes back, the same text trains the same tokenizer, words are
+cut where it does not matter."""
 
 import json
 import subprocess
@@ -25,8 +26,10 @@ from amor.errors import AmorError
 from amor.vocabulary import vocabulary
 
 PROSE = (
-    "It was the best of times, it was the worst of times; it wasn't 1859 (nor 1,234.5)!\n\nHe said: \u201cno\u201d.\n"
-    "  Tabs\tand\r\nlines, naïve cafés, 漢字かな, हिन्दी, 🙂🏽, dogs' tails, I'LL GO\n\n\n   x = [1, 2]\n"
+    "It was the best of times, it was the worst of times; it wasn't 1859 (nor 1,234.5)!\n\n"
+    "He said: \u201cno\u201d.\n"
+    "  Tabs\tand\r\nlines, naïve cafés, 漢字かな, हिन्दी, 🙂🏽, dogs' tails, I'LL GO\n\n\n"
+    "   x = [1, 2]\n"
 )
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 MIXED = st.lists(
@@ -94,7 +97,10 @@ def test_a_tokenizer_that_joins_words_is_asked_for_the_whole_text():
 
 
 def test_the_same_text_trains_the_same_bpe_in_another_process(bpe):
-    code = "import sys; from amor.data.tokenizer import *; t = sys.stdin.read(); b = train_bpe([t * 3, t.upper()], 400)"
+    code = (
+        "import sys; from amor.data.tokenizer import *; t = sys.stdin.read(); "
+        "b = train_bpe([t * 3, t.upper()], 400)"
+    )
     code += "; print(tokenizer_hash(b))"
     found = subprocess.run(
         [sys.executable, "-c", code], input=PROSE.encode(), capture_output=True, check=True
@@ -171,7 +177,8 @@ def test_the_llama_tokenizer_spells_as_its_owners_do(llama31):
         assert llama31.decode(ids, skip_special_tokens=False) == text
 
     equal()
-    # 588 of the tokens cannot be reached by merges, as ' việc'; as words of their own they are themselves all the same
+    # 588 of the tokens cannot be reached by merges, as ' việc'; as words of their own
+    # they are themselves all the same
     words = [
         word.decode() for word in [*llama.read_ranks(llama.llama_file())][::8] if _is_text(word)
     ] + [" việc", " jeho"]

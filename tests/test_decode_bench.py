@@ -1,4 +1,5 @@
-"""The decode benchmark measures what it says: rates as asked, formulas that meet what models declare, a state as if read."""
+"""The decode benchmark measures what it says: rates as asked, formulas that meet what models
+declare, a state as if read."""
 
 import json
 import re
@@ -57,7 +58,8 @@ def test_simulated_gates_fire_by_schedule_and_their_probes_run(rate, savings):
     [("amor-mamba2-final", 1, 4), ("amor-mamba2-once", 1, 2), ("amor-mamba2-gain", 0, 1)],
 )
 def test_variants_are_simulated_with_the_passes_over_the_head_that_they_need(name, more, apart):
-    """One per token, and `more` where blocks fire; read for one vector at a time, `apart` per token."""
+    """One per token, and `more` where blocks fire; read for one vector
+    at a time, `apart` per token."""
     model = small(name)
     rounds = ScheduledRounds(Engine(model, Savings()), filled_state(model, 50, 32), 0.22)
     spent = rounds.cost()
@@ -163,7 +165,8 @@ def measured_at(label, context, *rounds):
 def test_the_crossing_with_a_serial_hybrid_at_440m_is_judged_by_pairs(
     longest, behind, verdict, monkeypatch
 ):
-    """At the first context we are slower by one second a token, at the longest by `behind`, round by round."""
+    """At the first context we are slower by one second a token, at the longest
+    by `behind`, round by round."""
     monkeypatch.setattr(machine, "gemm_rate", lambda: 1.0)
     monkeypatch.setattr(machine, "bandwidth", lambda: 1.0)
     names, contexts = "amor-mamba2,mamba2-serial", f"3072,{longest}"

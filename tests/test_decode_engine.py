@@ -1,4 +1,5 @@
-"""The engine says what the full forward says: text and gate decisions, however prompts are cut, batched, forked or stored."""
+"""The engine says what the full forward says: text and gate decisions, however prompts are
+cut, batched, forked or stored."""
 
 import copy
 import dataclasses
@@ -47,10 +48,11 @@ def greedy(session, count):
 
 @torch.no_grad()
 def as_the_full_forward(model, prompts, text, known):
-    """Every row read whole and by itself, in float64: each token was its best, each number and decision its own.
+    """Every row read whole and by itself, in float64: each token was its best,
+    each number and decision its own.
 
-    float64, because a chunk of Gated DeltaNet loses digits in float32 where a step does not: in the text of one row the forward
-    was off by 1.5e-4 and the engine by 2e-5.
+    float64, because a chunk of Gated DeltaNet loses digits in float32 where a step does not: in the
+    text of one row the forward was off by 1.5e-4 and the engine by 2e-5.
     """
     model = copy.deepcopy(model).double()
     for row, prompt in enumerate(prompts):
@@ -190,7 +192,8 @@ def test_a_session_saved_goes_on_in_another_process(name, tmp_path):
     session.step(text[:, 0])
     session.state.save(tmp_path / "state.safetensors")
     code = (
-        "import sys, torch; torch.set_num_threads(1); sys.path.insert(0, 'tests'); from laws import small;"
+        "import sys, torch; torch.set_num_threads(1); sys.path.insert(0, 'tests'); "
+        "from laws import small;"
         "from amor.decode.engine import Engine; from amor.state import State;"
         f"s = Engine(small({name!r})).resume(State.load({str(tmp_path / 'state.safetensors')!r}));"
         f"token = torch.tensor({text[:, 1].tolist()});\n"
@@ -309,7 +312,8 @@ def test_recurrent_states_are_written_in_place(name):
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "float32"])
 @torch.no_grad()
 def test_a_format_speaks_as_a_model_of_the_weights_it_stands_for(name, kind):
-    """Within the tolerance its row of the table states; gates are open, so that no decision at a threshold differs."""
+    """Within the tolerance its row of the table states; gates are open, so that no
+    decision at a threshold differs."""
     model = small(name, **({"blocks.gate": "always"} if name.startswith("amor") else {}))
     stands_for = dequantised_reference(model, kind)
     state, mine = stands_for.start(2), Engine(model, weights=kind).resume(model.start(2))

@@ -1,4 +1,5 @@
-"""Writing text: a thousand odd prompts never crash it and never mix; characters and stop strings come out whole."""
+"""Writing text: a thousand odd prompts never crash it and never mix; characters and
+stop strings come out whole."""
 
 import io
 import json

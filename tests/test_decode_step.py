@@ -1,5 +1,5 @@
-"""Compiled steps: the forward of one token, a row's bits its own; adapters, hooks and changed weights are honoured; what does
-not fit is refused; large pages."""
+"""Compiled steps: the forward of one token, a row's bits its own; adapters, hooks and changed
+weights are honoured; what does not fit is refused; large pages."""
 
 import dataclasses
 import itertools
@@ -160,9 +160,9 @@ def test_a_mixer_that_inherits_a_program_of_another_forward_runs_its_own():
     other.load_state_dict(layer.mixer.state_dict())
     layer.mixer = other
     engine = Engine(model)
-    assert (
-        engine.path
-        == "compiled steps, layer 1 by its own forward (Doubled has a forward of its own, and only Mamba2's program)"
+    assert engine.path == (
+        "compiled steps, layer 1 by its own forward (Doubled has a forward of its own, "
+        "and only Mamba2's program)"
     )
     session = engine.prefill([[1, 2], [3]])
     close(
@@ -252,7 +252,8 @@ def test_neighbours_in_memory_are_gathered_as_one_and_only_pages_that_are_all_th
 @pytest.mark.parametrize("probe", ["block", "final"])
 @pytest.mark.parametrize("fires", list(itertools.product([False, True], repeat=3)))
 def test_blocks_run_as_if_they_fired_leave_no_trace_where_they_do_not(fires, probe):
-    """With `final`, a row that fires, does not, and fires again has as many firings as one that was run ahead twice."""
+    """With `final`, a row that fires, does not, and fires again has as many firings as
+    one that was run ahead twice."""
     model = small("amor-mamba2", **{"blocks.probe": probe})
     found = []
     for speculate in (True, False):

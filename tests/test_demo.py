@@ -1,4 +1,5 @@
-"""Laws of the demo, on invented addresses and a smaller recipe: what it says, what it leaves, what it does when run again."""
+"""Laws of the demo, on invented addresses and a smaller recipe: what it says, what it leaves,
+what it does when run again."""
 
 import json
 
@@ -43,13 +44,13 @@ def test_the_demo_says_what_it_learned_and_leaves_a_report(out, capsys):
         name: found["recall"][name]["mean"] for name in ("gate", "chance", "everywhere", "never")
     }
     assert (
-        f"ran on {found['recall']['rate']:.0%} of the tokens, where the gate chose, and {right['gate']:.0%} of the"
-        in said
-    )
+        f"ran on {found['recall']['rate']:.0%} of the tokens, where the gate chose, "
+        f"and {right['gate']:.0%} of the"
+    ) in said
     assert (
-        f"by chance {right['chance']:.0%}, run on all {right['everywhere']:.0%}, run on none {right['never']:.0%}"
-        in said
-    )
+        f"by chance {right['chance']:.0%}, run on all {right['everywhere']:.0%}, "
+        f"run on none {right['never']:.0%}"
+    ) in said
 
 
 def test_a_demo_of_its_own_length_or_model_is_the_text_alone(out, capsys):

@@ -1,4 +1,5 @@
-"""Windows around an answer and the prompts made of them: places counted in bytes, so that every slice can be checked by hand."""
+"""Windows around an answer and the prompts made of them: places counted in bytes, so that every
+slice can be checked by hand."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""The laws of perplexity against length: one pass holds every prefix, a segment stands for itself, and a set says what it is."""
+"""The laws of perplexity against length: one pass holds every prefix, a segment stands for
+itself, and a set says what it is."""
 
 import gzip
 import json

@@ -1,4 +1,5 @@
-"""Needles of true length: there once, at every depth, the same for a seed, and worded as the harness words them."""
+"""Needles of true length: there once, at every depth, the same for a seed, and
+worded as the harness words them."""
 
 import random
 import re
@@ -12,7 +13,10 @@ from amor.eval import niah
 
 FORMS = {f"niah_single_{number}": form for number, form in niah.FORMS.items()}
 ESSAYS = niah.one_line(
-    f'On day {n} the miller {"rowed" if n % 3 else "walked"} to town number {n * 37 % 101}, extraordinarily slow. "Why?" said we.'
+    (
+        f"On day {n} the miller {'rowed' if n % 3 else 'walked'} to town number {n * 37 % 101}, "
+        'extraordinarily slow. "Why?" said we.'
+    )
     for n in range(60)
 )
 

@@ -1,4 +1,5 @@
-"""An evaluation from a model folder to files: resumed after a kill, shared by ranks, offline, with the scores the harness has."""
+"""An evaluation from a model folder to files: resumed after a kill, shared by ranks, offline, with
+the scores the harness has."""
 
 import json
 import os
@@ -262,7 +263,8 @@ TASKS = (
 
 
 def test_a_new_task_is_one_file(model, tmp_path, monkeypatch, capsys):
-    """A file in a folder of tasks, and its rows: the command runs it, and tables have its column."""
+    """A file in a folder of tasks, and its rows: the command runs it,
+    and tables have its column."""
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "weather.py").write_text(WEATHER)
     (tmp_path / "weather_reports.jsonl").write_text(

@@ -1,4 +1,5 @@
-"""Scores: what the plain forward says, whatever else is read, in which order, and by either way of running a gate."""
+"""Scores: what the plain forward says, whatever else is read, in which order, and by
+either way of running a gate."""
 
 import random
 

@@ -1,4 +1,5 @@
-"""Tasks of the suites: loaded from local rows without a network, run by the harness, or skipped by name; never a part of them."""
+"""Tasks of the suites: loaded from local rows without a network, run by the harness, or skipped by
+name; never a part of them."""
 
 import gzip
 import hashlib
@@ -47,7 +48,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def punkt(monkeypatch):
-    """nltk's model of sentences, pretended: the harness's generator asks for it when it is imported."""
+    """nltk's model of sentences, pretended: the harness's generator asks
+    for it when it is imported."""
     monkeypatch.setattr(
         harness_needles(monkeypatch), "cached_sent_tokenize", lambda text: text.split(". ")
     )
@@ -60,7 +62,8 @@ def load(suite, data, **more):
 
 
 class Knowing(LM):
-    """Says the right thing where text is written, and finds the shortest continuation the likeliest."""
+    """Says the right thing where text is written, and finds the shortest
+    continuation the likeliest."""
 
     def generate_until(self, requests, **_):
         return [self.answer(request.doc) for request in requests]

@@ -1,4 +1,5 @@
-"""Laws of evaluation tables: only what is clear is bold, only what was asked alike is compared, a broken file is one line."""
+"""Laws of evaluation tables: only what is clear is bold, only what was asked alike is
+compared, a broken file is one line."""
 
 import json
 import re
@@ -65,7 +66,8 @@ def test_the_paper_s_averages_are_the_means_of_its_columns(name):
         ]
         assert len(kept) == (14 if name == "longbench" else 8)
         digits = 1 if name in ("common_sense", "longbench", "ablation_common_sense_1p5b") else 2
-        # every number is rounded, so a mean of rounded ones may miss the rounded mean by a whole last digit
+        # every number is rounded, so a mean of rounded ones may miss the
+        # rounded mean by a whole last digit
         assert values["avg"] == pytest.approx(statistics.mean(kept), abs=10**-digits + 1e-9), (
             row.model
         )
@@ -101,7 +103,8 @@ def test_a_model_of_the_paper_stands_once_among_the_ablations():
 
 
 def test_bold_needs_two_errors_of_the_paired_difference(tmp_path):
-    """120 documents, hard ones hard for both: ahead on 8 of them is clear in pairs, though both errors together are 6 points."""
+    """120 documents, hard ones hard for both: ahead on 8 of them is clear in pairs, though both
+    errors together are 6 points."""
     hard = [float(n % 2) for n in range(120)]
     ahead = [1.0 if n < 16 else value for n, value in enumerate(hard)]
     piqa(tmp_path / "a", ahead, name="a")
@@ -116,7 +119,8 @@ def test_bold_needs_two_errors_of_the_paired_difference(tmp_path):
 
 
 def test_a_lead_that_only_unpaired_errors_would_call_clear_is_not_bold(tmp_path):
-    """Where one is right exactly when the other is wrong, the difference is less sure than two unrelated scores would make it."""
+    """Where one is right exactly when the other is wrong, the difference is less sure than two
+    unrelated scores would make it."""
     right = [1.0] * 116 + [0.0] * 92
     piqa(tmp_path / "a", right, name="a")
     piqa(tmp_path / "b", [1 - value for value in right], name="b")
@@ -218,7 +222,8 @@ def test_lengths_that_were_not_asked_for_are_dropped(tmp_path):
 
 
 def test_documents_of_another_length_do_not_count(tmp_path):
-    """The harness writes -1 for 4,096 into documents of other lengths; errors come from documents where it tells none."""
+    """The harness writes -1 for 4,096 into documents of other lengths; errors come from
+    documents where it tells none."""
     needles(tmp_path / "a", "a", 0.9, count=20)
     column = next(c for c in suite("niah").columns if c.title == "S2 4K")
     judged = evals.opened(tmp_path / "a", "niah")
@@ -421,7 +426,8 @@ def test_a_table_ends_with_its_json(root, capsys):
 
 
 def test_a_small_comparison_by_hand():
-    """Three documents, differences 1, 0, -1: of the 27 draws 10 favour A, 10 favour B, and 7 are ties."""
+    """Three documents, differences 1, 0, -1: of the 27 draws 10 favour A,
+    10 favour B, and 7 are ties."""
     ids = np.arange(3)
     drawn = resampled(
         Scores(ids, np.array([1.0, 1, 0])),

@@ -1,4 +1,5 @@
-"""The laws of gate value accounting: what is exact is exact, and what is counted is what the names say."""
+"""The laws of gate value accounting: what is exact is exact, and what is
+counted is what the names say."""
 
 import math
 

@@ -1,6 +1,8 @@
-"""The face to transformers: however its tools call a model, the answers are the model's own, and nothing wrong is loaded.
+"""The face to transformers: however its tools call a model, the answers are the model's
+own, and nothing wrong is loaded.
 
-Run with the newest transformers by `make test`, and with the oldest that is supported by `make test-hf`.
+Run with the newest transformers by `make test`, and with the oldest that
+is supported by `make test-hf`.
 """
 
 import copy
@@ -341,14 +343,16 @@ import json, sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder = sys.argv[1]
 assert "amor" not in sys.modules
-model, tokenizer = (kind.from_pretrained(folder, trust_remote_code=True) for kind in (AutoModelForCausalLM, AutoTokenizer))
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 batch = tokenizer(["a cat", "the dogs of war"], padding=True, return_tensors="pt")
 text = model.generate(**batch, max_new_tokens=5, do_sample=False)
 model.save_pretrained(folder + "/again")
 half = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16)
 half.save_pretrained(folder + "/half")
 wide = {name: str(t.dtype) for name, t in half.state_dict().items() if t.dtype != torch.bfloat16}
-apart = (half(**batch).logits.float() - model(**batch).logits).abs()[batch["attention_mask"].bool()].mean()
+apart = (half(**batch).logits.float() - model(**batch).logits).abs()
+apart = apart[batch["attention_mask"].bool()].mean()
 print(json.dumps([type(model).__module__, text[:, -5:].tolist(), wide, float(apart)]))
 """
 
@@ -479,9 +483,16 @@ def trainer(model, out, recipe, callbacks, micro=ROWS, **more):
     optimizer = adamw(groups(model, recipe.optimiser, recipe.lr), recipe.optimiser)
     set_rate(optimizer, 1.0)
     arguments = TrainingArguments(
-        str(out), num_train_epochs=recipe.steps, per_device_train_batch_size=micro, gradient_accumulation_steps=ROWS // micro,
-        logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, **{"save_strategy": "no"} | more,
-    )  # fmt: skip
+        str(out),
+        num_train_epochs=recipe.steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=ROWS // micro,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **{"save_strategy": "no"} | more,
+    )
     constant = transformers.get_constant_schedule(optimizer)
     made = Trainer(
         model,

@@ -1,4 +1,5 @@
-"""The laws of judging: one loop reads every text, and neither how it is cut nor how often it is read shows."""
+"""The laws of judging: one loop reads every text, and neither how it is cut nor
+how often it is read shows."""
 
 import pytest
 import torch

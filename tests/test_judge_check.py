@@ -1,4 +1,5 @@
-"""The laws of the equivalence contract itself: what it compares, what a tie excuses, and that the engine is inside it."""
+"""The laws of the equivalence contract itself: what it compares, what a tie excuses, and
+that the engine is inside it."""
 
 import dataclasses
 

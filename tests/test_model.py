@@ -1,4 +1,5 @@
-"""The laws of the whole model and of AMOR: one forward, exact states, attention only where it fires."""
+"""The laws of the whole model and of AMOR: one forward, exact states,
+attention only where it fires."""
 
 import pytest
 import torch
@@ -32,7 +33,8 @@ def test_however_tokens_are_fed_the_model_says_the_same(name):
 @pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
 def test_a_stirred_model_has_nothing_uniform_and_predicts_more_than_the_token_it_reads(name):
-    """What the laws compare must be able to differ: a norm of ones hides that its weights are not used."""
+    """What the laws compare must be able to differ: a norm of ones hides
+    that its weights are not used."""
     model, text = small(name), tokens(4, 60)
     for part, parameter in model.named_parameters():
         assert parameter.std() > 0.1 * parameter.abs().mean(), f"{part} is nearly uniform"
@@ -311,7 +313,8 @@ class Told(Gate):
 
 @pytest.mark.parametrize("kind", ["entropy", "margin", "learned"])
 def test_the_gate_sends_no_gradient_into_the_backbone(kind):
-    """All but the gate itself learn what they would learn if its decisions had been given as numbers."""
+    """All but the gate itself learn what they would learn if its
+    decisions had been given as numbers."""
     model, text = small("amor-mamba2", **{"blocks.gate": kind}), tokens(2, 30)
 
     def gradients():
@@ -342,7 +345,8 @@ def test_a_forward_changes_no_statistic():
 
 @torch.no_grad()
 def test_a_skipped_query_costs_nothing():
-    """A saving is claimed only for work that was not done: with a closed gate W_Q and W_O are never called."""
+    """A saving is claimed only for work that was not done: with a closed gate
+    W_Q and W_O are never called."""
     model, text = small("amor-mamba2", **{"blocks.gate": "never"}), tokens(2, 20)
     calls = []
     for block in model.each_block():

@@ -1,4 +1,5 @@
-"""Seeded bugs, one a family: each breaks the code the way this field breaks it, and the contract must notice."""
+"""Seeded bugs, one a family: each breaks the code the way this field breaks it,
+and the contract must notice."""
 
 import dataclasses
 
@@ -166,7 +167,8 @@ def test_a_chunk_that_forgets_what_came_before_it_is_noticed(monkeypatch):
     caught("mamba2", "chunked at random cuts", "state through disk")
 
 
-# Steps of the decode engine: what a program says, how it is compiled, and the native code that walks it.
+# Steps of the decode engine: what a program says, how it is compiled, and
+# the native code that walks it.
 
 
 ENGINE = ("engine steps", "engine, rows join and leave")

@@ -1,4 +1,5 @@
-"""The package speaks the field's language: one class per name, and no private words in names, comments and docstrings."""
+"""The package speaks the field's language: one class per name, and no private words in
+names, comments and docstrings."""
 
 import ast
 import io
@@ -27,7 +28,8 @@ def public_classes(sources):
 
 
 def public_names(text):
-    """Names of functions, methods, classes, fields and module constants, wherever they are defined."""
+    """Names of functions, methods, classes, fields and module
+    constants, wherever they are defined."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
@@ -72,7 +74,10 @@ def test_public_names_are_not_participles(path):
 
 
 def test_participles_are_noticed_wherever_a_name_is_public():
-    text = "def told(): pass\nclass A:\n    found: int = 0\n    def said(self): self.held = 1\nasked = 2\n"
+    text = (
+        "def told(): pass\nclass A:\n    found: int = 0\n    def said(self): self.held = 1\n"
+        "asked = 2\n"
+    )
     assert set(public_names(text)) & DENIED == DENIED
 
 

@@ -1,4 +1,5 @@
-"""The recurrent operators: every backend usable here equals the reference, values and gradients, whatever the length."""
+"""The recurrent operators: every backend usable here equals the reference, values and
+gradients, whatever the length."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,6 +1,8 @@
-"""Our layers against transformers' own with the same weights: outputs, states and gradients, whole and in pieces.
+"""Our layers against transformers' own with the same weights: outputs, states and
+gradients, whole and in pieces.
 
-The weights are ours; `to_peer` names them and lays them out as the peer does, and our gradients after them.
+The weights are ours; `to_peer` names them and lays them out as the peer
+does, and our gradients after them.
 """
 
 from collections.abc import Callable
@@ -78,7 +80,8 @@ class Pair:
 def stirred(module):
     """Weights large enough to matter everywhere; decays from three tokens to a hundred.
 
-    Not faster: both sides add up log decays over a chunk in float32, and a large sum has few digits left for one token.
+    Not faster: both sides add up log decays over a chunk in float32, and a large sum has
+    few digits left for one token.
     """
     generator = torch.Generator().manual_seed(0)
     for name, p in module.named_parameters():
@@ -295,7 +298,8 @@ def same_names(ours, theirs, what=""):
 
 
 def learned(parameters, x, read):
-    """What `read` says of x, and of a random weighting of it the gradients of x and of every parameter."""
+    """What `read` says of x, and of a random weighting of it the gradients
+    of x and of every parameter."""
     named, x = dict(parameters), x.clone().requires_grad_()
     y = read(x)
     weighted = (y * torch.randn(y.shape, generator=torch.Generator().manual_seed(7))).sum()
@@ -360,9 +364,11 @@ WRITTEN = {
 
 
 def by_hand(p, x, size, steps, gate):
-    """A Gated DeltaNet or KDA with keys of `size`, token after token and head after head, S [values, keys].
+    """A Gated DeltaNet or KDA with keys of `size`, token after token and
+    head after head, S [values, keys].
 
-    S <- S diag(a) (I - b k k^T) + b v k^T          o = S q          as the papers write it (arXiv 2412.06464, 2510.26692)
+    S <- S diag(a) (I - b k k^T) + b v k^T          o = S q          as the papers write it
+    (arXiv 2412.06464, 2510.26692)
     """
     heads, taps = len(p["A_log"]), p["conv1d.weight"][:, 0]
     qkv = torch.cat([p[f"{name}_proj.weight"] for name in "qkv"])

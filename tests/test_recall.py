@@ -1,4 +1,5 @@
-"""Laws of recall: who knows the answers has them all, who guesses has as many as chance, and a task is learned like a text."""
+"""Laws of recall: who knows the answers has them all, who guesses has as many as chance, and a
+task is learned like a text."""
 
 import json
 import random
@@ -201,7 +202,8 @@ def test_a_run_of_a_task_that_was_stopped_ends_with_the_same_bits(tmp_path):
 
 
 class Half(World):
-    """One of two ranks, without the other: each row has as many answers, and gradients are summed by the law."""
+    """One of two ranks, without the other: each row has as many answers, and
+    gradients are summed by the law."""
 
     def __init__(self, rank):
         super().__init__(torch.device("cpu"))
@@ -345,7 +347,8 @@ def test_a_run_of_a_task_is_trained_reported_and_asked_by_commands(tmp_path, cap
 
 
 def test_attention_behind_a_recurrent_layer_really_learns_to_recall(tmp_path):
-    """Two pairs in eight tokens: some seconds of one core, from half right (either value) to nearly always."""
+    """Two pairs in eight tokens: some seconds of one core, from half right
+    (either value) to nearly always."""
     changes = [
         "task.vocab=16",
         "task.pairs=2",

@@ -1,4 +1,5 @@
-"""Laws of watching a run: the display, the trackers, the findings and the report drawn from them."""
+"""Laws of watching a run: the display, the trackers, the findings and
+the report drawn from them."""
 
 import io
 import json

@@ -1,4 +1,5 @@
-"""Routers: a network that predicts a gate's score, fitted to a trained model or learned next to it."""
+"""Routers: a network that predicts a gate's score, fitted to a trained
+model or learned next to it."""
 
 import copy
 import json

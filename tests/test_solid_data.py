@@ -1,4 +1,5 @@
-"""Prepared data, its sources and the paths of commands: whatever they hold, a result or one line that says what is wrong."""
+"""Prepared data, its sources and the paths of commands: whatever they hold, a result or one
+line that says what is wrong."""
 
 import gzip
 import hashlib
@@ -41,7 +42,8 @@ NONSENSE: list[Any] = [
 
 
 def mutants(tree: Any) -> Iterator[str]:
-    """The tree with each node replaced by each nonsense value, left out, or with a neighbour it should not have."""
+    """The tree with each node replaced by each nonsense value, left out, or with a
+    neighbour it should not have."""
     for path in nodes(tree):
         for value in NONSENSE:
             yield json.dumps(replaced(tree, path, value))
@@ -55,7 +57,8 @@ def mutants(tree: Any) -> Iterator[str]:
 
 
 def one_line(work: Any) -> str:
-    """What an AmorError says of the work; "" where it succeeds. Any other error is a failure of the test."""
+    """What an AmorError says of the work; "" where it succeeds. Any other
+    error is a failure of the test."""
     said = "fine"
     try:
         work()

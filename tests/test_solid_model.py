@@ -1,5 +1,5 @@
-"""What a model is, from whatever a file says: each node of a valid config, recipe, state and folder of weights replaced by
-nonsense is one line or a model that stands, at once."""
+"""What a model is, from whatever a file says: each node of a valid config, recipe, state and folder
+of weights replaced by nonsense is one line or a model that stands, at once."""
 
 import json
 import struct
@@ -284,9 +284,8 @@ def parts_on_disk(path):
     from safetensors import safe_open
 
     with safe_open(str(path), "pt") as file:
-        return json.loads(file.metadata()["amor"]), {
-            name: file.get_tensor(name) for name in file.keys()
-        }  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return json.loads(file.metadata()["amor"]), tensors
 
 
 @torch.no_grad()

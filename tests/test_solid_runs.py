@@ -1,4 +1,5 @@
-"""Laws of files that are broken: whatever stands in a run directory, a command succeeds or says in one line what is wrong."""
+"""Laws of files that are broken: whatever stands in a run directory, a command succeeds or
+says in one line what is wrong."""
 
 import hashlib
 import json

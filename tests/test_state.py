@@ -1,4 +1,5 @@
-"""States are values: forked, selected, joined, rolled back and stored, reading on from them is exact."""
+"""States are values: forked, selected, joined, rolled back and stored,
+reading on from them is exact."""
 
 import pytest
 import torch

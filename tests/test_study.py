@@ -1,4 +1,5 @@
-"""Laws of studies: what stands is kept, a kill changes no number, a table says what the files say, a wrong study is one line."""
+"""Laws of studies: what stands is kept, a kill changes no number, a table says what the files
+say, a wrong study is one line."""
 
 import ast
 import json
@@ -64,7 +65,10 @@ def smoke(prepared, tmp_path_factory):
 def begun(prepared, tmp_path_factory):
     """A study of one run, trained and not judged."""
     folder = tmp_path_factory.mktemp("begun")
-    line = "steps = 1, context = 8, batch = 2, micro_batch = 1, eval = {windows = 2}, model.name = 'mamba2'"
+    line = (
+        "steps = 1, context = 8, batch = 2, micro_batch = 1, eval = {windows = 2}, "
+        "model.name = 'mamba2'"
+    )
     small = "vocab = 512, width = 32, d_ff = 48, pattern = 'mamba2', 'mixers.mamba2.head_size' = 16"
     text = f"title = 't'\nset = {{{line}, model.changes = {{{small}}}}}\n[[runs]]\nname = 'a'\n"
     (folder / "one.toml").write_text(text)
@@ -176,8 +180,13 @@ def test_a_study_of_a_task_tells_what_is_remembered_at_its_size_and_at_others(tm
         title = "A task"
         recipe = "recall/stream"
         tables = ["recall", "reach"]
-        set = {steps = 2, batch = 2, micro_batch = 2, eval.every = 1, eval.windows = 2, task.pairs = 4, task.fewest = 2}
-        judge = {recall = {rows = 9}, reach = {rows = 9, at = [{pairs = 2}, {pairs = 3, length = 30}]}}
+        set.steps = 2
+        set.batch = 2
+        set.micro_batch = 2
+        set.eval = {every = 1, windows = 2}
+        set.task = {pairs = 4, fewest = 2}
+        judge.recall.rows = 9
+        judge.reach = {rows = 9, at = [{pairs = 2}, {pairs = 3, length = 30}]}
         [[runs]]
         name = "mamba2"
         model = "mamba2"
@@ -206,7 +215,8 @@ def test_a_study_of_a_task_tells_what_is_remembered_at_its_size_and_at_others(tm
 
 
 def test_a_study_that_is_killed_ends_with_the_same_numbers(smoke, prepared, tmp_path):
-    """First with all it began, while it trains; then alone, while others judge for it; the next one waits for these."""
+    """First with all it began, while it trains; then alone, while others judge for it;
+    the next one waits for these."""
     folder, log = tmp_path / "study", tmp_path / "log"
     words = ("smoke", "--data", prepared, "--out", folder, "--jobs", 1)
     ledger = results.read(smoke).ledger
@@ -401,8 +411,11 @@ class Steps(MeasureKind):
 
     @staticmethod
     def table(results):
-        rows = ((row, [one.steps for one in results.of(row, Steps.kind).values()]) for row in results.ledger.rows)
-        return Table("My own", "run", ("steps",), tuple(TableRow(row, (Cell(sum(each), digits=0),)) for row, each in rows))
+        rows = []
+        for row in results.ledger.rows:
+            steps = sum(one.steps for one in results.of(row, Steps.kind).values())
+            rows.append(TableRow(row, (Cell(steps, digits=0),)))
+        return Table("My own", "run", ("steps",), tuple(rows))
 
 class StepsFigure(FigureKind):
     kind = "my_own_measure.StepsFigure"
@@ -411,7 +424,8 @@ class StepsFigure(FigureKind):
     @staticmethod
     def draw(results):
         drawing = figure(2, 2)
-        drawing.subplots().plot([one.steps for row in results.ledger.rows for one in results.of(row, Steps.kind).values()])
+        found = [results.of(row, Steps.kind).values() for row in results.ledger.rows]
+        drawing.subplots().plot([one.steps for each in found for one in each])
         return drawing
 """
 
@@ -442,7 +456,8 @@ def test_a_measurement_and_a_figure_are_one_file_and_touch_no_other(
 
 
 def test_no_other_file_of_the_package_lists_the_measurements_or_the_figures():
-    """What combines measurements may name some of them; a list of all would have to grow with every new file."""
+    """What combines measurements may name some of them; a list of all would have
+    to grow with every new file."""
     kinds, drawn = set(registry.kinds("measures")), set(registry.kinds("study.figures"))
     package = plans.HOME.parents[1]
     for path in package.rglob("*.py"):
@@ -457,7 +472,10 @@ def test_no_other_file_of_the_package_lists_the_measurements_or_the_figures():
 def test_results_and_tables_of_a_study_need_no_torch():
     code = "import sys; sys.modules['torch'] = None; from amor import registry; "
     code += "rooms = ('measures', 'study.tables', 'study.figures'); "
-    code += "assert all(len(registry.kinds(room)) >= 3 for room in rooms); import amor.study.result_page"
+    code += (
+        "assert all(len(registry.kinds(room)) >= 3 for room in rooms); "
+        "import amor.study.result_page"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -492,7 +510,10 @@ def test_a_study_of_an_earlier_version_can_be_opened(prepared, tmp_path):
 def test_sizes_that_no_task_has_are_refused_before_anything_is_trained(
     asked, said, tmp_path, capsys
 ):
-    text = f"title = 't'\nrecipe = 'recall/stream'\njudge.reach = {asked}\ntables = ['reach']\n[[runs]]\nname = 'a'\n"
+    text = (
+        f"title = 't'\nrecipe = 'recall/stream'\njudge.reach = {asked}\ntables = ['reach']\n"
+        "[[runs]]\nname = 'a'\n"
+    )
     (tmp_path / "one.toml").write_text(text)
     assert (
         main(["study", str(tmp_path / "one.toml"), "--out", str(tmp_path / "study"), "--plan"]) == 2
@@ -641,7 +662,10 @@ def test_a_run_that_another_program_works_on_is_waited_for(tmp_path):
         "mine", (sys.executable, "-SEc", "pass"), tmp_path / "log", tmp_path / "run" / "lock"
     )
     assert not jobs.is_locked(job.lock)
-    code = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(); time.sleep(60)"
+    code = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "print(); time.sleep(60)"
+    )
     command = [sys.executable, "-SEuc", code, str(job.lock)]
     left_behind = subprocess.Popen(
         command, stdout=subprocess.PIPE
@@ -676,7 +700,10 @@ def test_a_command_holds_its_lock_as_long_as_it_lives_and_no_longer(tmp_path):
     assert (
         ran.returncode == 2 and "no recipe 'no/recipe'" in ran.stderr and not jobs.is_locked(lock)
     )
-    code = "import sys, time, runpy; runpy.run_module = lambda *a, **k: (print(sys.argv, flush=True), time.sleep(60)); "
+    code = (
+        "import sys, time, runpy; runpy.run_module = lambda *a, **k: (print(sys.argv, "
+        "flush=True), time.sleep(60)); "
+    )
     code += f"from amor.experiment import locked; locked.main([{str(lock)!r}, 'train', 'x'])"
     held = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert held.stdout.readline() == "['amor', 'train', 'x']\n" and jobs.is_locked(lock)
@@ -686,7 +713,10 @@ def test_a_command_holds_its_lock_as_long_as_it_lives_and_no_longer(tmp_path):
 
 
 def test_programs_are_stopped_and_waited_for_with_the_study(tmp_path):
-    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(3))); "
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved'), "
+        "sys.exit(3))); "
+    )
     code += "print('begun', flush=True); time.sleep(60)"
     job = jobs.Job("one", (sys.executable, "-SEc", code), tmp_path / "log")
 

@@ -1,4 +1,5 @@
-"""Laws of generated tasks: every answer stands in its row, a row is a function of its key alone, streams never meet."""
+"""Laws of generated tasks: every answer stands in its row, a row is a function of its
+key alone, streams never meet."""
 
 import hashlib
 from itertools import combinations
@@ -14,8 +15,9 @@ from amor.data.tasks.base import ROOM, read_task
 from amor.errors import AmorError
 from amor.ops.head import IGNORE
 
-# every kind as it comes, and at an awkward size; the beginning of the hash of some rows, written down once: where it changes,
-# a run made before can no longer be resumed, and FORM of amor/data/generated.py must be raised
+# every kind as it comes, and at an awkward size; the beginning of the hash of some rows, written
+# down once: where it changes, a run made before can no longer be resumed, and FORM of
+# amor/data/generated.py must be raised
 SIZES = [
     ({"kind": "mqar"}, "9bf95ce2"),
     (
@@ -39,7 +41,8 @@ each_task = pytest.mark.parametrize("tree", TREES, ids=lambda t: " ".join(map(st
 
 
 def oracle(task, before):
-    """The answer to the question that a row's tokens so far end with, by reading them one after the other."""
+    """The answer to the question that a row's tokens so far end with, by
+    reading them one after the other."""
     o, last = task.options, before[-1]
     if task.kind in ("mqar", "stream"):
         known = {}
@@ -184,7 +187,8 @@ def test_rows_of_training_may_have_fewer_pairs_and_those_of_judging_have_all():
 
 
 def test_numbers_look_like_chance():
-    """Both ways of drawing without repetition give every ordered pair equally often; the first by weight follows the weights."""
+    """Both ways of drawing without repetition give every ordered pair equally often; the first by
+    weight follows the weights."""
     chance = Chance(row_keys(0, "train", 0, 0, 24_000))
     for high in (5, 8):  # few of few: all are sorted; few of many: what stands twice is drawn again
         pairs = chance.distinct(high, 2)

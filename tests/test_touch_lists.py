@@ -1,4 +1,5 @@
-"""What docs/extending.md promises: to add a thing is to write one file (a weight format three, a recurrence six)."""
+"""What docs/extending.md promises: to add a thing is to write one file (a weight
+format three, a recurrence six)."""
 
 import ast
 import re
@@ -35,7 +36,8 @@ def kinds(room):
 
 
 def lists(room, names, package=PACKAGE):
-    """Files with a literal list, set, tuple or table that holds a good part of the kinds of a room."""
+    """Files with a literal list, set, tuple or table that holds a good
+    part of the kinds of a room."""
     enough = max(3, len({name.replace("_", "-") for name in names}) // 2)
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -103,9 +105,11 @@ from amor.eval.tasks import in_suite, suite
 from amor.study.definition import Study, StudyRow
 from amor.presets import every_name
 Study(title="t", runs=(StudyRow(name="a"),), judge={"extent": {}, "loss": {}}, figures=("dots",))
-assert amor.build(amor.preset("amor-kdb", "tiny", **{"blocks.gate": "constantly"})).each_block()[0].gate.kind == "constantly"
+model = amor.build(amor.preset("amor-kdb", "tiny", **{"blocks.gate": "constantly"}))
+assert model.each_block()[0].gate.kind == "constantly"
 assert {"kdb", "amor-kdb"} <= set(every_name()) and "alpaca" in targets() and "inform" in verbs()
-assert "riddles" in in_suite("common-sense") and "Riddles" in [column.title for column in suite("common-sense").columns]
+assert "riddles" in in_suite("common-sense")
+assert "Riddles" in [column.title for column in suite("common-sense").columns]
 """
 
 
@@ -128,8 +132,10 @@ def test_one_new_file_is_all_that_a_kind_needs(tmp_path):
 
 
 def test_a_weight_format_is_three_files():
-    """Its row, its struct, and where native code chooses the struct; benchmarks may time some formats only."""
-    # not counted, though they name it: lists outside the table of formats that are still written by hand
+    """Its row, its struct, and where native code chooses the struct; benchmarks
+    may time some formats only."""
+    # not counted, though they name it: lists outside the table of formats
+    # that are still written by hand
     examples = {"cli/check.py", "cli/generate.py"}  # what is checked by default, and a help text
     groups = {"ops/product/native.py"}  # formats whose scales belong to groups of a fixed size
     files = {name for name in naming(r"(?i)\bint4\b") if not name.startswith("bench/")}
@@ -137,7 +143,8 @@ def test_a_weight_format_is_three_files():
 
 
 def test_a_recurrence_is_six_files():
-    """Definition and entry of the operator, its row, its instruction on both sides, and the mixer."""
+    """Definition and entry of the operator, its row, its instruction
+    on both sides, and the mixer."""
     # not counted, though they name it: tables by operator that are still written by hand
     tuned = {
         "ops/chunks.py",

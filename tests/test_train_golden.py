@@ -1,4 +1,5 @@
-"""The losses of twenty steps of every tiny recipe, held as they were; a change of numbers anywhere shows here.
+"""The losses of twenty steps of every tiny recipe, held as they were; a change
+of numbers anywhere shows here.
 
 After a change that is meant to move them: python tests/test_train_golden.py
 """
@@ -16,7 +17,8 @@ from amor.train.recipe import load
 
 GOLDEN = Path(__file__).parent / "golden" / "losses.json"
 STEPS = 20
-# losses of float32 runs on different processors and kernels part by rounding, which twenty steps enlarge a little
+# losses of float32 runs on different processors and kernels part by rounding,
+# which twenty steps enlarge a little
 TOLERANCE = {"float32": 1e-4}
 
 

@@ -1,4 +1,5 @@
-"""Laws of the memory estimate: within a quarter of what a step needs, in seconds, without allocating the model."""
+"""Laws of the memory estimate: within a quarter of what a step needs, in seconds,
+without allocating the model."""
 
 import os
 import resource

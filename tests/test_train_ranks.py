@@ -1,4 +1,5 @@
-"""Laws of many ranks: two processes train what one trains, replicated or sharded, and one goes on where two stopped."""
+"""Laws of many ranks: two processes train what one trains, replicated or sharded, and
+one goes on where two stopped."""
 
 import multiprocessing
 import os
@@ -26,7 +27,8 @@ def recipe_for(data, mode, **keys):
 
 
 def _rank(rank, ports, data, out):
-    """What each of two processes does: a whole run, one stopped in the middle and one stopped and resumed, in either mode."""
+    """What each of two processes does: a whole run, one stopped in the middle and one stopped
+    and resumed, in either mode."""
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank),

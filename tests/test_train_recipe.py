@@ -1,4 +1,5 @@
-"""Laws of recipes: every one builds, the paper's are the paper's, and what is wrong is refused with a hint."""
+"""Laws of recipes: every one builds, the paper's are the paper's, and what is
+wrong is refused with a hint."""
 
 import itertools
 import math

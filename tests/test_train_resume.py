@@ -1,4 +1,5 @@
-"""Laws of stopping: a run stopped anywhere, by anything, ends with the bits of one that was never stopped."""
+"""Laws of stopping: a run stopped anywhere, by anything, ends with the bits of
+one that was never stopped."""
 
 import errno
 import json
@@ -35,7 +36,8 @@ def killed(recipe, out, step):
 
 @pytest.fixture(scope="module")
 def halted(prepared, tmp_path_factory):
-    """A copy, every time, of a run of amor-mamba2 killed after step 5 of 6; its newest checkpoint is of step 4."""
+    """A copy, every time, of a run of amor-mamba2 killed after step 5 of 6; its
+    newest checkpoint is of step 4."""
     out = tmp_path_factory.mktemp("halted") / "run"
     killed(small_recipe(prepared), out, 5)
     return lambda to: shutil.copytree(out, to, symlinks=True)

@@ -1,4 +1,5 @@
-"""Laws of one optimiser step: micro-batches, gate statistics, spikes, and numbers that are not finite."""
+"""Laws of one optimiser step: micro-batches, gate statistics, spikes, and
+numbers that are not finite."""
 
 import json
 
@@ -71,7 +72,8 @@ def test_four_micro_batches_are_one_large_batch(prepared, tmp_path):
 
 
 class Half(World):
-    """One of two ranks, without the other: each has as many targets, and gradients are summed by the law."""
+    """One of two ranks, without the other: each has as many targets, and
+    gradients are summed by the law."""
 
     def __init__(self, rank):
         super().__init__(CPU)
@@ -247,7 +249,8 @@ def test_a_spike_is_said_and_skipped_only_if_the_recipe_says_so(prepared, tmp_pa
 def test_a_number_that_is_not_finite_stops_the_run_before_it_harms_and_is_named(
     prepared, tmp_path, monkeypatch
 ):
-    """MLPs break on the fourth batch: nothing is changed, the culprit and the batch are kept, the run can go on."""
+    """MLPs break on the fourth batch: nothing is changed, the culprit and the batch
+    are kept, the run can go on."""
     from amor.parts import SwiGLU
 
     good = trained(small_recipe(prepared, name="mamba2", eval={"every": 0}), tmp_path / "good")

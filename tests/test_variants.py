@@ -1,4 +1,5 @@
-"""Laws of the variants: what the head is asked, one decision for all blocks, and a gate that learns what firing saves."""
+"""Laws of the variants: what the head is asked, one decision for all blocks, and a gate
+that learns what firing saves."""
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def counted(model, **more):
         return model(TEXT, probe=DirectProbe(model, None, read), **more), asked
 
 
-def test_a_gate_that_asks_about_the_output_s_vector_is_asked_again_only_where_the_block_before_fired():
+def test_a_gate_that_reads_the_output_s_vector_is_asked_again_only_where_the_block_before_fired():
     model = small("amor-mamba2-final")
     out, asked = counted(model)
     fired = [int(gate.fire.sum()) for gate in out.gates]
@@ -120,7 +121,8 @@ def test_blocks_that_follow_tell_what_the_first_decided_and_hold_no_numbers():
 @pytest.mark.parametrize("decide", ["each", "once"])
 @torch.no_grad()
 def test_a_measured_gain_is_the_loss_with_all_blocks_closed_less_that_with_them_open(decide):
-    """One block: exactly, for every token. Three: closed for every token, open for those that fired."""
+    """One block: exactly, for every token. Three: closed for every
+    token, open for those that fired."""
     one = small("amor-mamba2-gain", **{"blocks.count": 1, "blocks.decide": decide})
     found = one(TEXT, targets=TARGETS, measure=EVERYWHERE).measured[0]
     closed, opened = (
@@ -164,7 +166,8 @@ def test_a_gain_is_measured_inside_its_own_document_and_not_where_nothing_follow
 
 
 def taught(steps=60, rate=0.25, noise=1.0, **options):
-    """A gate of width 16 that was shown gains of 0.3 x_2 - 0.2 x_5 + 0.1, under noise; and all that it was shown."""
+    """A gate of width 16 that was shown gains of 0.3 x_2 - 0.2 x_5 + 0.1, under
+    noise; and all that it was shown."""
     generator = torch.Generator().manual_seed(0)
     gate, shown = Gain(16, GainOptions(rate=rate, **options), 0), []
     for _ in range(steps + 1):

@@ -1,4 +1,5 @@
-"""The model, its gradients and the engine against the model written out from the paper (tests/written_out.py)."""
+"""The model, its gradients and the engine against the model written out from the
+paper (tests/written_out.py)."""
 
 import math
 from functools import cache
@@ -24,7 +25,8 @@ STEPS = 9
 
 @torch.no_grad()
 def said(model, text):
-    """What the written-out model says of rows of tokens: logits [B, T, V], scores and fires [B, T, K]."""
+    """What the written-out model says of rows of tokens: logits [B, T, V],
+    scores and fires [B, T, K]."""
     weights = weights_of(model)
     rows = [written_out(model.config, weights, row.tolist()) for row in text]
     logits, scores, fires = (torch.stack(found) for found in zip(*rows, strict=True))
@@ -50,7 +52,8 @@ def read(model, text, compute="auto"):
 
 @torch.no_grad()
 def stepped(engine, rows, prompts, steps=STEPS):
-    """What the engine says of the last token of each prompt and of those after it: [B, steps + 1, ...]."""
+    """What the engine says of the last token of each prompt and of those
+    after it: [B, steps + 1, ...]."""
     session = engine.prefill(
         [row[:n].tolist() for row, n in zip(rows, prompts, strict=True)], chunk=8
     )
@@ -75,7 +78,8 @@ def behind(prompts, said, steps=STEPS):
 def same(found, wanted, model, what=""):
     """Logits, scores and decisions are those written out."""
     thresholds = torch.tensor([float(block.gate.threshold) for block in model.each_block()])
-    # a score at its threshold would excuse the decision and all that comes after it; these texts have none
+    # a score at its threshold would excuse the decision and all that comes
+    # after it; these texts have none
     assert not ((wanted[1] - thresholds).abs() <= TOLERANCE[torch.float32]).any()
     assert torch.equal(found[2], wanted[2]), f"decisions {what}"
     close(found[1].double(), wanted[1], f"scores {what}", torch.float32)

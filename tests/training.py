@@ -1,4 +1,5 @@
-"""What the laws of training share: a small corpus, small recipes, and a model's numbers after a run."""
+"""What the laws of training share: a small corpus, small recipes, and a
+model's numbers after a run."""
 
 import json
 import random
@@ -22,7 +23,8 @@ from amor.train.recipe import Recipe, find, load
 from amor.train.watch import Observer
 
 VOCAB = 257  # bytes and an end of text
-# a threshold that follows within a few steps, so that gates fire now and then from the first step to the last
+# a threshold that follows within a few steps, so that gates fire now and then
+# from the first step to the last
 QUICK = {"blocks.gate_options": {"eta": 0.5}}
 FINAL, ONCE = QUICK | {"blocks.probe": "final"}, QUICK | {"blocks.decide": "once"}
 # a gate that predicts gains after the first of its samples that tell of any
@@ -73,7 +75,8 @@ def small_recipe(
 
 
 class Lone(MedianGate):
-    """The paper's gate in one step, and in the next one that fires on a single token of every call: that of the highest score."""
+    """The paper's gate in one step, and in the next one that fires on a single token of every
+    call: that of the highest score."""
 
     kind = "lone"
     needs = frozenset({"entropy"})
@@ -129,14 +132,16 @@ class Killer(Observer):
 
 
 def trained(recipe: Recipe, out: Path, **options: Any) -> dict[str, Any]:
-    """Train, and everything the run left behind that must be the same when it is done another way."""
+    """Train, and everything the run left behind that must be the same
+    when it is done another way."""
     watch = Watch()
     ended = train(recipe, out, observers=[watch], **options)
     return left_by(out) | {"ended": ended, "watch": watch}
 
 
 def left_by(out: Path) -> dict[str, Any]:
-    """Weights, gate statistics and moments of the newest checkpoint, and the metrics without their timing."""
+    """Weights, gate statistics and moments of the newest checkpoint, and the
+    metrics without their timing."""
     from safetensors.torch import load_file
 
     latest = out / "latest"
@@ -204,6 +209,9 @@ def invented_demo(folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sotu, "prepare_demo", partial(sotu.prepare_demo, vocab=300))
     (folder / "demo.toml").write_text(DEMO)
     monkeypatch.setattr(demo, "RECIPE", str(folder / "demo.toml"))
-    task = f"extends = '{find('recall/demo')}'\nsteps = 2\nopen_steps = 1\nbatch = 8\nmicro_batch = 8\neval.windows = 2\n"
+    task = (
+        f"extends = '{find('recall/demo')}'\nsteps = 2\nopen_steps = 1\nbatch = 8\n"
+        "micro_batch = 8\neval.windows = 2\n"
+    )
     (folder / "recall.toml").write_text(task)
     monkeypatch.setattr(demo, "RECALL_RECIPE", str(folder / "recall.toml"))

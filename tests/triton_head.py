@@ -1,4 +1,5 @@
-"""Run by test_ops_head.py with TRITON_INTERPRET=1: the kernel, interpreted, reads what the reference reads."""
+"""Run by test_ops_head.py with TRITON_INTERPRET=1: the kernel, interpreted,
+reads what the reference reads."""
 
 import torch
 from laws import close

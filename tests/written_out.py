@@ -1,12 +1,16 @@
-"""The whole model written out from the paper: one sequence, one token at a time, in float64, every sum in the open.
+"""The whole model written out from the paper: one sequence, one token at a time, in
+float64, every sum in the open.
 
-    Embed -> [ h + mixer(norm h), h + mlp(norm h) ] x N -> norm_f -> [ AMOR block ] x K -> final norm -> head
+    Embed -> [ h + mixer(norm h), h + mlp(norm h) ] x N -> norm_f
+          -> [ AMOR block ] x K -> final norm -> head
 
-Nothing here is taken from the package: weights are read by their names, shapes say the rest. It knows no batch, no pad, no
-chunk and no kernel, so it is slow, and what it says is what every fast way has to say.
+Nothing here is taken from the package: weights are read by their names, shapes say the
+rest. It knows no batch, no pad, no chunk and no kernel, so it is slow, and what it says is
+what every fast way has to say.
 
-Letters: D width, V vocabulary, T tokens, K blocks, H heads of size d; x [D] what a part reads of one token; w its weights by
-name. A part with a memory is an object: call it with one token after the other.
+Letters: D width, V vocabulary, T tokens, K blocks, H heads of size d; x [D] what a part
+reads of one token; w its weights by name. A part with a memory is an object: call it
+with one token after the other.
 """
 
 import math
@@ -66,7 +70,8 @@ def head_of(weights: Weights) -> Tensor:
 
 
 class Block:
-    """Attention behind a gate: every token leaves its key and value, only tokens the head is unsure of ask."""
+    """Attention behind a gate: every token leaves its key and value, only
+    tokens the head is unsure of ask."""
 
     def __init__(self, config, weights: Weights, index: int, leader: "Block | None"):
         """leader: the block whose gate decides for this one too."""
@@ -105,9 +110,10 @@ class Block:
         return fires
 
     def gate(self, h: Tensor, x: Tensor) -> tuple[float, float]:
-        """Entropy: how unsure the head is, asked about x or about what it would say of h, against mu + kappa sigma. Gain: what
-        firing is predicted to save, against the quantile of predictions that a share of them exceeds. Router: a hidden layer and
-        a linear skip, against mu + kappa sigma. Without a gate, always."""
+        """Entropy: how unsure the head is, asked about x or about what it would say of h, against
+        mu + kappa sigma. Gain: what firing is predicted to save, against the quantile of
+        predictions that a share of them exceeds. Router: a hidden layer and a linear skip, against
+        mu + kappa sigma. Without a gate, always."""
         options = self.config.blocks.gate_options
         if self.config.blocks.gate == "entropy":
             said = h if self.final_norm is None else norm(h, self.final_norm, self.config.norm_eps)
@@ -161,7 +167,8 @@ class Layer:
 
 
 class Attention:
-    """Causal attention with rotary positions: a list of the keys and values of all tokens so far, [H, d] each."""
+    """Causal attention with rotary positions: a list of the keys and values of all
+    tokens so far, [H, d] each."""
 
     def __init__(self, w: Weights, size: int, theta: float, eps: float = 0.0):
         self.w, self.size, self.theta = w, size, theta
@@ -188,7 +195,8 @@ class Attention:
 
 
 def turn(x: Tensor, position: int, theta: float) -> Tensor:
-    """Rotary embedding of [H, d]: each pair (x_i, x_{i + d/2}) is turned by position * theta^(-2i/d) radians."""
+    """Rotary embedding of [H, d]: each pair (x_i, x_{i + d/2}) is turned by
+    position * theta^(-2i/d) radians."""
     size = x.shape[1]
     angle = torch.tensor(
         [position * theta ** (-2 * i / size) for i in range(size // 2)], dtype=torch.float64
@@ -198,7 +206,8 @@ def turn(x: Tensor, position: int, theta: float) -> Tensor:
 
 
 class Mamba2:
-    """s <- exp(-exp(A_log) dt) s + dt u B^T,  y = s C + D u, a head; then y silu(z) is normed and projected.
+    """Per head s <- exp(-exp(A_log) dt) s + dt u B^T,  y = s C + D u; then y silu(z) is normed
+    and projected.
 
     dt = softplus(of the token + dt_bias). B and C are shared by all heads (one group).
     """
@@ -223,7 +232,8 @@ class Mamba2:
 
 
 class GatedDeltaNet:
-    """s <- decay s;  s <- s + k (beta (v - s^T k))^T;  o = s^T q / sqrt d, a head; then norm(o) silu(g) is projected.
+    """Per head s <- decay s;  s <- s + k (beta (v - s^T k))^T;  o = s^T q / sqrt d; then
+    norm(o) silu(g) is projected.
 
     q and k have length 1; decay = exp(-exp(A_log) softplus(a + dt_bias)), beta = sigmoid(b).
     """
@@ -273,7 +283,8 @@ MIXERS = {"attention": Attention, "mamba2": Mamba2, "gated_deltanet": GatedDelta
 
 
 class Convolution:
-    """Each channel by itself: silu(bias + sum over the last few tokens of tap * input), 0 before the first token."""
+    """Each channel by itself: silu(bias + sum over the last few tokens of tap *
+    input), 0 before the first token."""
 
     def __init__(self, w: Weights):
         self.taps, self.bias = w["weight"][:, 0], w.get("bias", torch.zeros(()))

@@ -1,6 +1,8 @@
-"""Laws that need vLLM: run by `make test-vllm` in an environment of its own, never by `make test` (pyproject: norecursedirs).
+"""Laws that need vLLM: run by `make test-vllm` in an environment of its own, never by `make
+test` (pyproject: norecursedirs).
 
-Where vLLM is missing the import below fails, so nothing here can be taken for passed that was not run.
+Where vLLM is missing the import below fails, so nothing here can be
+taken for passed that was not run.
 """
 
 import os

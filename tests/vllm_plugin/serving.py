@@ -1,4 +1,5 @@
-"""What the laws in vLLM share: small models in folders, engines that are closed again, and what our own engine says."""
+"""What the laws in vLLM share: small models in folders, engines that are closed again,
+and what our own engine says."""
 
 import gc
 from contextlib import contextmanager
@@ -41,7 +42,8 @@ def exported(model, folder):
 
 @contextmanager
 def engine(folder, **settings):
-    """A vLLM engine whose steps hold at most 64 tokens, so that longer prompts are read in chunks."""
+    """A vLLM engine whose steps hold at most 64 tokens, so that longer
+    prompts are read in chunks."""
     usual = {
         "dtype": "float32",
         "max_model_len": 512,
@@ -68,7 +70,8 @@ def prompts(model, lengths=(57, 3, 200, 1), seed=3):
 
 @dataclass
 class Said:
-    """After one prompt: tokens written, their log-probabilities, those of the prompt's own tokens."""
+    """After one prompt: tokens written, their log-probabilities, those
+    of the prompt's own tokens."""
 
     tokens: list[int]
     logprobs: torch.Tensor
@@ -130,7 +133,8 @@ def same(found, wanted):
 
 @torch.no_grad()
 def fired(model, asked, said):
-    """How many tokens of these texts were read, and how many of them fired, a block each: by the model's forward."""
+    """How many tokens of these texts were read, and how many of them fired, a block
+    each: by the model's forward."""
     texts = [ids + one.tokens[:-1] for ids, one in zip(asked, said, strict=True)]
     traces = [model(torch.tensor([text])).gates for text in texts]
     return sum(map(len, texts)), [
@@ -139,7 +143,8 @@ def fired(model, asked, said):
 
 
 def gates_matter(model, asked, said):
-    """Gates fire now and then, and what they open moves log-probabilities: else equality would show nothing of them."""
+    """Gates fire now and then, and what they open moves log-probabilities: else equality
+    would show nothing of them."""
     tokens, counts = fired(model, asked, said)
     assert all(0.1 * tokens < count < 0.7 * tokens for count in counts), counts
     closed = by_ours(model, asked, force_all(model, False))

@@ -1,4 +1,5 @@
-"""Doors people use: `vllm serve` answers the openai client and tells of the gates, `lm_eval --model vllm` gives our scores."""
+"""Doors people use: `vllm serve` answers the openai client and tells of the gates, `lm_eval
+--model vllm` gives our scores."""
 
 import json
 import os
@@ -189,7 +190,8 @@ def test_lm_eval_gives_the_scores_of_our_adapter(entropy_model, tmp_path):
     ]
     command += ["--batch_size", "4", "--output_path", tmp_path / "out", "--model_args"]
     command += [
-        f"pretrained={folder},dtype=float32,max_model_len=256,max_num_seqs=4,enforce_eager=True,kv_cache_memory_bytes={1 << 27}"
+        f"pretrained={folder},dtype=float32,max_model_len=256,max_num_seqs=4,"
+        f"enforce_eager=True,kv_cache_memory_bytes={1 << 27}"
     ]
     done = subprocess.run(
         [str(word) for word in command], env=OUTSIDE, capture_output=True, text=True
@@ -212,7 +214,8 @@ def test_lm_eval_gives_the_scores_of_our_adapter(entropy_model, tmp_path):
 
 
 def answers(sample):
-    """Log-likelihoods of the continuations, and whether each is the likeliest; the harness writes them as words into its file."""
+    """Log-likelihoods of the continuations, and whether each is the likeliest; the harness writes
+    them as words into its file."""
     pairs = sample["filtered_resps"]
     return torch.tensor([float(nats) for nats, _ in pairs]), [str(best) for _, best in pairs]
 

@@ -1,4 +1,5 @@
-"""What vLLM writes with our models is what our own engine writes: tokens, log-probabilities and decisions of gates."""
+"""What vLLM writes with our models is what our own engine writes: tokens,
+log-probabilities and decisions of gates."""
 
 from types import SimpleNamespace
 
@@ -82,7 +83,8 @@ def test_a_prompt_is_read_alike_in_chunks_of_any_size(entropy_model):
 
 
 def test_requests_that_are_put_off_say_the_same(entropy_model):
-    """Pages for three prompts, not for what is written after them: one request is thrown out and read again."""
+    """Pages for three prompts, not for what is written after them: one request
+    is thrown out and read again."""
     model, folder = entropy_model
     with engine(folder) as llm:
         page = llm.llm_engine.vllm_config.cache_config.block_size
@@ -93,7 +95,8 @@ def test_requests_that_are_put_off_say_the_same(entropy_model):
     asked = prompts(model, (page - 3, page - 4, page - 5), seed=5)
     wanted = by_ours(model, asked)
     gates_matter(model, asked, wanted)
-    # page 0 is nobody's; a request has one page a group, and one more when it grows beyond its first page of keys
+    # page 0 is nobody's; a request has one page a group, and one more when it
+    # grows beyond its first page of keys
     with engine(
         folder,
         num_gpu_blocks_override=1 + 3 * group + 2,
@@ -110,7 +113,8 @@ def test_requests_that_are_put_off_say_the_same(entropy_model):
 
 @pytest.mark.parametrize("name", ["amor-mamba2", "amor-gated-deltanet"])
 def test_an_aborted_request_leaves_nothing_behind(name, tmp_path):
-    """Those beside it and those after it, which get its pages and states again and again, say what they say alone."""
+    """Those beside it and those after it, which get its pages and states again and
+    again, say what they say alone."""
     model = small_model(name)
     beside, gone, *after = prompts(model, (70, 90, 80, 1, 75, 2, 66), seed=6)
     wanted = by_ours(model, [beside, *after])
@@ -137,7 +141,8 @@ def test_an_aborted_request_leaves_nothing_behind(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["amor-mamba2", "amor-mamba2-once"])
 def test_a_compiled_model_says_the_same(name, tmp_path):
-    """As `vllm serve` runs it by default: through torch.compile, the decision of a gate as one operator."""
+    """As `vllm serve` runs it by default: through torch.compile, the
+    decision of a gate as one operator."""
     model = small_model(name)
     asked = prompts(model)
     with engine(exported(model, tmp_path), enforce_eager=False) as llm:
@@ -162,7 +167,8 @@ def test_two_ranks_say_what_one_says(name, changes, tmp_path):
 
 
 def test_a_transformer_keeps_its_prefixes(tmp_path):
-    """Prefix caching is off where vLLM's states fail with it on a CPU, and on where there are none."""
+    """Prefix caching is off where vLLM's states fail with it on a CPU,
+    and on where there are none."""
     model = small_model("transformer")
     asked = prompts(model, (300,))
     wanted = by_ours(model, asked)
@@ -186,7 +192,8 @@ def test_prefix_caching_is_off_where_it_would_fail(entropy_model):
 
 
 def test_a_gate_keeps_its_digits_where_weights_are_rounded(entropy_model):
-    """vLLM makes a model in the numbers of its weights. (Products of 16 bits do not run on every CPU: no engine here.)"""
+    """vLLM makes a model in the numbers of its weights. (Products of 16 bits do not run on
+    every CPU: no engine here.)"""
     model, _ = entropy_model
     parts = SimpleNamespace(
         compilation_config=SimpleNamespace(static_forward_context={}), cache_config=None

@@ -1,4 +1,5 @@
-"""The plug-in is found by vLLM itself; what cannot be served is refused with its reason, before or while the model is built."""
+"""The plug-in is found by vLLM itself; what cannot be served is refused with its reason, before
+or while the model is built."""
 
 import subprocess
 import sys
@@ -15,8 +16,14 @@ from amor.vllm.served import refuse
 
 
 def test_vllm_finds_the_plug_in_by_its_entry_points():
-    code = "from vllm.plugins import load_general_plugins as load; load(); from vllm import ModelRegistry; import transformers; "
-    code += "assert 'AmorForCausalLM' in ModelRegistry.get_supported_archs(); assert 'amor' in transformers.CONFIG_MAPPING"
+    code = (
+        "from vllm.plugins import load_general_plugins as load; load(); "
+        "from vllm import ModelRegistry; import transformers; "
+    )
+    code += (
+        "assert 'AmorForCausalLM' in ModelRegistry.get_supported_archs(); "
+        "assert 'amor' in transformers.CONFIG_MAPPING"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert [
         one.value for one in entry_points(group="vllm.stat_logger_plugins") if one.name == "amor"
