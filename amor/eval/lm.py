@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amor.errors import AmorError
+from amor.errors import AmorError, install_hint
 from amor.eval.judge import GenerationOptions, Judge
 from amor.eval.score import ScoreRequest
 
@@ -20,7 +20,7 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise AmorError(
-        f"evaluation needs lm-evaluation-harness ({error}); pip install 'amor[eval]'"
+        f"evaluation needs lm-evaluation-harness ({error}): {install_hint('eval')}"
     ) from None
 
 if TYPE_CHECKING:
