@@ -11,6 +11,8 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
+from amor.errors import AmorError
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -102,6 +104,27 @@ class Layout:
 def frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
     """[head_size / 2] radians a position."""
     return theta ** -(torch.arange(0, head_size, 2, device=device, dtype=torch.float32) / head_size)
+
+
+def check_token_ids(tokens: Tensor, vocab: int, valid: Tensor | None = None) -> None:
+    """Refuse tokens that are not [B, T] whole numbers in 0..vocab - 1; pads may hold anything.
+
+    The numbers themselves are looked at on the CPU only: elsewhere that would wait for the device.
+    """
+    if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        dtype = str(tokens.dtype).removeprefix("torch.")
+        raise AmorError(
+            f"tokens are {dtype} of shape {list(tokens.shape)}; give int64 of shape [rows, columns]"
+        )
+    if tokens.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    real = tokens if valid is None or valid.shape != tokens.shape else tokens[valid.bool()]
+    if not real.numel():
+        return
+    least, largest = (int(t) for t in real.aminmax())
+    if least < 0 or largest >= vocab:
+        wrong = least if least < 0 else largest
+        raise AmorError(f"token {wrong} is outside the vocabulary, 0 to {vocab - 1}")
 
 
 def align(valid: Tensor) -> tuple[Tensor, Tensor | None]:

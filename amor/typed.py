@@ -58,6 +58,8 @@ def convert(kind: type[T], value: Any, where: str) -> T:
         result: T = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
         raise AmorError(_format_error(where, error, value)) from None
+    except UnicodeEncodeError as error:
+        raise AmorError(f"{where}: {_lone_surrogate(error)}") from None
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
     if isinstance(result, File) and result.version not in (result.newest, *result.earlier):
@@ -239,7 +241,15 @@ def text(thing: Any) -> str:
 
 def line(thing: Any) -> str:
     """A typed value as one line of JSON."""
-    return msgspec.json.encode(thing).decode() + "\n"
+    try:
+        return msgspec.json.encode(thing).decode() + "\n"
+    except UnicodeEncodeError as error:
+        raise AmorError(f"not written: {_lone_surrogate(error)}") from None
+
+
+def _lone_surrogate(error: UnicodeEncodeError) -> str:
+    """What is wrong with text that JSON's \\ud800 can spell and UTF-8 cannot."""
+    return f"text with a lone surrogate, {ascii(error.object[error.start])}, which UTF-8 lacks"
 
 
 def _format_error(where: str, error: Exception, value: Any) -> str:

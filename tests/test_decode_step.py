@@ -72,6 +72,22 @@ def test_a_compiled_step_is_the_forward_of_one_token(name):
         close(mine, theirs, part)
 
 
+@pytest.mark.parametrize("groups", [2, 4])
+def test_each_head_of_a_decode_step_reads_b_and_c_of_its_own_group(groups):
+    """Heads of a group are neighbours: head h of H belongs to group h // (H / groups)."""
+    model = small("mamba2", **{"mixers.mamba2.groups": groups})
+    assert model.backbone.layers[0].mixer.heads // groups > 1
+    state, token = read(model, 3)
+    with torch.no_grad():
+        out = model(token[:, None], state.fork())
+    engine = Engine(model)
+    assert engine.path == "compiled steps"
+    after, step = engine.step(token, state)
+    close(step.logits, model.logits(out.hidden[:, 0]).detach(), "logits")
+    for (part, mine), (_, theirs) in zip(tensors(after), tensors(out.state), strict=True):
+        close(mine, theirs, part)
+
+
 def test_a_state_that_a_session_read_on_from_is_refused_and_not_misread():
     model = small("amor-mamba2")
     session = Engine(model).prefill([[1, 2, 3]])
