@@ -24,6 +24,7 @@ class Forked:
         self.pid = os.fork()
         if not self.pid:
             said_into(job.log)
+            os.environ[jobs.PARENT] = str(os.getppid())
             _, flag, module, *words = job.command
             assert flag == "-m" and threads == 1, job.command
             ended(

@@ -14,7 +14,7 @@ from amor.errors import AmorError
 from amor.study import eval_tables, evals, figures, paper
 from amor.study import table as printing
 from amor.study.compare import compare
-from amor.study.paired import Scores, gap, resampled
+from amor.study.paired import Gap, Scores, gap, mean_gap, resampled
 from amor.study.suites import SUITES, suite
 
 
@@ -178,6 +178,12 @@ def test_a_gap_is_the_mean_of_differences_and_its_error():
     found = gap(Scores(ids, np.array([1.0, 1, 0, 1])), Scores(ids, np.array([0.0, 1, 0, 0])))
     assert (found.size, found.error) == (0.5, pytest.approx((1 / 3) ** 0.5 / 2))
     assert gap(Scores(ids[:1], np.ones(1)), Scores(ids[:1], np.zeros(1))) is None
+
+
+def test_the_error_of_an_average_of_tasks_is_that_of_independent_tasks():
+    """The root of the sum of squares over their number: n tasks of one error have it over sqrt(n)."""
+    assert mean_gap([Gap(1.0, 3.0), Gap(3.0, 4.0)]) == Gap(2.0, 2.5)
+    assert mean_gap([Gap(1.0, 2.0)] * 16) == Gap(1.0, 0.5)
 
 
 # tables
@@ -559,7 +565,18 @@ def test_a_broken_file_is_one_line(name, tmp_path, capsys):
 
 BROKEN_SAMPLES = {
     "not JSON": ('{"doc_id": 0, "acc": 1.0}\n{\n', ":2: not JSON"),
-    "no id": ('{"doc_id": 0, "acc": 1.0}\n{"acc": 0.0}\n', ":2: doc_id: expected int, not None"),
+    "no id": (
+        '{"doc_id": 0, "acc": 1.0}\n{"acc": 0.0}\n',
+        ":2: doc_id: expected int of 64 bits, not None",
+    ),
+    "an id of 65 bits": (
+        f'{{"doc_id": {2**63}, "acc": 1.0}}\n',
+        f":1: doc_id: expected int of 64 bits, not {2**63}",
+    ),
+    "a number beyond floats": (
+        f'{{"doc_id": 0, "acc": {10**400}}}\n',
+        ":1: acc: expected a number, not '1000",
+    ),
     "an id twice": (
         '{"doc_id": 0, "acc": 1.0}\n{"doc_id": 0, "acc": 0.0}\n',
         ":2: doc_id 0 a second time",

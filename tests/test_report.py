@@ -34,6 +34,7 @@ from amor.records.run import (
     Step,
     StepTiming,
     Valid,
+    settled,
 )
 from amor.records.trace import Guess, Token, Trace
 from amor.run import Run
@@ -138,6 +139,11 @@ def run(tmp_path):
 
 def drawn(run):
     return report.write(run).read_text()
+
+
+def test_gates_are_averaged_over_the_last_tenth_of_a_run_but_no_fewer_than_twenty_steps():
+    for steps, kept in ((7, 7), (50, 20), (300, 30), (200_000, 10_000)):
+        assert settled(range(steps)) == range(steps - kept, steps)
 
 
 def test_a_report_is_made_from_the_files_of_a_run_alone(run):

@@ -9,6 +9,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from studying import finished, killed
 from training import trained
 
 from amor import registry, typed
-from amor.cli import main
+from amor.cli import Parser, main
+from amor.cli import study as study_verb
 from amor.data.loader import cut
 from amor.data.tasks.base import read_task
 from amor.errors import AmorError
@@ -42,6 +44,7 @@ from amor.records.run import EvalTiming, Evaluated, Valid
 from amor.records.value import TextSource
 from amor.run import Run
 from amor.study import figures, result_page, results
+from amor.study.cells import pooled_error
 from amor.study.definition import Measurement, PlannedRun, Study
 from amor.study.paired import Grid
 from amor.study.results import StudyRun, best_learning_rates
@@ -733,7 +736,49 @@ def test_programs_are_stopped_and_waited_for_with_the_study(tmp_path):
     )
 
 
+@pytest.mark.parametrize("worker", ["locked", "judging"])
+def test_no_worker_outlives_a_study_that_is_killed(worker, tmp_path):
+    """kill -9 to the study: its programs get SIGTERM, so that training can write a checkpoint."""
+    log, code = tmp_path / "log", "import signal, sys, time, runpy, amor.experiment.judging as j; "
+    code += "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(3))); "
+    code += "wait = lambda *a, **k: (print('begun', flush=True), time.sleep(60)); "
+    code += "runpy.run_module = j.work = wait; "
+    words = [str(tmp_path / "lock"), "train", "x"]
+    code += f"from amor.experiment import {worker}; {worker}.main({words})"
+    study = "import sys; from pathlib import Path; from amor.experiment import jobs; "
+    study += f"job = jobs.Job('one', (sys.executable, '-c', {code!r}), Path({str(log)!r})); "
+    study += "jobs.run([job], 1, 1, jobs.JobObserver(), lambda job: True)"
+    parent = subprocess.Popen([sys.executable, "-c", study])
+
+    def wait_for(text):
+        began = time.monotonic()
+        while not log.is_file() or log.read_text() != text:
+            assert time.monotonic() - began < 120, log.read_text()
+            time.sleep(0.05)
+
+    wait_for("begun\n")
+    parent.kill()
+    parent.wait()
+    wait_for("begun\nsaved\n")
+
+
 # numbers
+
+
+def test_the_help_of_studies_names_no_study_that_is_not_there():
+    named = re.findall(r"amor study (\S+)", study_verb.__doc__)
+    assert named and {name for name in named if not name.endswith(".toml")} <= set(plans.names())
+    parser = Parser()
+    study_verb.arguments(parser)
+    (words,) = (each.help for each in parser._actions if each.dest == "study")
+    assert words.partition("one of: ")[2].split(", ") == plans.names()
+
+
+def test_the_error_of_a_mean_over_seeds_counts_their_windows_and_their_spread():
+    """Windows are shared by all seeds, so their error does not shrink with more seeds; that of seeds does."""
+    assert pooled_error([(1.0, 0.3)]) == 0.3
+    assert pooled_error([(1.0, 0.3)] * 9) == pytest.approx(0.3)
+    assert pooled_error([(1.0, 0.3), (1.8, 0.3)]) == pytest.approx((0.3**2 + 0.4**2) ** 0.5)
 
 
 def test_an_error_counts_windows_and_seeds():

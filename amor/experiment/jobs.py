@@ -1,8 +1,9 @@
 """Runs programs, several at a time, each with a log of its own.
 
 A program that fails does not stop the others; the last line of its log is kept. On Ctrl-C or
-SIGTERM the programs get SIGTERM and are waited for: training writes a checkpoint. A program that a
-killed study left behind still holds the lock of its run, and its job waits.
+SIGTERM the programs get SIGTERM and are waited for: training writes a checkpoint. A program whose
+study was killed ends the same way (`end_with_parent`); until it has, it holds the lock of its run,
+and the job of another study waits.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from types import FrameType
 from filelock import FileLock, Timeout
 
 POLL = 0.1  # seconds
+PARENT = "AMOR_STUDY_PID"  # environment variable of a program: the process that started it
+ORPHAN_POLL = 0.5  # seconds between two looks of a program at its parent
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,31 @@ def run(
 
 
 def start(job: Job, threads: int) -> subprocess.Popen[bytes]:
+    """Start a program whose output is appended to its log."""
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, PARENT: os.getpid()}
+    env = os.environ | {name: str(value) for name, value in environment.items()}
     with job.log.open("ab") as log:
         return subprocess.Popen(
-            job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
         )
+
+
+def end_with_parent() -> None:
+    """Send SIGTERM to this program once the study that started it is gone, kill -9 included.
+
+    A thread compares the parent's process id with that in the environment, so it works wherever
+    Python does. A program that no study started is left alone.
+    """
+    parent = int(os.environ.get(PARENT, 0))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(ORPHAN_POLL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if parent:
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def is_locked(path: Path) -> bool:

@@ -21,6 +21,7 @@ from filelock import FileLock
 
 from amor import typed
 from amor.errors import AmorError
+from amor.experiment.jobs import end_with_parent
 from amor.experiment.subject import FinishedRun, step_of
 from amor.files import replace_file
 from amor.records import Record
@@ -132,6 +133,8 @@ def _measure_run(
 
 
 def main(words: list[str]) -> int:
+    """Measure what the command line names; the exit code."""
+    end_with_parent()
     folder, kinds, *runs = words
     failed = list[str]()
     with collecting_errors(folder, failed):

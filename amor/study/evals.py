@@ -73,9 +73,9 @@ class SuiteResult:
             ):
                 continue  # the harness writes -1 for lengths that a document does not have
             name = line.get("doc_id")
-            if not isinstance(name, int):
-                raise AmorError(f"{where}: doc_id: expected int, not {name!r}")
-            if not isinstance(value, int | float):
+            if not isinstance(name, int) or abs(name) >= 2**63:
+                raise AmorError(f"{where}: doc_id: expected int of 64 bits, not {str(name)[:60]}")
+            if not isinstance(value, int | float) or abs(value) > 1e300:
                 raise AmorError(
                     f"{where}: {column.metric}: expected a number, not {str(value)[:60]!r}"
                 )
