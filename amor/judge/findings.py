@@ -25,6 +25,7 @@ from amor.judge.loop import CorpusOutput, WindowSource, join_chunks, run_windows
 from amor.judge.policies import PolicyEvaluator, shuffled
 from amor.judge.resample import mean
 from amor.judge.trace import trace
+from amor.judge.windows import encode
 from amor.models.amor import Amor
 from amor.numbers import finite, perplexity
 from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss, Worth
@@ -145,7 +146,7 @@ def samples(model: Amor, tokenizer: Tokenizer, source: HeldOutText) -> list[Trac
     for text in generate_batch(
         model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE
     ):
-        prompt = tokenizer.encode(text.prompt, add_special_tokens=False).ids
+        prompt = encode(tokenizer, text.prompt).tolist()
         whole = trace(model, tokenizer, prompt + text.tokens, title)
         traces.append(replace(whole, given=len(prompt)))
     return traces
