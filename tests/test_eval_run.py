@@ -1,6 +1,7 @@
 """An evaluation from a model folder to files: resumed after a kill, shared by ranks, offline, with
 the scores the harness has."""
 
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from laws import small
 
 from amor.cli import main
 from amor.data.tokenizer import bytes_tokenizer
+from amor.errors import AmorError
 from amor.eval.judge import Judge
 from amor.eval.store import Store
 from amor.models.folder import save
@@ -240,6 +242,127 @@ def test_gates_closed_and_open_and_the_decode_path_have_files_of_their_own(model
     )
 
 
+def test_an_evaluation_ends_with_a_table_of_scores_and_the_next_command(
+    model, data, tmp_path, capsys
+):
+    words = ("--task", "piqa,lambada_openai", "--gates", "model,closed", "--json")
+    file = evaluate(model, data, tmp_path, *words)["common-sense.json"]
+    *table, next_command, last = capsys.readouterr().out.splitlines()
+    assert next_command.endswith(f"amor table {tmp_path}")
+    piqa = next(line.split() for line in table if line.startswith("piqa"))
+    right, error = (file["results"]["piqa"][f"acc{end},none"] for end in ("", "_stderr"))
+    assert piqa[:3] == ["piqa", "acc", f"{right:.4f}±{error:.4f}"] and len(piqa) == 4
+    scores = json.loads(last)["scores"]["common-sense"]
+    assert scores["model"]["piqa"]["acc"] == right and set(scores) == {"model", "closed"}
+
+
+def test_scores_of_length_curves_and_needles_are_in_the_table(model, data, tmp_path, capsys):
+    words = ("--suite", "niah,length-extrapolation", "--task", "niah_single_1,pg19", "--limit", "2")
+    evaluate(model, data, tmp_path, *words, *SMALL)
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["niah_single_1", "900"] in [line[:2] for line in table]
+    assert ["pg19", "perplexity", "at", "1200"] in [line[:4] for line in table]
+
+
+def with_bos(bos: str = "<s>"):
+    """A tokenizer whose post-processor puts a token in front of a text, as Llama's does."""
+    from tokenizers import processors
+
+    tokenizer = bytes_tokenizer()
+    tokenizer.add_special_tokens([bos])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+    )
+    return tokenizer
+
+
+def test_what_the_post_processor_adds_stands_before_every_context_and_document(data, tmp_path):
+    """One setting for likelihoods, generated text, perplexity, long texts and traces."""
+    from amor.eval import lengths, perplexity
+    from amor.judge.windows import encode
+
+    tokenizer = with_bos()
+    bos = tokenizer.token_to_id("<s>")
+    save(small("amor-mamba2", vocab=bos + 1), tmp_path / "model", tokenizer)
+    text, file = "A dog barks. " * 9, data / "held-out.txt"
+    for add_bos, prefix in ((None, [bos]), (True, [bos]), (False, [])):
+        lm = AmorLM.of(tmp_path / "model", add_bos=add_bos)
+        assert lm.tok_encode("A") == [*prefix, 65] and lm.judge.settings.bos == bool(prefix)
+        assert lm._request("A", " B").context == (*prefix, 65)
+        assert lm._request("", "B").context == ((*prefix,) or (lm.eot_token_id,))
+        assert encode(tokenizer, "A", add_bos).tolist() == [*prefix, 65]
+        windows = perplexity.held_out(file, tokenizer, bos + 1, 8, add_bos=add_bos)
+        assert windows.tokens[0].tolist()[: len(prefix) + 1] == [*prefix, ord(TEXT[0])]
+        (span,) = lengths.spans(tokenizer, [text], (16,), 1, add_bos=add_bos)
+        assert span.ids.tolist()[: len(prefix) + 1] == [*prefix, 65]
+
+
+def test_the_setting_of_bos_reaches_the_scores_of_every_suite(data, tmp_path):
+    tokenizer = with_bos()
+    save(small("amor-mamba2", vocab=tokenizer.get_vocab_size()), tmp_path / "model", tokenizer)
+    words = ("--suite", "common-sense,length-extrapolation,perplexity", *SMALL, "--limit", "2")
+    words += ("--task", "lambada_openai,pg19,perplexity", "--context", "64")
+    words += ("--text", str(data / "held-out.txt"))
+    own, forced, without = (
+        evaluate(tmp_path / "model", data, tmp_path / f"out{n}", *words, *bos)
+        for n, bos in enumerate(((), ("--bos",), ("--no-bos",)))
+    )
+    assert told(own) == told(forced)
+    for name, one in own.items():
+        assert one["amor"]["settings"]["bos"] and not without[name]["amor"]["settings"]["bos"]
+        assert told({name: one}) != told({name: without[name]}), name
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_the_remedy(
+    model, data, tmp_path, monkeypatch, capsys
+):
+    words = ["eval", str(model), "--data", str(data), "--task", "piqa", "--out"]
+
+    class FullDisk:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def close(self):
+            self.file.close()
+
+    def opened(self, path, more=()):
+        whole(self, path, more)
+        self.file = FullDisk(self.file)
+
+    whole = Store.__init__
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "__init__", opened)
+        assert main([*words, str(tmp_path / "a")]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "requests.jsonl cannot be written (No space left on device); free some space" in line
+
+    def full(path, text, mark=""):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("amor.eval.run.replace_file", full)
+    assert main([*words, str(tmp_path / "b")]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "samples_common-sense_piqa.jsonl cannot be written" in line and "free some space" in line
+
+
+def test_a_model_for_the_harness_is_one_line(model, data, tmp_path):
+    """The documents, the scores and the gate counts of `amor eval`, with a store and without."""
+    file = evaluate(model, data, tmp_path / "out", "--task", "piqa")["common-sense.json"]
+    for store in (None, tmp_path / "answers.jsonl", tmp_path / "answers.jsonl"):
+        lm = AmorLM.of(model, store=store)
+        loaded = tasks.load("common-sense", data, tokenizer=lm.judge.tokenizer, names=["piqa"])
+        results = harness.evaluated(lm, loaded.tasks, None, 1000, samples=False)["results"]
+        assert results["piqa"]["acc,none"] == file["results"]["piqa"]["acc,none"]
+        counts = lm.judge.gates["piqa"]["target"]
+        assert list(counts.fires) == file["amor"]["gates"]["piqa"]["target"]["fires"]
+    assert lm.judge.computed == 0 and lm.judge.reused > 0
+    with pytest.raises(AmorError, match="max_length 1"):
+        AmorLM.of(model, max_length=1).judge.cut([1, 2], 1)
+
+
 def test_an_untrained_model_is_the_floor(model, data, tmp_path):
     found = evaluate(model, data, tmp_path, "--untrained")["common-sense.json"]["amor"]["model"]
     assert found["tokens"] == 0 and found["name"].endswith("untrained")
@@ -319,7 +442,7 @@ def test_a_new_task_is_one_file(model, tmp_path, monkeypatch, capsys):
         (["--limit", "0"], "--limit 0"),
         (["--lengths", "ten"], "--lengths"),
         (["--data", "nowhere"], "nowhere"),
-        (["--bos"], "no token to begin with"),
+        (["--bos"], "no BOS token"),
         (["--max-length", "3"], "max_length 3"),
         (["--suite", "perplexity"], "--text"),
         (["--tokenizer", "mine.json"], "mine.json"),

@@ -81,6 +81,26 @@ def test_a_long_context_is_read_in_pieces_with_the_same_bits_beside_others(
         assert abs(logprob - whole) < 1e-3
 
 
+def test_a_target_of_several_pieces_is_scored_token_by_token_where_it_belongs(model, monkeypatch):
+    """Targets of more than one chunk: no piece may be shifted against the hidden vectors."""
+    monkeypatch.setattr("amor.eval.score.CHUNK", 64)
+    draw = random.Random(2)
+    lengths = (64, 65, 66, 129, 200)
+    asked = [
+        ScoreRequest(*(tuple(draw.randrange(model.config.vocab) for _ in range(n)) for n in (9, t)))
+        for t in lengths
+    ]
+    for request, (logprob, _, phases) in zip(asked, scores(Scorer(model), asked), strict=True):
+        out = model(torch.tensor([[*request.context, *request.target]]))
+        expected = model.logits(out.hidden[0]).log_softmax(-1)[8:-1]
+        close(
+            torch.tensor(logprob),
+            expected.gather(1, torch.tensor(request.target)[:, None]).sum(),
+        )
+        if out.gates:
+            assert phases["target"].tokens == len(request.target)
+
+
 def test_the_decode_path_scores_as_the_likelihood_path(model) -> None:
     asked = requests(model.config.vocab)
     for (a, greedy, phases), (b, same, _) in zip(

@@ -286,6 +286,22 @@ WRONG = [
         b'{"activity_label":"","ctx_a":"","ctx_b":"","endings":["a"],"label":"1"}',
         "beyond",
     ),
+    *(
+        (
+            "common-sense",
+            "hellaswag_validation",
+            b'{"activity_label":"","ctx_a":"","ctx_b":"","endings":["a","%s"],"label":"0"}'
+            % ending,
+            "endings[",
+        )
+        for ending in (b"", b" ", b"[header] ")
+    ),
+    (
+        "common-sense",
+        "arc_easy_test",
+        b'{"question":"q","choices":{"text":["","b"],"label":["A","B"]},"answerKey":"A"}',
+        "choices.text",
+    ),
     (
         "common-sense",
         "arc_easy_test",

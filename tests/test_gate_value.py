@@ -2,6 +2,7 @@
 counted is what the names say."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,15 @@ from amor.judge.findings import attention
 from amor.judge.gates import ForcedGate, force_all, own_gates
 from amor.judge.policies import PolicyEvaluator, largest, shuffled
 from amor.judge.resample import mean, ratio
-from amor.judge.value import agreement, calibration, passes, rank_correlation, value
+from amor.judge.value import (
+    affordable_windows,
+    agreement,
+    calibration,
+    loss,
+    passes,
+    rank_correlation,
+    value,
+)
 from amor.judge.windows import Windows, of_ids, of_shards, spaced
 from amor.records.value import Value
 from amor.study.verdict import sentences
@@ -38,6 +47,33 @@ def test_with_one_block_two_passes_give_the_loss_of_every_choice():
     run = judged.run(lambda here: [ForcedGate(block[here]) for block in fire])
     assert torch.equal(run.fire, fire)
     close(judged.nll_with_mask(fire), run.nll)
+
+
+def test_errors_of_what_is_saved_are_those_of_paired_differences():
+    """Windows differ by nats, what is saved in each differs by hundredths."""
+    closed = torch.linspace(1, 9, 40)[:, None].expand(40, 6).contiguous()
+    saved = 0.5 + 0.01 * torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    result = loss(closed - saved, torch.zeros(1, 40, 6), closed)
+    paired = float(saved.mean(1).std() / 40**0.5)
+    assert result.saved == pytest.approx(float(saved.mean()), rel=1e-5)
+    assert 0.8 * paired < result.saved_se < 1.2 * paired
+    assert result.se > 100 * result.saved_se
+
+
+def test_by_default_the_value_of_a_gate_takes_about_a_minute():
+    model = small("amor-mamba2")
+    assert affordable_windows(model, 16) == 32, "small models are judged on as many as before"
+    context = model.config.context
+    tokens = passes(len(model.each_block())) * context
+    large = SimpleNamespace(
+        blocks=model.blocks,
+        each_block=model.each_block,
+        config=model.config,
+        cost=lambda context: SimpleNamespace(flops=1e12 / tokens / 10),
+    )
+    assert affordable_windows(large, context) == 10
+    large.cost = lambda context: SimpleNamespace(flops=1e15)
+    assert affordable_windows(large, context) == 4, "errors come from windows"
 
 
 def test_with_more_blocks_a_choice_is_run_again():

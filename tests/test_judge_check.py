@@ -9,6 +9,7 @@ from laws import small, tokens
 
 from amor.decode.engine import Session
 from amor.errors import AmorError
+from amor.cli import main
 from amor.judge.check import TOLERANCE, check, compare
 from amor.judge.engine_feeding import ENGINE_WAYS
 from amor.judge.feeding import Feeder, row_by_row
@@ -171,3 +172,10 @@ def test_an_engine_that_would_have_to_know_the_future_is_left_out_with_a_reason(
 def test_a_format_of_weights_that_is_not_there_is_refused():
     with pytest.raises(AmorError, match="int8"):
         check(small("mamba2"), formats=["int9"])
+
+
+@pytest.mark.parametrize("words", [["--length", "9" * 20], ["--rows", "9" * 20], ["--length", "7"]])
+def test_a_size_that_no_machine_can_check_is_refused_in_one_line(words, capsys):
+    assert main(["check", "amor-mamba2", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words[0] in line and "1,048,576 tokens" in line

@@ -25,6 +25,8 @@ from amor.models.build import build
 from amor.models.folder import load_model
 from amor.numbers import finite
 
+MOST_TOKENS = 1 << 20  # of all rows; the logits of every token are kept, twice
+
 
 def arguments(parser: Parser) -> None:
     """The options of the verb."""
@@ -38,9 +40,10 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Check one model."""
-    if args.length < 8 or args.rows < 1:
-        sizes = f"--length {args.length} --rows {args.rows}"
-        raise AmorError(f"{sizes}: at least 8 tokens and 1 row are needed")
+    if args.length < 8 or args.rows < 1 or args.length * args.rows > MOST_TOKENS:
+        sizes = f"--length {str(args.length)[:40]} --rows {str(args.rows)[:40]}"
+        limits = f"give at least 8 tokens and 1 row, and at most {MOST_TOKENS:,} tokens in all"
+        raise AmorError(f"{sizes}: {limits}")
     if abs(args.seed) >= 1 << 63:
         raise AmorError(f"--seed {args.seed}: give a number of at most 63 bits, e.g. 1")
     if is_preset(args):

@@ -26,6 +26,7 @@ from amor.eval.subject import EvalSubject, Ranks, describe_model
 from amor.eval.tasks import SUITES
 from amor.files import folder_to_write
 from amor.records import evals
+from amor.study.table import Cell, Table, TableRow, as_text
 
 T = TypeVar("T", bound=str)
 
@@ -41,7 +42,11 @@ def arguments(parser: Parser) -> None:
     parser.text("--path", "NAME", "likelihood, or decode: token by token", "likelihood")
     parser.number("--limit", None, "only the first N documents of each task, to try things")
     parser.number("--max-length", None, "tokens per request; longer ones are cut on the left")
-    parser.flag("--bos", "put the tokenizer's first token before each context")
+    parser.add_argument(
+        "--bos",
+        action=argparse.BooleanOptionalAction,
+        help="put the BOS token before each context (default: as the tokenizer's post-processor)",
+    )
     parser.text("--lengths", "N,N", "tokens, of niah and length-extrapolation")
     parser.number("--samples", 500, "niah: prompts per length")
     parser.number("--segments", 50, "length-extrapolation: texts per set")
@@ -72,7 +77,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         seed=args.seed,
         path=path,
         max_length=args.max_length,
-        bos=args.bos,
+        add_bos=args.bos,
         limit=args.limit,
     )
     if request.data is not None and not request.data.is_dir():
@@ -89,7 +94,29 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     with Ranks.here() as ranks:
         args.json = args.json and not ranks.rank  # only rank 0 prints
         subject = EvalSubject(model, tokenizer, about, out, args.rows, ranks)
-        return suites.evaluate(subject, names, gates, request)
+        result = suites.evaluate(subject, names, gates, request)
+        if not ranks.rank:
+            show(about.name, result)
+        return result
+
+
+def show(model: str, result: dict[str, Any]) -> None:
+    """Print a table of scores per suite, and the command that sets them beside others."""
+    for suite, by_gates in result["scores"].items():
+        ways = list(by_gates)
+        lines = []
+        for task, numbers in by_gates[ways[0]].items():
+            for metric in (name for name in numbers if not name.endswith("_stderr")):
+                each = [by_gates[way].get(task, {}) for way in ways]
+                errors = (scores.get(f"{metric}_stderr") for scores in each)
+                cells = (
+                    Cell(s[metric], e, 4) if metric in s else None for s, e in zip(each, errors)
+                )
+                lines.append(TableRow(task, (metric, *cells)))
+        heads = ways if len(ways) > 1 else ["score"]
+        print(as_text(Table(f"{suite}, {model}", "task", ("metric", *heads), tuple(lines))))
+        print()
+    print(f"in the columns of the paper, beside other models: amor table {result['folder']}")
 
 
 def chosen(flag: str, words: str, choices: tuple[T, ...]) -> list[T]:

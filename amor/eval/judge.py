@@ -31,12 +31,11 @@ from amor.models.amor import Amor
 from amor.ops.linear import each_alone
 from amor.progress import Progress
 from amor.records.evals import EvalSettings, GateCounts, Phases
-from amor.vocabulary import vocabulary
+from amor.vocabulary import prefix_ids, vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BOS_TOKENS = ("<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "[BOS]")
 # of some requests by index: (index, answer, gate counts) of each
 Compute = Callable[[list[int]], Iterator[tuple[int, Any, Phases]]]
 
@@ -74,7 +73,7 @@ class Judge:
             raise AmorError(f"{sizes}; they do not belong together")
         self.end = end_of_text(self.tokenizer)
         self.encoder = Encoder(self.tokenizer, dtype_for(size))
-        self.first = self._bos_token() if self.settings.bos else None
+        self.prefix = prefix_ids(self.tokenizer, self.settings.bos)  # before each context
         settings = self.settings
         forced = {"closed": False, "open": True}.get(settings.gates)
         gates = own_gates(self.model) if forced is None else force_all(self.model, forced)
@@ -94,18 +93,9 @@ class Judge:
         """Count tokens fed to the model."""
         self.tokens += tokens
 
-    def _bos_token(self) -> int:
-        for word in BOS_TOKENS:
-            token = self.tokenizer.token_to_id(word)
-            if token is not None:
-                return int(token)
-        lack = "the tokenizer has no token to begin with"
-        raise AmorError(f"--bos: {lack}; looked for {', '.join(BOS_TOKENS)}")
-
     def encode(self, text: str) -> list[int]:
-        """Token ids, behind the tokenizer's BOS token where the settings want one."""
-        ids = np.asarray(self.encoder(text)).tolist()
-        return ids if self.first is None else [self.first, *ids]
+        """Token ids of a text, without the prefix."""
+        return np.asarray(self.encoder(text)).tolist()
 
     def cut(self, ids: Sequence[int], room: int) -> tuple[int, ...]:
         """The end of a context that leaves room for `room` tokens, as the harness truncates."""

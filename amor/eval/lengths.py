@@ -32,6 +32,7 @@ from amor.models.amor import Amor
 from amor.numbers import perplexity
 from amor.records import Number, Record
 from amor.records.evals import GateCounts, LengthCurve
+from amor.vocabulary import prefix_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -132,6 +133,7 @@ def spans(
     lengths: Sequence[int] = LENGTHS,
     count: int = SEGMENTS,
     source: str = "the text",  # what errors call it
+    add_bos: bool | None = None,  # each document stands behind prefix_ids(tokenizer, add_bos)
 ) -> list[Span]:
     """The beginnings of documents that are long enough; where those are too few, short ones joined
     as in training.
@@ -147,11 +149,13 @@ def spans(
         raise AmorError(f"segments {count}: give at least 1")
     wanted = lengths[-1] + 1
     encode, joiner = encoder(tokenizer), Joiner(tokenizer, wanted)
+    prefix = np.array(prefix_ids(tokenizer, add_bos), dtype=np.int64)
     whole: list[Span] = []
     looked = 0
     for text in texts:
         ids = beginning(encode, text, wanted)
         looked += len(ids)
+        ids = np.concatenate([prefix, ids])[:wanted] if len(ids) else ids
         if len(ids) == wanted:
             whole.append(Span(ids, 1))
         elif len(ids) and len(joiner.spans) < count:

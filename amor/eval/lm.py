@@ -1,18 +1,26 @@
 """A model of ours as lm-evaluation-harness wants one.
 
     from amor.eval.lm import AmorLM
-    lm_eval.simple_evaluate(model=AmorLM(judge), tasks=[...])
+    lm_eval.simple_evaluate(model=AmorLM.of("runs/demo"), tasks=["piqa", "hellaswag"])
 
 Requests become token ids here, as in the harness's own models; a Judge answers them.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from amor.data.tokenizer import tokenizer_hash
 from amor.errors import AmorError, install_hint
 from amor.eval.judge import GenerationOptions, Judge
-from amor.eval.score import ScoreRequest
+from amor.eval.score import ROWS, ScoreRequest
+from amor.eval.store import Store
+from amor.eval.subject import fingerprint
+from amor.models.folder import load
+from amor.records.evals import EvalSettings, Gates
+from amor.records.evals import Path as EvalPath
+from amor.vocabulary import prefix_ids
 
 try:
     from lm_eval.api.model import TemplateLM
@@ -30,11 +38,47 @@ WRITTEN = 256  # tokens of a generated text where a task does not limit it
 
 
 class AmorLM(TemplateLM):
-    """A Judge with the interface of the harness's models."""
+    """A Judge with the interface of the harness's models; `AmorLM.of(folder)` makes one."""
 
     def __init__(self, judge: Judge):
         super().__init__()
         self.judge = judge
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | Path,
+        *,
+        store: str | Path | None = None,
+        add_bos: bool | None = None,
+        gates: Gates = "model",
+        path: EvalPath = "likelihood",
+        max_length: int | None = None,
+        rows: int = ROWS,
+    ) -> AmorLM:
+        """The model and the tokenizer of a folder, ready for the harness.
+
+            lm = AmorLM.of("runs/demo")
+            lm_eval.simple_evaluate(model=lm, tasks=["piqa"], limit=100)
+            lm.judge.gates["piqa"]  # how often each block fired
+
+        Args:
+            folder: a model folder with a tokenizer, or a run of `amor train` (its newest model).
+            store: a file that answers are written to and taken from the next time; None: memory.
+            add_bos: what stands before each context, see `amor.vocabulary.prefix_ids`.
+            gates: "model", or "closed" or "open" on all tokens.
+            path: "likelihood" reads targets whole, "decode" token by token.
+            max_length: tokens of a request, cut on the left; None: no limit.
+            rows: contexts per batch; no score depends on it.
+        """
+        model, tokenizer = load(folder)
+        if tokenizer is None:
+            raise AmorError(f"{folder} holds no tokenizer.json, which an evaluation needs")
+        bos = bool(prefix_ids(tokenizer, add_bos))
+        settings = EvalSettings(gates=gates, path=path, max_length=max_length, bos=bos)
+        name = f"{fingerprint(model)} {tokenizer_hash(tokenizer)}"
+        answers = Store(None if store is None else Path(store))
+        return cls(Judge(model, tokenizer, name, answers, settings, rows))
 
     @property
     def eot_token_id(self) -> int:
@@ -42,7 +86,7 @@ class AmorLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        return self.judge.end if self.judge.first is None else self.judge.first
+        return (self.judge.prefix or [self.judge.end])[0]
 
     @property
     def max_length(self) -> int:
@@ -55,8 +99,8 @@ class AmorLM(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        ids = self.judge.encode(string)
-        return ids[1:] if add_special_tokens is False and self.judge.first is not None else ids
+        prefix = [] if add_special_tokens is False else self.judge.prefix
+        return [*prefix, *self.judge.encode(string)]
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False

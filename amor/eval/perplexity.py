@@ -35,6 +35,7 @@ from amor.numbers import perplexity
 from amor.ops.linear import each_alone
 from amor.records import Number, Record
 from amor.records.evals import Data, GateCounts
+from amor.vocabulary import prefix_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,17 +54,27 @@ class Window(Record, frozen=True):
 
 
 def held_out(
-    path: str | Path, tokenizer: Tokenizer, vocab: int, context: int, count: int = WINDOWS
+    path: str | Path,
+    tokenizer: Tokenizer,
+    vocab: int,
+    context: int,
+    count: int = WINDOWS,
+    add_bos: bool | None = None,
 ) -> Windows:
-    """At most `count` windows of `context` tokens of a folder of prepared tokens or of a file."""
+    """At most `count` windows of `context` tokens of a folder of prepared tokens or of a file.
+
+    Each document of a file stands behind `prefix_ids(tokenizer, add_bos)`; prepared tokens stay as
+    they are.
+    """
     path = valid_of(path)
     if path.is_dir():
         return of_shards(path, context, count, tokenizer, vocab, apart=False)
     encode, end = encoder(tokenizer), np.array([end_of_text(tokenizer)])
+    prefix = np.array(prefix_ids(tokenizer, add_bos), dtype=np.int64)
     parts = [np.empty(0, dtype=np.int64)]
     for source in find_sources([str(path)], Reading()):
         for document in source.documents():
-            parts += [encode(document.text), end]
+            parts += [prefix, encode(document.text), end]
     ids = np.concatenate(parts)
     check_tokens(int(ids.max(initial=0)), vocab, str(path))
     return of_ids(ids, context, count, str(path))

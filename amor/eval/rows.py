@@ -25,6 +25,8 @@ PLACES = ("", "eval", "long")  # folders below --data, in the order they are sea
 MOST_BYTES = 1 << 30  # of one file, unpacked: it is kept in memory
 Text = Annotated[str, Meta(min_length=1)]  # a field that must not be empty
 Texts = Annotated[list[str], Meta(min_length=1)]
+# choices that are scored: the harness divides by their lengths and reads their first characters
+ScoredTexts = Annotated[list[Annotated[str, Meta(pattern=r"\S")]], Meta(min_length=1)]
 
 
 class MissingDataError(AmorError):
@@ -76,7 +78,7 @@ class Substitute:
 class Choices(msgspec.Struct):
     """Choices of a question: texts, and as many labels."""
 
-    text: Texts
+    text: ScoredTexts
     label: Texts
 
     def __post_init__(self) -> None:

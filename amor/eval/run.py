@@ -25,9 +25,13 @@ import numpy as np
 from amor import typed
 from amor.data.tokenizer import tokenizer_hash
 from amor.eval.judge import Judge
+from amor.eval.store import ADVICE
 from amor.eval.subject import EvalSubject, Ranks
-from amor.files import replace_file
+from amor.files import disk_errors, replace_file
 from amor.records.evals import About, Data, EvalSettings, LengthCurve, Timing
+
+# task -> metric -> number, with its standard error as "<metric>_stderr"
+Scores = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,38 @@ def write_results(folder: Path, about: About, outcome: SuiteOutcome) -> Path:
     suite, end = about.suite, suffix(about.settings)
     for task, rows in outcome.samples.items():
         lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in rows]
-        replace_file(folder / f"samples_{suite}_{task}{end}.jsonl", "\n".join(lines) + "\n")
+        _replace(folder / f"samples_{suite}_{task}{end}.jsonl", "\n".join(lines) + "\n")
     path = folder / f"{suite}{end}.json"
     # NaN becomes null, and what JSON cannot hold becomes text, as in the harness's own files
     plain = json.loads(json.dumps(outcome.tree, default=_plain), parse_constant=lambda word: None)
     tree = {**plain, "amor": typed.tree(about)}
-    replace_file(path, json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    _replace(path, json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path
+
+
+def _replace(path: Path, text: str) -> None:
+    with disk_errors(path, ADVICE):
+        replace_file(path, text)
+
+
+def read_scores(path: Path) -> Scores:
+    """The scores of a file that `write_results` wrote."""
+    tree = json.loads(path.read_text())
+    scores = {
+        task: {
+            key.removesuffix(",none"): value
+            for key, value in numbers.items()
+            # the harness writes -1 for needle lengths that were not measured
+            if key.endswith(",none") and isinstance(value, int | float) and value != -1
+        }
+        for task, numbers in tree["results"].items()
+    }
+    for name, curve in tree["amor"]["curves"].items():
+        scores[name] = {}
+        for length, value, error in zip(curve["lengths"], curve["prefix"], curve["errors"]):
+            metric = f"perplexity at {length}"
+            scores[name] |= {metric: value, f"{metric}_stderr": error}
+    return scores
 
 
 def suffix(settings: EvalSettings) -> str:

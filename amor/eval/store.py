@@ -13,16 +13,17 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 
 from amor import typed
-from amor.errors import AmorError
+from amor.files import disk_errors
 from amor.records import Amount, Record
 from amor.records.evals import Phases
 
 log = logging.getLogger("amor")
+ADVICE = "free some space and run the same command again: answers written so far are kept"
 Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until", "segment"]
 
 
@@ -32,7 +33,7 @@ class Answer(Record, frozen=True):
     key: typed.Name
     kind: Kind
     # [log-likelihood, whether it is greedy]; a text; or a segment of a text
-    value: Any = msgspec.field(name="said")
+    value: Any
     gates: Phases = msgspec.field(default_factory=dict)
     seconds: Amount = 0.0
 
@@ -44,22 +45,29 @@ def key_of(fingerprint: str, kind: Kind, question: Any) -> str:
 
 
 class Store:
-    """A file of answers that only grows; `more` files, as of other ranks, are read only."""
+    """Answers by key, and the file that each is appended to.
 
-    def __init__(self, path: Path, more: Iterable[Path] = ()):
+    Args:
+        path: the file; None keeps answers in memory only.
+        more: files of other ranks, which are read but not written.
+    """
+
+    def __init__(self, path: Path | None, more: Iterable[Path] = ()):
         self.answers: dict[str, Answer] = {}  # by key
+        self.path = path
+        self.file: BinaryIO | None = None
         for each in (path, *more):
-            if each.exists():
+            if each is not None and each.exists():
                 self._read(each)
-        try:
+        if path is None:
+            return
+        with disk_errors(path, ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = path.open("a+b")
             if self.file.seek(0, os.SEEK_END):
                 self.file.seek(-1, os.SEEK_END)
                 if self.file.read(1) != b"\n":  # a line that was torn must not swallow the next one
                     self.file.write(b"\n")
-        except OSError as error:
-            raise AmorError(f"{path}: cannot be written ({error.strerror})") from None
 
     def _read(self, path: Path) -> None:
         torn = 0
@@ -70,15 +78,19 @@ class Store:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 torn += bool(line.strip())
         if torn:
-            lost = "line(s) cannot be read, as after a kill; those answers are computed again"
-            log.warning("%s: %d %s", path, torn, lost)
+            lost = "cut off by a kill, or of an older version; those answers are computed again"
+            log.warning("%s: %d line(s) cannot be read, %s", path, torn, lost)
 
     def add(self, answer: Answer) -> None:
-        """Append an answer to the file, and flush it."""
+        """Keep an answer, and append it to the file."""
         self.answers[answer.key] = answer
-        self.file.write(msgspec.json.encode(answer) + b"\n")
-        self.file.flush()
+        if self.file is not None and self.path is not None:
+            with disk_errors(self.path, ADVICE):
+                self.file.write(msgspec.json.encode(answer) + b"\n")
+                self.file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self.file.close()
+        if self.file is not None and self.path is not None:
+            with disk_errors(self.path, ADVICE):
+                self.file.close()

@@ -6,20 +6,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from amor import typed
 from amor.errors import AmorError, nearest
 from amor.eval import harness, lengths, perplexity, tasks, texts
 from amor.eval.judge import Judge
 from amor.eval.lengths import SEGMENTS
-from amor.eval.run import PreparedSuite, SuiteOutcome, run_suite
+from amor.eval.run import PreparedSuite, Scores, SuiteOutcome, read_scores, run_suite
 from amor.eval.subject import EvalSubject
 from amor.eval.tasks import HELD_OUT, LENGTHS, NEEDLE_LENGTHS
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.records.evals import Data, EvalSettings, Gates, LengthCurve, Phases
 from amor.records.evals import Path as EvalPath
+from amor.vocabulary import prefix_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 RESAMPLED = 1000  # bootstrap iterations for the standard errors of scores that are not means
 T = TypeVar("T", lengths.Segment, perplexity.Window)
@@ -39,23 +43,21 @@ class EvalRequest:
     seed: int = 0
     path: EvalPath = "likelihood"
     max_length: int | None = None  # tokens of a request; None: not limited
-    bos: bool = False
+    # prefix_ids(tokenizer, add_bos) stand before each context and document; None: what the
+    # tokenizer's post-processor adds
+    add_bos: bool | None = None
     limit: int | None = None  # documents per task; None: all
 
-    def settings(self, suite: str, gates: Gates) -> EvalSettings:
-        """What scores depend on; the loop over text has no path, max_length and bos."""
+    def settings(self, suite: str, gates: Gates, tokenizer: Tokenizer) -> EvalSettings:
+        """What scores depend on; the loop over text has neither path nor max_length."""
+        common = {"gates": gates, "limit": self.limit}
+        common |= {"bos": bool(prefix_ids(tokenizer, self.add_bos))}
         if not tasks.SUITES[suite].harness:
-            return EvalSettings(gates=gates, limit=self.limit)
+            return EvalSettings(**common)
         import lm_eval
 
-        return EvalSettings(
-            gates=gates,
-            path=self.path,
-            max_length=self.max_length,
-            bos=self.bos,
-            limit=self.limit,
-            harness=lm_eval.__version__,
-        )
+        own = {"path": self.path, "max_length": self.max_length}
+        return EvalSettings(**common, **own, harness=lm_eval.__version__)
 
 
 def untrained(model: Amor, seed: int) -> Amor:
@@ -66,7 +68,8 @@ def untrained(model: Amor, seed: int) -> Amor:
 def evaluate(
     subject: EvalSubject, names: Sequence[str], ways: Sequence[Gates], request: EvalRequest
 ) -> dict[str, Any]:
-    """Evaluate every suite with the gates in every way; the files written, the tasks skipped."""
+    """Evaluate every suite with the gates in every way; the files written, the tasks skipped, the
+    scores by suite and gates."""
     known = [task for name in names for task in tasks.in_suite(name)]
     for task in request.tasks or ():
         if task not in known:
@@ -74,6 +77,7 @@ def evaluate(
             raise AmorError(f"--task: no {task[:80]!r} in {', '.join(names)}; {near}")
     written: dict[str, list[str]] = {}
     skipped: dict[str, dict[str, str]] = {}
+    scores: dict[str, dict[str, Scores]] = {}
     for name in names:
         suite = prepare(subject, name, request)
         skipped |= {name: suite.skipped} if suite.skipped else {}
@@ -84,14 +88,16 @@ def evaluate(
             continue
         for gates in ways:
             began = time.perf_counter()
-            path = run_suite(subject, suite, request.settings(name, gates))
+            path = run_suite(subject, suite, request.settings(name, gates, subject.tokenizer))
             if path is not None:
                 written.setdefault(name, []).append(str(path))
+                scores.setdefault(name, {})[gates] = read_scores(path)
                 log(subject, f"{path} written, {time.perf_counter() - began:.0f} s")
     if not written and not subject.ranks.rank:
         reasons = "; ".join(f"{n}: {w}" for each in skipped.values() for n, w in each.items())
         raise AmorError(f"nothing was evaluated: {reasons}")
-    return {"folder": str(subject.out), "written": written, "skipped": skipped}
+    folder = str(subject.out)
+    return {"folder": folder, "written": written, "skipped": skipped, "scores": scores}
 
 
 def log(subject: EvalSubject, words: str) -> None:
@@ -140,7 +146,9 @@ def _length_extrapolation(subject: EvalSubject, request: EvalRequest) -> Prepare
         data: dict[str, Data] = {}
         for name, source in sources.items():
             if name not in spans:  # once for all ways of running gates
-                spans[name] = lengths.spans(subject.tokenizer, source, sizes, count, name)
+                spans[name] = lengths.spans(
+                    subject.tokenizer, source, sizes, count, name, request.add_bos
+                )
             segments = _segments(judge, name, spans[name], sizes)
             if complete:
                 curves[name], data[name] = lengths.curve(segments), source.data(segments)
@@ -169,7 +177,9 @@ def _held_out_text(subject: EvalSubject, request: EvalRequest) -> PreparedSuite:
         return PreparedSuite(HELD_OUT, {HELD_OUT: why}, None)
     text, config = request.text, subject.model.config
     context = request.context or config.context
-    windows = perplexity.held_out(text, subject.tokenizer, config.vocab, context)
+    windows = perplexity.held_out(
+        text, subject.tokenizer, config.vocab, context, add_bos=request.add_bos
+    )
     count = min(len(windows), request.limit or len(windows))
     last = windows.targets[:, -1:]
     questions = [["window", windows.tokens[i].tolist(), last[i].tolist()] for i in range(count)]

@@ -79,9 +79,12 @@ def about(windows: Windows) -> TextSource:
     )
 
 
-def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Token ids as in training: names of special tokens are plain text, none is added."""
-    return encoder(tokenizer)(text)
+def encode(tokenizer: Tokenizer, text: str, add_bos: bool | None = None) -> np.ndarray:
+    """Token ids of a text in which names of special tokens are plain text, behind the ids of
+    `amor.vocabulary.prefix_ids(tokenizer, add_bos)`."""
+    from amor.vocabulary import prefix_ids
+
+    return np.concatenate([prefix_ids(tokenizer, add_bos), encoder(tokenizer)(text)]).astype(int)
 
 
 def encoder(tokenizer: Tokenizer) -> Encoder:

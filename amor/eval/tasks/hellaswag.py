@@ -1,11 +1,12 @@
 """HellaSwag: which of four endings follows, by log-likelihood."""
 
+import re
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from amor.eval.rows import Texts
+from amor.eval.rows import ScoredTexts
 from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
@@ -15,12 +16,15 @@ class HellaSwagRow(msgspec.Struct):
     activity_label: str
     ctx_a: str
     ctx_b: str
-    endings: Texts
+    endings: ScoredTexts
     label: Annotated[str, Meta(pattern=r"^[0-9]$")]
 
     def __post_init__(self) -> None:
         if int(self.label) >= len(self.endings):
             raise ValueError(f"label {self.label} is beyond the {len(self.endings)} endings")
+        for number, ending in enumerate(self.endings):
+            if not re.sub(r"\[.*?\]", "", ending).strip():  # what the harness leaves of it
+                raise ValueError(f"endings[{number}], {ending!r}, has no text to be scored")
 
 
 TASKS = (

@@ -4,14 +4,14 @@ from typing import Literal
 
 import msgspec
 
-from amor.eval.rows import Text, Texts
+from amor.eval.rows import ScoredTexts, Text
 from amor.eval.task_specs import HarnessTask, ScoreColumn
 
 
 class TruthTargets(msgspec.Struct):
     """Answers, and which of them are true (1)."""
 
-    choices: Texts
+    choices: ScoredTexts
     labels: list[Literal[0, 1]]
 
     def __post_init__(self) -> None:
