@@ -249,7 +249,7 @@ def line(thing: Any) -> str:
 
 def _lone_surrogate(error: UnicodeEncodeError) -> str:
     """What is wrong with text that JSON's \\ud800 can spell and UTF-8 cannot."""
-    return f"text with a lone surrogate, {ascii(error.object[error.start])}, which UTF-8 lacks"
+    return f"text with a lone surrogate, {error.object[error.start]!a}, which UTF-8 lacks"
 
 
 def _format_error(where: str, error: Exception, value: Any) -> str:

@@ -25,7 +25,6 @@ from amor.judge.loop import CorpusOutput, WindowSource, join_chunks, run_windows
 from amor.judge.policies import PolicyEvaluator, shuffled
 from amor.judge.resample import mean
 from amor.judge.trace import trace
-from amor.judge.windows import encode
 from amor.models.amor import Amor
 from amor.numbers import finite, perplexity
 from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss, Worth
