@@ -43,6 +43,8 @@ def load_file(path: str | Path) -> Tokenizer:
         )
     with _library_errors(path), suppress(Exception):  # a vocabulary need not spell this word
         tokenizer.encode("a word", add_special_tokens=True)
+    tokenizer.no_truncation()  # a file of a model with a short context may hold either
+    tokenizer.no_padding()
     return tokenizer
 
 
