@@ -329,6 +329,31 @@ def test_a_tokenizer_without_an_end_is_refused_by_an_option_of_generate(model):
         amor.generate(model, tokenizer, "", stop_ids=[1])
 
 
+def test_a_model_without_a_tokenizer_is_answered_by_how_to_give_one(
+    model, folder, capsys, tmp_path
+):
+    save(model, tmp_path / "mute", None)
+    mute, tokenizer = amor.load(tmp_path / "mute")
+    with pytest.raises(amor.AmorError, match=r"amor\.data\.tokenizer\.load\(FOLDER\)"):
+        amor.generate(mute, tokenizer, "a")
+    assert run(capsys, tmp_path / "mute", "--prompt", "a")[0] == 2
+    assert main(["generate", str(tmp_path / "mute"), "--prompt", "a"]) == 2
+    assert "add --tokenizer FOLDER" in capsys.readouterr().err
+    words = ["--prompt", "a", "--max-tokens", 1, "--tokenizer", folder]
+    assert run(capsys, tmp_path / "mute", *words)[0] == 0
+
+
+def test_a_folder_of_transformers_is_answered_by_convert(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert main(["generate", str(tmp_path), "--prompt", "a"]) == 2
+    assert f"amor convert {tmp_path} --out FOLDER" in capsys.readouterr().err
+
+
+def test_a_gate_given_as_a_class_is_answered_by_its_path():
+    with pytest.raises(amor.AmorError, match=r"blocks\.gate: expected str.*'module\.Class'"):
+        amor.preset("amor-mamba2", "tiny").change(**{"blocks.gate": Stopper})
+
+
 def test_the_command_and_the_function_have_one_default_of_each_option():
     from dataclasses import asdict
 

@@ -104,6 +104,11 @@ class Generator:
         add_bos: bool | None = None,
     ):
         """The arguments are those of `generate_batch`; `prefill` replaces the engine's own."""
+        if tokenizer is None:  # as amor.load returns it for a folder without one
+            raise AmorError(
+                "the tokenizer is None: the model folder holds no tokenizer.json; give that of the "
+                "training data or model, amor.data.tokenizer.load(FOLDER)"
+            )
         if not 1 <= max_tokens <= LONGEST or rows < 1:
             raise AmorError(
                 f"max_tokens {max_tokens}, rows {rows}: 1 to {LONGEST:,} tokens and at least 1 "
