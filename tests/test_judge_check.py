@@ -6,9 +6,9 @@ import pytest
 import torch
 from laws import small, tokens
 
+from amor.cli import main
 from amor.decode.engine import Session
 from amor.errors import AmorError
-from amor.cli import main
 from amor.judge.check import TOLERANCE, check, compare
 from amor.judge.engine_feeding import ENGINE_WAYS
 from amor.judge.feeding import Feeder, row_by_row
