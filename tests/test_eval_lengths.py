@@ -101,9 +101,7 @@ def test_counts_are_of_every_token_of_the_segment():
         out = of(torch.from_numpy(chosen[0].ids[None, :-1]))
     found = judged(of, chosen)[0].gates
     assert found.fires == tuple(int(gate.fire.sum()) for gate in out.gates)
-    assert found.score == pytest.approx([float(gate.score.sum()) for gate in out.gates], rel=1e-5)
-    least = [float((gate.score - gate.threshold).abs().min()) for gate in out.gates]
-    assert found.margin == pytest.approx(least, abs=1e-5)
+    assert found.tokens == len(chosen[0].ids) - 1
 
 
 def test_going_on_after_a_stop_equals_never_stopping():

@@ -26,7 +26,6 @@ from amor.data.tokenizer import end_of_text
 from amor.errors import AmorError
 from amor.eval.score import count_gates
 from amor.gates.base import Gate
-from amor.judge.gates import own_gates
 from amor.judge.loop import CorpusOutput, check_finite, ignore_tokens, join_chunks, run_windows
 from amor.judge.resample import ratio
 from amor.judge.windows import check_tokens, encoder, of_ids, of_shards
@@ -102,7 +101,6 @@ def each_output(
     on_tokens: Callable[[int], None] = ignore_tokens,  # called with the number of tokens read
 ) -> Iterator[tuple[CorpusOutput, GateCounts]]:
     """The output for each window with its gate counts; its bits do not depend on the others."""
-    thresholds = [float(gate.threshold) for gate in (own_gates(model) if gates is None else gates)]
     for row in range(len(windows)):
         with each_alone():
             chunks = run_windows(
@@ -115,8 +113,7 @@ def each_output(
             )
             output = join_chunks(chunks)
         check_finite(model, output.nll)
-        every = torch.ones_like(output.nll, dtype=torch.bool)
-        yield output, count_gates(output.fire, output.score, every, thresholds)[0]
+        yield output, count_gates(output.fire, torch.ones_like(output.nll, dtype=torch.bool))[0]
 
 
 def each_window(

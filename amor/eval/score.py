@@ -32,9 +32,6 @@ from amor.state import State
 
 CHUNK = 4096  # columns per forward call of a long context, which bounds the memory of activations
 TOKENS = 8192  # per forward call at most, unless a single row is longer
-# gate scores are summed as integer multiples of 1/UNIT, so that sums do not depend on order
-UNIT = 2.0**32
-NO_MARGIN = 1e9  # margin of a gate that compares nothing with a threshold
 ROWS = 32  # contexts per batch
 
 
@@ -88,7 +85,6 @@ class Scorer:
         self.model, self.rows, self.on_tokens = model.eval(), rows, on_tokens
         self.gates = own_gates(model) if gates is None else list(gates)
         self.engine = None if engine is None else engine.behind(self.gates)
-        self.thresholds = [float(gate.threshold) for gate in self.gates]
 
     @torch.no_grad()
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, TargetScore]]:
@@ -116,15 +112,14 @@ class Scorer:
             state, columns = output.out.state, output.chunk.place[1]
             fire, score, valid = output.fire.cpu(), output.score.cpu(), _valid(output)
             here = valid & (torch.arange(columns.start, columns.stop) < lengths[:, None] - 1)
-            counts = count_gates(fire, score, here, self.thresholds)
-            before = [a + b for a, b in zip(before, counts, strict=True)]
+            before = [a + b for a, b in zip(before, count_gates(fire, here), strict=True)]
             for row, length in enumerate(lengths.tolist()):
                 if columns.start < length <= columns.stop:
                     at = length - 1 - columns.start
                     ends[row] = output.out.hidden[row, at], fire[:, row, at], score[:, row, at]
         hidden, fire, score = (torch.stack(each) for each in zip(*ends, strict=True))
         assert state is not None
-        return ContextOutput(hidden, fire, score, state, self._count_step(fire, score), before)
+        return ContextOutput(hidden, fire, score, state, _count_step(fire), before)
 
     def session(self, read: ContextOutput, room: int = 0) -> Session:
         """A session of the engine behind contexts, with memory reserved for `room` more tokens."""
@@ -147,7 +142,7 @@ class Scorer:
                 parts = [target[start + 1 : start + 1 + CHUNK] for *_, target in some]
                 tokens = [token for part in parts for token in part]
                 each = iter(self._token_scores(output.out.hidden[valid], tokens))
-                gates = count_gates(output.fire.cpu(), output.score.cpu(), valid, self.thresholds)
+                gates = count_gates(output.fire.cpu(), valid)
                 for (_, index, _), part, done in zip(some, parts, gates, strict=True):
                     scores[index] += [next(each) for _ in part]
                     counts[index] += done
@@ -168,7 +163,7 @@ class Scorer:
                 self.on_tokens(len(going))
             now = session.next
             logprobs, best = now.logits.double().log_softmax(-1), now.greedy_token.tolist()
-            gates = self._count_step(now.fire, now.score)
+            gates = _count_step(now.fire)
             for row, (_, index, target) in enumerate(going):
                 scores[index].append((float(logprobs[row, target[at]]), best[row] == target[at]))
                 counts[index] += gates[row]
@@ -201,11 +196,6 @@ class Scorer:
             on_tokens=self.on_tokens,
         )
 
-    def _count_step(self, fire: Tensor, score: Tensor) -> list[GateCounts]:
-        """GateCounts per row of one token each; fire and score [n, K]."""
-        there = torch.ones(len(fire), 1, dtype=torch.bool)
-        return count_gates(fire.T[..., None], score.T[..., None], there, self.thresholds)
-
     def _token_scores(self, hidden: Tensor, targets: Sequence[int]) -> list[TokenScore]:
         """Scores of the tokens that follow hidden vectors [n, D]."""
         wanted = torch.tensor(list(targets), device=hidden.device)
@@ -215,25 +205,18 @@ class Scorer:
         return [(-nll, hit) for nll, hit in zip(read.nll.tolist(), best.tolist(), strict=True)]
 
 
-def count_gates(
-    fire: Tensor, score: Tensor, here: Tensor, thresholds: Sequence[float]
-) -> list[GateCounts]:
-    """Per row, what gates did where `here` [B, T] is True; fire and score [K, B, T], on the CPU."""
-    tokens = here.sum(1).tolist()
-    if not len(fire):
-        return [GateCounts(tokens=0) for _ in tokens]
-    level = torch.tensor(thresholds, dtype=torch.float64)[:, None, None]
-    exact = (score.double() * UNIT).round().long().masked_fill(~here, 0).sum(2) / UNIT
-    margin = (score.double() - level).abs().nan_to_num(NO_MARGIN)
-    margin = margin.masked_fill(~here, NO_MARGIN).amin(2)
-    counts = []
-    for row, n in enumerate(tokens):
-        fires, scores, margins = (
-            tuple(t[:, row].tolist()) for t in ((fire & here).sum(2), exact, margin)
-        )
-        some = GateCounts(tokens=n, fires=fires, score=scores, margin=margins)
-        counts.append(some if n else GateCounts(tokens=0))
-    return counts
+def count_gates(fire: Tensor, here: Tensor) -> list[GateCounts]:
+    """Per row, how often each block fired where `here` [B, T] is True; fire [K, B, T]."""
+    fires = (fire & here).sum(2).T.tolist()  # [B, K]
+    return [
+        GateCounts(tokens=n, fires=tuple(each)) if n and each else GateCounts(tokens=0)
+        for n, each in zip(here.sum(1).tolist(), fires, strict=True)
+    ]
+
+
+def _count_step(fire: Tensor) -> list[GateCounts]:
+    """Counts per row of one token each; fire [n, K]."""
+    return count_gates(fire.T[..., None], torch.ones(len(fire), 1, dtype=torch.bool))
 
 
 def _valid(output: ChunkOutput) -> Tensor:

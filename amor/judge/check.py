@@ -129,8 +129,9 @@ def compare(
     way: str, plain: list[FeedOutput], other: list[FeedOutput], model: Amor, allowed: float
 ) -> Finding:
     """Compare two ways of feeding row by row, each row up to its first tie."""
-    logits = 0.0
-    scores = states = float("nan")
+    logits: list[float] = []
+    scores: list[float] = []
+    states: list[float] = []
     tokens = flips = ties = 0
     for a, b in zip(plain, other, strict=True):
         a = a.since(b.start)
@@ -138,22 +139,16 @@ def compare(
             return Finding(way, float("inf"), float("inf"), float("inf"))
         same, flipped, tied = decisions(a, b, _near(a, model, allowed))
         flips, ties, tokens = flips + flipped, ties + tied, tokens + same
-        logits = max(logits, _difference(a.logits[:, :same], b.logits[:, :same]))
+        logits.append(_difference(a.logits[:, :same], b.logits[:, :same]))
         for x, y in zip(a.scores.unbind(1), b.scores.unbind(1), strict=True):
-            scores = _larger(scores, _difference(x[:, :same], y[:, :same]))
+            scores.append(_difference(x[:, :same], y[:, :same]))
         if a.state is not None and b.state is not None:
+            end = b.start + same if tied else None
             depth = len(model.backbone.layers)
-            states = _larger(
-                states, _state_difference(a.state, b.state, depth, b.start + same if tied else None)
-            )
-    ok = (
-        flips == 0
-        and tokens > 0
-        and logits <= allowed
-        and not scores > allowed
-        and not states > allowed
-    )
-    return Finding(way, logits, scores, states, tokens, flips, ties, ok)
+            states.append(_state_difference(a.state, b.state, depth, end))
+    gaps = [max(each, default=float("nan")) for each in (logits, scores, states)]
+    ok = flips == 0 and tokens > 0 and not any(gap > allowed for gap in gaps)
+    return Finding(way, *gaps, tokens, flips, ties, ok)
 
 
 def decisions(a: FeedOutput, b: FeedOutput, near: Tensor) -> tuple[int, int, int]:
@@ -168,11 +163,6 @@ def decisions(a: FeedOutput, b: FeedOutput, near: Tensor) -> tuple[int, int, int
     if not ties:
         return a.logits.shape[1], int(differ.sum()), 0
     return ties[0] // near.shape[1], int(differ[: ties[0]].sum()), 1
-
-
-def _larger(so_far: float, gap: float) -> float:
-    """The larger of two differences, the first of which is nan before anything was compared."""
-    return gap if so_far != so_far else max(so_far, gap)
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
@@ -196,10 +186,8 @@ def _state_difference(a: State, b: State, depth: int, tie: int | None) -> float:
             other = theirs[name]
             if isinstance(kept, KV) and isinstance(other, KV):
                 slots = length if tie is None or index < depth else tie
-                pairs = [(kept.k, other.k), (kept.v, other.v)]
-                worst = max(
-                    worst, *(_difference(x[:, :, :slots], y[:, :, :slots]) for x, y in pairs)
-                )
+                for x, y in ((kept.k, other.k), (kept.v, other.v)):
+                    worst = max(worst, _difference(x[:, :, :slots], y[:, :, :slots]))
             elif isinstance(kept, Tensor) and isinstance(other, Tensor):
                 worst = max(worst, _difference(kept, other))
     return worst

@@ -9,26 +9,21 @@ before the first token with such a decision.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-
-import torch
-from torch import Tensor
+from dataclasses import replace
 
 from amor.decode.engine import Engine, Session
 from amor.decode.step_output import StepOutput
-from amor.judge.feeding import Feeder, FeedOutput
-from amor.state import State
+from amor.judge.feeding import Feeder, FeedOutput, join
 
 
 class EngineFeeder:
     """Rows of a feeder fed to an engine, with its outputs from the end of each prompt on."""
 
     def __init__(self, feeder: Feeder, engine: Engine):
-        self.feeder, self.engine = feeder, engine
+        self.engine = engine
         self.tokens = [row[0].tolist() for row in feeder.rows()]
-        self.outputs: list[list[StepOutput]] = [[] for _ in self.tokens]  # per row, one per token
+        self.outputs: list[list[FeedOutput]] = [[] for _ in self.tokens]  # per row, one per token
         self.starts = [0] * len(self.tokens)  # the column of a row's first output
-        self.ends: list[State | None] = [None] * len(self.tokens)
         self.rows: list[int] = []  # in the session, in its order
         self.session: Session | None = None
 
@@ -41,7 +36,6 @@ class EngineFeeder:
         for row, length in zip(rows, lengths, strict=True):
             self.starts[row] = length - 1
         self.record(fresh.next, rows)
-        self.drop_finished()
 
     def begin(self, row: int) -> None:
         """Start a row from an empty state: even its first token is a step of the engine."""
@@ -53,27 +47,30 @@ class EngineFeeder:
         assert self.session is not None
         tokens = [self.tokens[row][self.position(row)] for row in self.rows]
         self.record(self.session.step(tokens), self.rows)
-        self.drop_finished()
 
     def position(self, row: int) -> int:
         """How many tokens of a row have been read."""
         return self.starts[row] + len(self.outputs[row])
 
     def record(self, output: StepOutput, rows: Sequence[int]) -> None:
-        """Keep the output of one step, row by row."""
-        for index, row in enumerate(rows):
-            self.outputs[row].append(output.map(partial(_row, index)))
-
-    def drop_finished(self) -> None:
-        """Rows that have been read to their end leave the session; their final states are kept."""
+        """Keep the output of one token of some rows; rows at their end leave the session, with
+        their final states kept."""
         assert self.session is not None
-        ended = [
-            i for i, row in enumerate(self.rows) if self.position(row) == len(self.tokens[row])
-        ]
-        for index in ended:
-            self.ends[self.rows[index]] = self.session.select([index]).state
-        if ended:
-            self.keep([index for index in range(len(self.rows)) if index not in ended])
+        for index, row in enumerate(rows):
+            logits, score, fire = (
+                t[index : index + 1].clone() for t in (output.logits, output.score, output.fire)
+            )
+            kept = FeedOutput(logits[:, None], score[..., None], fire[..., None], None)
+            self.outputs[row].append(kept)
+        going = []
+        for index, row in enumerate(self.rows):
+            if self.position(row) < len(self.tokens[row]):
+                going.append(index)
+            else:
+                state = self.session.select([index]).state
+                self.outputs[row][-1] = replace(self.outputs[row][-1], state=state)
+        if len(going) < len(self.rows):
+            self.keep(going)
 
     def keep(self, order: Sequence[int]) -> None:
         """Reduce the session to some of its rows, in this order."""
@@ -88,20 +85,7 @@ class EngineFeeder:
 
     def results(self) -> list[FeedOutput]:
         """The outputs of every row as one."""
-        return [
-            FeedOutput(
-                torch.stack([step.logits for step in steps], 1),
-                torch.stack([step.score for step in steps], 2),
-                torch.stack([step.fire for step in steps], 2),
-                state,
-                start,
-            )
-            for steps, state, start in zip(self.outputs, self.ends, self.starts, strict=True)
-        ]
-
-
-def _row(index: int, t: Tensor) -> Tensor:
-    return t[index : index + 1].clone()
+        return [join(*each) for each in zip(self.outputs, self.starts, strict=True)]
 
 
 def engine_steps(feeder: Feeder, engine: Engine, clear: list[int]) -> list[FeedOutput]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,41 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from amor.models.amor import Amor, Output
+from amor.models.amor import Amor
 from amor.state import State
-
-
-class Feeder:
-    """A model and tokens [B, T], lengths[b] of them in row b; `random` draws cuts and orders."""
-
-    def __init__(self, model: Amor, tokens: Tensor, lengths: list[int], seed: int):
-        self.model, self.tokens, self.lengths = model, tokens, lengths
-        self.random = random.Random(seed)
-
-    def rows(self) -> list[Tensor]:
-        """Every row as [1, length]."""
-        return [row[:n][None] for row, n in zip(self.tokens, self.lengths, strict=True)]
-
-    def feed(self, tokens: Tensor, state: State | None = None, **more: Tensor) -> Output:
-        """One call of the model's forward, with targets."""
-        # only gates that use gains read targets; here they are a function of the token, so that any
-        # cut gives the same
-        targets = (tokens * 31 + 7) % self.model.config.vocab
-        return self.model(tokens, state, targets=targets, **more)
-
-    def replay(self, tokens: Tensor, state: State, lengths: Tensor) -> State:
-        """What the model's own replay does after a rollback, with targets."""
-        columns = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.feed(tokens, state, valid=columns < lengths[:, None]).state
-
-    def gather(self, outputs: list[Output]) -> FeedOutput:
-        """The outputs of consecutive calls of one batch, concatenated."""
-        hidden = torch.cat([output.hidden for output in outputs], 1)
-        scores, fires = hidden.new_zeros(2, len(hidden), 0, hidden.shape[1])  # without gates
-        if outputs[0].gates:
-            scores = torch.cat([torch.stack([g.score for g in o.gates], 1) for o in outputs], 2)
-            fires = torch.cat([torch.stack([g.fire for g in o.gates], 1) for o in outputs], 2)
-        return FeedOutput(self.model.logits(hidden), scores, fires, outputs[-1].state)
 
 
 @dataclass(frozen=True)
@@ -61,10 +28,8 @@ class FeedOutput:
 
     def since(self, start: int) -> FeedOutput:
         """The same without its first columns."""
-        logits, scores, fires = self.logits, self.scores, self.fires
-        return FeedOutput(
-            logits[:, start:], scores[..., start:], fires[..., start:], self.state, start
-        )
+        rest = self.logits[:, start:], self.scores[..., start:], self.fires[..., start:]
+        return FeedOutput(*rest, self.state, start)
 
     def row(self, index: int, columns: slice | Tensor) -> FeedOutput:
         """Some columns of one row."""
@@ -73,9 +38,59 @@ class FeedOutput:
         return FeedOutput(logits[:, columns], scores[..., columns], fires[..., columns], state)
 
 
+def join(parts: Sequence[FeedOutput], start: int = 0) -> FeedOutput:
+    """The outputs of consecutive columns as one, with the state of the last."""
+    logits = torch.cat([part.logits for part in parts], 1)
+    scores, fires = (
+        torch.cat([getattr(part, name) for part in parts], 2) for name in ("scores", "fires")
+    )
+    return FeedOutput(logits, scores, fires, parts[-1].state, start)
+
+
+class Feeder:
+    """A model and tokens [B, T], lengths[b] of them in row b; `random` draws cuts and orders."""
+
+    def __init__(self, model: Amor, tokens: Tensor, lengths: list[int], seed: int):
+        self.model, self.tokens, self.lengths = model, tokens, lengths
+        self.random = random.Random(seed)
+
+    def rows(self) -> list[Tensor]:
+        """Every row as [1, length]."""
+        return [row[:n][None] for row, n in zip(self.tokens, self.lengths, strict=True)]
+
+    def wrong(self, tokens: Tensor) -> Tensor:
+        """Other tokens than these."""
+        return (tokens + 1) % self.model.config.vocab
+
+    def feed(self, tokens: Tensor, state: State | None = None, **more: Tensor) -> FeedOutput:
+        """One call of the model's forward, with targets."""
+        # only gates that use gains read targets; here they are a function of the token, so that any
+        # cut gives the same
+        targets = (tokens * 31 + 7) % self.model.config.vocab
+        out = self.model(tokens, state, targets=targets, **more)
+        none = out.hidden.new_zeros(len(tokens), 0, tokens.shape[1])  # without gates
+        scores = torch.stack([gate.score for gate in out.gates], 1) if out.gates else none
+        fires = torch.stack([gate.fire for gate in out.gates], 1) if out.gates else none
+        return FeedOutput(self.model.logits(out.hidden), scores, fires, out.state)
+
+    def replay(self, tokens: Tensor, state: State, lengths: Tensor) -> State:
+        """What the model's own replay does after a rollback, with targets."""
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        after = self.feed(tokens, state, valid=columns < lengths[:, None]).state
+        assert after is not None
+        return after
+
+    def in_pieces(self, row: Tensor, cuts: Iterable[int]) -> FeedOutput:
+        """One row, cut at these places (0 and its end among them)."""
+        parts: list[FeedOutput] = []
+        for a, b in pairwise(cuts):
+            parts.append(self.feed(row[:, a:b], parts[-1].state if parts else None))
+        return join(parts)
+
+
 def row_by_row(feeder: Feeder) -> list[FeedOutput]:
     """The plain forward of every row by itself: the reference for all other ways."""
-    return [feeder.gather([feeder.feed(row)]) for row in feeder.rows()]
+    return [feeder.feed(row) for row in feeder.rows()]
 
 
 def chunked(feeder: Feeder) -> list[FeedOutput]:
@@ -83,22 +98,13 @@ def chunked(feeder: Feeder) -> list[FeedOutput]:
     outputs = []
     for row in feeder.rows():
         cuts = sorted(feeder.random.sample(range(1, row.shape[1]), min(4, row.shape[1] - 1)))
-        outputs.append(feeder.gather(_in_pieces(feeder, row, [0, *cuts, row.shape[1]])))
+        outputs.append(feeder.in_pieces(row, [0, *cuts, row.shape[1]]))
     return outputs
 
 
 def token_by_token(feeder: Feeder) -> list[FeedOutput]:
     """Every row by itself, one token per call."""
-    return [
-        feeder.gather(_in_pieces(feeder, row, range(row.shape[1] + 1))) for row in feeder.rows()
-    ]
-
-
-def _in_pieces(feeder: Feeder, row: Tensor, cuts: Iterable[int]) -> list[Output]:
-    outputs: list[Output] = []
-    for a, b in pairwise(cuts):
-        outputs.append(feeder.feed(row[:, a:b], outputs[-1].state if outputs else None))
-    return outputs
+    return [feeder.in_pieces(row, range(row.shape[1] + 1)) for row in feeder.rows()]
 
 
 def _padded(feeder: Feeder, places: Callable[[int, int], Tensor]) -> list[FeedOutput]:
@@ -109,7 +115,7 @@ def _padded(feeder: Feeder, places: Callable[[int, int], Tensor]) -> list[FeedOu
     columns = [places(n, width) for n in feeder.lengths]
     for index, (row, where) in enumerate(zip(feeder.rows(), columns, strict=True)):
         tokens[index, where], valid[index, where] = row[0], True
-    output = feeder.gather([feeder.feed(tokens, valid=valid)])
+    output = feeder.feed(tokens, valid=valid)
     return [output.row(index, where) for index, where in enumerate(columns)]
 
 
@@ -132,9 +138,9 @@ def scattered_pads(feeder: Feeder) -> list[FeedOutput]:
 
 def ragged_steps(feeder: Feeder) -> list[FeedOutput]:
     """All rows in one batch, each fed a random number of tokens per call, 0 included."""
-    rows, model = feeder.rows(), feeder.model
-    done, state = [0] * len(rows), model.start(len(rows))
-    pieces: list[list[FeedOutput]] = [[] for _ in rows]
+    rows, done = feeder.rows(), [0] * len(feeder.lengths)
+    parts: list[list[FeedOutput]] = [[] for _ in rows]
+    state: State | None = feeder.model.start(len(rows))
     while done != feeder.lengths:
         left = [n - d for d, n in zip(done, feeder.lengths, strict=True)]
         takes = [min(feeder.random.randrange(0, 6), n) for n in left]
@@ -144,21 +150,12 @@ def ragged_steps(feeder: Feeder) -> list[FeedOutput]:
         for index, take in enumerate(takes):
             tokens[index, :take] = rows[index][0, done[index] : done[index] + take]
         valid = torch.arange(max(takes)) < torch.tensor(takes)[:, None]
-        call = feeder.feed(tokens, state, valid=valid)
-        state, output = call.state, feeder.gather([call])
+        output = feeder.feed(tokens, state, valid=valid)
+        state = output.state
         for index, take in enumerate(takes):
-            pieces[index].append(output.row(index, slice(0, take)))
+            parts[index].append(output.row(index, slice(0, take)))
             done[index] += take
-    return [_joined(parts, state.select([index])) for index, parts in enumerate(pieces)]
-
-
-def _joined(parts: list[FeedOutput], state: State | None) -> FeedOutput:
-    return FeedOutput(
-        torch.cat([part.logits for part in parts], 1),
-        torch.cat([part.scores for part in parts], 2),
-        torch.cat([part.fires for part in parts], 2),
-        state,
-    )
+    return [join(each) for each in parts]
 
 
 def packed(feeder: Feeder) -> list[FeedOutput]:
@@ -169,9 +166,8 @@ def packed(feeder: Feeder) -> list[FeedOutput]:
     reset[0, starts] = True
     cut = stream.shape[1] // 2 + 1
     first = feeder.feed(stream[:, :cut], reset=reset[:, :cut])
-    second = feeder.feed(stream[:, cut:], first.state, reset=reset[:, cut:])
-    output = feeder.gather([first, second])
-    outputs = [output.row(0, slice(a, a + n)) for a, n in zip(starts, feeder.lengths, strict=True)]
+    whole = join([first, feeder.feed(stream[:, cut:], first.state, reset=reset[:, cut:])])
+    outputs = [whole.row(0, slice(a, a + n)) for a, n in zip(starts, feeder.lengths, strict=True)]
     # the state is that of the last document
     return [replace(each, state=None) for each in outputs[:-1]] + outputs[-1:]
 
@@ -181,11 +177,11 @@ def through_disk(feeder: Feeder) -> list[FeedOutput]:
     outputs = []
     with tempfile.TemporaryDirectory() as folder:
         for row in feeder.rows():
-            half = row.shape[1] // 2
+            half, file = row.shape[1] // 2, Path(folder) / "state.safetensors"
             first = feeder.feed(row[:, :half])
-            first.state.save(Path(folder) / "state.safetensors")
-            second = feeder.feed(row[:, half:], State.load(Path(folder) / "state.safetensors"))
-            outputs.append(feeder.gather([first, second]))
+            assert first.state is not None
+            first.state.save(file)
+            outputs.append(join([first, feeder.feed(row[:, half:], State.load(file))]))
     return outputs
 
 
@@ -195,12 +191,12 @@ def rolled_back(feeder: Feeder) -> list[FeedOutput]:
     for row in feeder.rows():
         cut = row.shape[1] // 2
         first = feeder.feed(row[:, :cut], feeder.model.start(1).keep_history(16))
-        wrong = (row[:, cut : cut + 5] + 1) % feeder.model.config.vocab
-        back = min(cut - 1, 3)
-        state = feeder.feed(wrong, first.state).state.rollback(wrong.shape[1] + back, feeder.replay)
+        wrong = feeder.wrong(row[:, cut : cut + 5])
+        back, astray = min(cut - 1, 3), feeder.feed(wrong, first.state).state
+        assert astray is not None
+        state = astray.rollback(wrong.shape[1] + back, feeder.replay)
         again = feeder.feed(row[:, cut - back :], state)
-        whole = feeder.gather([first]).row(0, slice(0, cut - back))
-        outputs.append(_joined([whole, feeder.gather([again])], again.state))
+        outputs.append(join([first.row(0, slice(0, cut - back)), again]))
     return outputs
 
 
@@ -219,9 +215,10 @@ def forked(feeder: Feeder) -> list[FeedOutput]:
     for row in feeder.rows():
         half = row.shape[1] // 2
         first = feeder.feed(row[:, :half])
+        assert first.state is not None
         for start in (first.state.fork(), first.state):
-            feeder.feed((row[:, half:] + 1) % feeder.model.config.vocab, start)
-        outputs.append(feeder.gather([first, feeder.feed(row[:, half:], first.state)]))
+            feeder.feed(feeder.wrong(row[:, half:]), start)
+        outputs.append(join([first, feeder.feed(row[:, half:], first.state)]))
     return outputs
 
 

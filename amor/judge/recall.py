@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from amor.data.loader import Windows
+from amor.data.generated import Generated
 from amor.data.tasks.base import Task
 from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
 from amor.judge.loop import ChunkOutput, GateChoice, ignore_tokens, run_windows
 from amor.judge.resample import ratio
+from amor.judge.windows import BatchWindows
 from amor.models.amor import Amor
 from amor.models.size import state_size
 from amor.numbers import finite
@@ -32,23 +32,6 @@ from amor.records.recall import Mean, Rate, Recall
 
 ROWS = 256  # of the task; the standard error of an accuracy is then at most 3 points
 TOKENS = 8192  # per forward call
-
-
-@dataclass(frozen=True)
-class Questions:
-    """The first `count` rows of a stream of a generated task, made when they are indexed."""
-
-    task: Task
-    count: int
-    seed: int
-    stream: str = "test"
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, rows: slice) -> Windows:
-        start, stop, _ = rows.indices(self.count)
-        return self.task.rows(self.seed, self.stream, 0, start, stop)
 
 
 def recall(
@@ -64,7 +47,7 @@ def recall(
         raise AmorError(f"{rows} rows to be judged by; give at least 1")
     check_vocab(model, task)
     # so that there is a loss elsewhere as well
-    text = Questions(task.change(loss="all"), rows, seed)
+    text = BatchWindows(Generated(task.change(loss="all"), rows, seed, "test"), 0, rows)
     at_a_time = max(1, TOKENS // task.length)
     chunks = run_windows(model, text, rows=at_a_time, gates=gates, on_tokens=on_tokens)
     parts = [_row_sums(model, output) for output in chunks]

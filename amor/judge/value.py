@@ -42,7 +42,7 @@ from amor.records.value import (
 RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 DRAWS = 2  # random choices averaged where a choice must be run again
 BINS = 10
-# FLOPs per minute of two laptop cores; measured with a model of 1.8 M parameters (1.8e10 per second)
+# FLOPs per minute of two laptop cores, by a model of 1.8 M parameters (1.8e10 per second)
 MINUTE = 1e12
 # what is exact of the results
 ONE_BLOCK = (

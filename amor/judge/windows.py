@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from amor.data.encoder import Encoder
 from amor.data.loader import BatchSource, Windows, cut
 from amor.data.shards import Shards, dtype_for
 from amor.data.tokenizer import tokenizer_hash
 from amor.errors import AmorError
 from amor.ops.head import IGNORE
 from amor.records.value import TextSource
+from amor.vocabulary import prefix_ids, vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from amor.data.encoder import Encoder
 
 
 def of_shards(
@@ -82,16 +82,11 @@ def about(windows: Windows) -> TextSource:
 def encode(tokenizer: Tokenizer, text: str, add_bos: bool | None = None) -> np.ndarray:
     """Token ids of a text in which names of special tokens are plain text, behind the ids of
     `amor.vocabulary.prefix_ids(tokenizer, add_bos)`."""
-    from amor.vocabulary import prefix_ids
-
     return np.concatenate([prefix_ids(tokenizer, add_bos), encoder(tokenizer)(text)]).astype(int)
 
 
 def encoder(tokenizer: Tokenizer) -> Encoder:
     """An encoder for many texts, which caches the tokens of words."""
-    from amor.data.encoder import Encoder
-    from amor.vocabulary import vocabulary
-
     return Encoder(tokenizer, dtype_for(vocabulary(tokenizer)))
 
 

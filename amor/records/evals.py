@@ -19,14 +19,10 @@ Path = Literal["likelihood", "decode"]
 
 
 class GateCounts(Record, frozen=True):
-    """What gates did on some tokens; lists have one number per block. Padding is never counted."""
+    """How often gates fired on some tokens. Padding is never counted."""
 
     tokens: typed.Count
-    fires: tuple[typed.Count, ...] = ()
-    # summed: over `tokens` it is the mean of what the gate compared with its threshold
-    score: tuple[Number, ...] = ()
-    # the least distance of a score to the threshold; 0 where there was no token
-    margin: tuple[Number, ...] = ()
+    fires: tuple[typed.Count, ...] = ()  # tokens on which each block fired
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -40,8 +36,6 @@ class GateCounts(Record, frozen=True):
         return GateCounts(
             tokens=self.tokens + other.tokens,
             fires=tuple(a + b for a, b in zip(self.fires, other.fires, strict=True)),
-            score=tuple(a + b for a, b in zip(self.score, other.score, strict=True)),
-            margin=tuple(min(a, b) for a, b in zip(self.margin, other.margin, strict=True)),
         )
 
 
