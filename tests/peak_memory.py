@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from amor.models.build import build
+from amor.models.gated import PassOptions
 from amor.train.optim import freeze
 from amor.train.recipe import load
 
@@ -39,7 +40,7 @@ def measured(recipe_name: str, changes: list[str]) -> int:
     def both_passes(rows: int, columns: int) -> None:
         tokens = torch.randint(0, model.config.vocab, (rows, columns))
         loss = model(
-            tokens, targets=tokens, compute="full_with_mask"
+            tokens, targets=tokens, options=PassOptions(compute="full_with_mask")
         ).loss  # as if every gate fired
         assert loss is not None
         loss.backward()

@@ -16,6 +16,7 @@ from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
 from amor.judge.gates import force_all
 from amor.models.folder import save
+from amor.models.gated import PassOptions
 from amor.run import Run
 from amor.train.loop import train
 from amor.train.trouble import GradientCheck
@@ -101,7 +102,8 @@ def test_at_step_0_the_logits_are_the_backbone_s_to_the_bit_whether_gates_fire_o
     model = attached(before, AttachOptions(2, gate, rate, 16))
     for gates in (None, force_all(model, True), force_all(model, False)):
         assert torch.equal(
-            model.logits(model(text(), gates=gates).hidden), before.logits(before(text()).hidden)
+            model.logits(model(text(), options=PassOptions(gates=gates)).hidden),
+            before.logits(before(text()).hidden),
         )
 
 
@@ -134,10 +136,11 @@ def test_the_command_trains_blocks_alone_and_says_what_it_did(learned, backbone)
         block.attention.o_proj.weight.any() and block.alpha.any() for block in after.each_block()
     )
     with torch.no_grad():
-        shut = after(text(), gates=force_all(after, False))
+        shut = after(text(), options=PassOptions(gates=force_all(after, False)))
         assert torch.equal(after.logits(shut.hidden), before.logits(before(text()).hidden))
         assert not torch.equal(
-            after(text(), gates=force_all(after, True)).hidden, before(text()).hidden
+            after(text(), options=PassOptions(gates=force_all(after, True))).hidden,
+            before(text()).hidden,
         )
     assert (
         found["before"]["tokens"] == found["after"]["tokens"]
@@ -160,7 +163,9 @@ def test_the_first_steps_tell_which_tensors_gradients_reach(learned):
 def test_a_tensor_that_takes_no_part_is_named():
     model = small("amor-mamba2", pattern="mamba2")
     seen = GradientCheck(model, lambda t: t)
-    model(text(20) % 211, targets=text(20) % 211, gates=force_all(model, False)).loss.backward()
+    model(
+        text(20) % 211, targets=text(20) % 211, options=PassOptions(gates=force_all(model, False))
+    ).loss.backward()
     seen.update(model)
     assert any("blocks.0" in name for name in seen.silent) and "embed.weight" not in seen.silent
     assert "did their gate fire" in seen.summary(3) or "no part in the loss" in seen.summary(3)

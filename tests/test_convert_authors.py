@@ -515,7 +515,7 @@ def test_a_router_decides_in_our_model_and_comes_back_to_the_bit(tmp_path, capsy
     ours = amor.load(converted(folder, tmp_path / "ours"))[0]
     text = torch.randint(0, 300, (2, 50), generator=torch.Generator().manual_seed(3))
     trace = ours(text).gates[0]
-    x = ours.block_input(0, ours.norm_f(ours(text).residual))
+    x = ours.norms.column(0, ours.norm_f(ours(text).residual))
     assert torch.allclose(trace.score, router[0].predict(x), atol=1e-5)
     assert (
         torch.equal(trace.fire, trace.score > plain.each_block()[0].gate.threshold)

@@ -11,6 +11,7 @@ import torch
 from laws import close, small, tokens
 
 import amor
+from amor.decode.blocks import CompiledBlocks
 from amor.decode.engine import Engine
 from amor.decode.policy import Fixed, Follow
 from amor.decode.savings import Savings
@@ -241,20 +242,11 @@ def test_the_last_block_looks_at_the_last_token_of_a_prompt_only():
 
 
 def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypatch):
-    from amor.decode.blocks import AllBlocksProgram
-
-    asked, fire, run = [], AllBlocksProgram.fire, AllBlocksProgram.run
+    asked, fire = [], CompiledBlocks.fire
     monkeypatch.setattr(
-        AllBlocksProgram,
+        CompiledBlocks,
         "fire",
         lambda self, index, h, *more: asked.append(len(h)) or fire(self, index, h, *more),
-    )
-    monkeypatch.setattr(  # without foresight it runs to the end from the last block alone
-        AllBlocksProgram,
-        "run",
-        lambda self, index, h, *more: (
-            asked.append(len(h) * (3 - index)) or run(self, index, h, *more)
-        ),
     )
     engine = Engine(small("amor-mamba2"), policy=Fixed(False))
     session = engine.prefill(prompts_of(LENGTHS))

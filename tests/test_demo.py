@@ -10,6 +10,7 @@ from amor.data.tasks.base import read_task
 from amor.gates.override import override_gates
 from amor.judge.gates import own_gates
 from amor.models.folder import load_model
+from amor.models.gated import PassOptions
 from amor.records.run import Step
 from amor.run import Run
 from amor.train.loop import train
@@ -71,7 +72,9 @@ def test_what_the_last_number_counts_is_what_recall_counts(out):
     text = task.rows(0, "test", 0, 0, 256)
     for gate in ("never", "always"):
         best = model.logits(
-            model(text.tokens, gates=override_gates(own_gates(model), gate)).hidden
+            model(
+                text.tokens, options=PassOptions(gates=override_gates(own_gates(model), gate))
+            ).hidden
         ).argmax(-1)
         right = (best == text.targets)[text.question > 0].double().mean()
         assert found["everywhere" if gate == "always" else gate]["mean"] == pytest.approx(

@@ -27,6 +27,7 @@ from amor.judge.value import (
     value,
 )
 from amor.judge.windows import Windows, of_ids, of_shards, spaced
+from amor.models.gated import PassOptions
 from amor.records.value import Value
 from amor.study.verdict import sentences
 
@@ -83,7 +84,7 @@ def test_with_more_blocks_a_choice_is_run_again():
         plain = judged.model(
             judged.windows.tokens,
             targets=judged.windows.targets,
-            gates=[ForcedGate(block) for block in fire],
+            options=PassOptions(gates=[ForcedGate(block) for block in fire]),
         ).nll
     close(judged.nll_with_mask(fire), plain)
 
@@ -110,7 +111,7 @@ def test_what_attention_saved_is_told_beside_chance_and_everywhere():
         "everywhere": force_all(model, True),
     }.items():
         with torch.no_grad():
-            out = model(windows.tokens, targets=windows.targets, gates=gates)
+            out = model(windows.tokens, targets=windows.targets, options=PassOptions(gates=gates))
         nll[name] = out.nll.mean()
     found = attention(model, windows, judged.run(None), 2)
     assert 0.1 < found.fire < 0.9
@@ -137,7 +138,7 @@ def test_documents_apart_are_judged_apart(prepared):
             windows.tokens,
             reset=windows.reset,
             targets=windows.targets,
-            gates=force_all(model, True),
+            options=PassOptions(gates=force_all(model, True)),
         ).nll
     close(judged.nll_open, plain)
 

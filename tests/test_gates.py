@@ -9,6 +9,7 @@ from amor import registry
 from amor.decode.scores import Scorers
 from amor.errors import AmorError
 from amor.gates.base import Adaptive, Evidence, matches_forward
+from amor.gates.evidence import HEAD_EVIDENCE
 from amor.gates.override import override_gates
 from amor.judge.check import check
 
@@ -29,7 +30,7 @@ def gate_of(kind, **options):
 def evidence(rows, columns, seed=0):
     generator = torch.Generator().manual_seed(seed)
     numbers = {
-        name: torch.rand(rows, columns, generator=generator) for name in ("entropy", "margin")
+        name: torch.rand(rows, columns, generator=generator) for name in sorted(HEAD_EVIDENCE)
     }
     gain = torch.randn(rows, columns, generator=generator)
     position = torch.arange(columns).expand(rows, -1)

@@ -9,6 +9,7 @@ import amor
 from amor import registry
 from amor.gates.base import Gate, Verdict
 from amor.judge.check import check
+from amor.models.gated import PassOptions
 from amor.ops import head
 from amor.presets import ABLATION_NAMES, NAMES, more_names
 
@@ -196,13 +197,13 @@ def test_gates_and_the_backbone_s_residual_are_handed_in_as_values():
     model, text = small("amor-mamba2"), tokens(2, 30)
     own = model(text)
     never = [registry.find("gates", "never")(64, None, k) for k in range(3)]
-    closed = model(text, gates=never, residual=own.residual)
+    closed = model(text, options=PassOptions(gates=never, residual=own.residual))
     assert own.gates[0].fire.any() and not any(g.fire.any() for g in closed.gates)
-    assert torch.equal(closed.hidden, model(text, gates=never).hidden)
-    assert torch.equal(model(text, residual=own.residual).hidden, own.hidden)
+    assert torch.equal(closed.hidden, model(text, options=PassOptions(gates=never)).hidden)
+    assert torch.equal(model(text, options=PassOptions(residual=own.residual)).hidden, own.hidden)
     assert torch.equal(model(text).hidden, own.hidden), "the model's own gates are untouched"
     with pytest.raises(amor.AmorError, match="full_with_mask"):
-        model(text, compute="full_with_maks")
+        model(text, options=PassOptions(compute="full_with_maks"))
 
 
 @pytest.mark.parametrize("name", AMORS)
@@ -212,8 +213,10 @@ def test_computing_only_fired_queries_equals_computing_all_and_masking(name):
 
     def outcome(compute):
         model.zero_grad()
-        first = model(text[:, :40], valid=valid[:, :40], compute=compute)
-        out = model(text[:, 40:], first.state, valid=valid[:, 40:], compute=compute)
+        first = model(text[:, :40], valid=valid[:, :40], options=PassOptions(compute=compute))
+        out = model(
+            text[:, 40:], first.state, valid=valid[:, 40:], options=PassOptions(compute=compute)
+        )
         (out.hidden.square().sum() + first.hidden.square().sum()).backward()
         return (
             first,
@@ -268,7 +271,7 @@ def test_always_is_the_ungated_hybrid():
     model, text = small("amor-mamba2", **{"blocks.gate": "always"}), tokens(2, 50)
     h = backbone_of(model, "amor-mamba2")(text).hidden
     for index, block in enumerate(model.each_block()):
-        x = model.block_input(index, h)
+        x = model.norms.column(index, h)
         layout = model.start(2).layout(50, None, None)
         a, _ = block.attention(x, block.start(2, x.device, x.dtype), layout)
         h = h + block.alpha.sigmoid() * a
@@ -289,7 +292,7 @@ def test_queries_learn_only_where_the_gate_fires_keys_wherever_a_later_query_loo
 
     for name in ("q_proj", "k_proj", "o_proj"):
         getattr(block.attention, name).register_forward_hook(keep(name))
-    out = model(text, compute="full_with_mask")
+    out = model(text, options=PassOptions(compute="full_with_mask"))
     out.hidden.sum().backward()
     fire = out.gates[0].fire[0]
     assert fire.any() and not fire.all()

@@ -8,9 +8,9 @@ import torch
 from laws import small
 
 from amor.decode import compile
-from amor.decode.blocks import GatedPass
+from amor.decode.blocks import SpeculativeBlocks
 from amor.decode.compile import Compiled
-from amor.decode.reader import HeadReader
+from amor.decode.evidence import JointEvidence
 from amor.gates.entropy import Entropy
 from amor.judge.check import check
 from amor.kv import KV
@@ -242,23 +242,22 @@ def test_a_convolution_whose_window_stands_still_is_noticed_in_decode(monkeypatc
 
 def test_a_fired_row_whose_later_readings_are_kept_is_noticed(monkeypatch):
     """A reading made ahead is of the residual before the firing."""
-    monkeypatch.setattr(HeadReader, "fired", lambda self, fires: None)
+    monkeypatch.setattr(JointEvidence, "fired", lambda self, before: None)
     caught("amor-mamba2", *ENGINE)
 
 
 def test_speculation_that_is_not_undone_is_noticed(monkeypatch):
-    honest = GatedPass.run_block
+    honest = SpeculativeBlocks.apply
 
-    def believed(self, index, sparse, policy):
-        ahead, written = dict(self.speculated), self.written
-        honest(self, index, sparse, policy)
-        self.speculated, self.written = (
-            {k: v for k, v in ahead.items() if k > index} or self.speculated,
-            max(written, self.written),
-        )
+    def believed(self, index, h, x, verdict):
+        ahead, written = dict(self.ahead), self.written
+        after = honest(self, index, h, x, verdict)
+        self.ahead = {k: v for k, v in ahead.items() if k > index} or self.ahead
+        self.written = max(written, self.written)
+        return after
 
-    monkeypatch.setattr(GatedPass, "run_block", believed)
-    monkeypatch.setattr(HeadReader, "drop_ahead", lambda self, fires: None)
+    monkeypatch.setattr(SpeculativeBlocks, "apply", believed)
+    monkeypatch.setattr(JointEvidence, "drop_ahead", lambda self, fires: None)
     caught("amor-mamba2", "engine, blocks run ahead")
 
 

@@ -16,6 +16,7 @@ from amor.errors import AmorError
 from amor.gates.base import Evidence
 from amor.gates.router import Router, RouterOptions
 from amor.judge.gates import ForcedGate, RecordingGate, own_gates
+from amor.models.gated import PassOptions
 from amor.models.measure import Measured
 from amor.train.loop import train
 
@@ -94,7 +95,7 @@ def test_a_router_is_taught_what_it_is_to_predict(target):
     model = small("amor-mamba2-router", **{"blocks.gate_options": {"target": target, "hidden": 16}})
     text = tokens(2, 40)
     columns = torch.arange(40).expand(2, -1)
-    measured = model(text, targets=text.roll(-1, 1), measure=columns).measured
+    measured = model(text, targets=text.roll(-1, 1), options=PassOptions(measure=columns)).measured
     assert all(isinstance(one, Measured) for one in measured)
     other = small("amor-mamba2")
     other.load_state_dict(
@@ -102,7 +103,7 @@ def test_a_router_is_taught_what_it_is_to_predict(target):
     )
     fire = [gate.fire for gate in model(text).gates]
     watched = [RecordingGate(ForcedGate(one), target) for one in fire]
-    other(text, targets=text.roll(-1, 1), gates=watched)
+    other(text, targets=text.roll(-1, 1), options=PassOptions(gates=watched))
     for one, gate in zip(measured, watched, strict=True):
         close(one.value.view(2, 40), gate.values(target, 0))
 

@@ -16,6 +16,7 @@ from amor.judge.gates import RecordingGate, own_gates
 from amor.judge.prompts import PAPER
 from amor.judge.trace import trace
 from amor.models.folder import save
+from amor.models.gated import PassOptions
 from amor.records.trace import Traces
 
 TEXT = "The old tower, 12 m tall, is é-shaped.\nIt fell."
@@ -33,7 +34,7 @@ def test_watching_a_gate_changes_nothing():
     plain = model(held)
     watched = [RecordingGate(gate, "entropy", "margin") for gate in own_gates(model)]
     with torch.no_grad():
-        seen = model(held, gates=watched)
+        seen = model(held, options=PassOptions(gates=watched))
     close(seen.hidden, plain.hidden.detach())
     for gate, a, b in zip(watched, seen.gates, plain.gates, strict=True):
         assert torch.equal(a.fire, b.fire)

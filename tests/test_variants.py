@@ -11,11 +11,12 @@ from training import same as same_bits
 import amor
 from amor.decode.engine import Engine
 from amor.gates.base import Evidence
+from amor.gates.follower import Follower
 from amor.gates.gain import Gain, GainOptions
-from amor.gates.once import Follower
 from amor.gates.override import override_gates
 from amor.judge.gates import RecordingGate, force_all, own_gates
-from amor.models.probe import DirectProbe
+from amor.models.evidence import HeadEvidence
+from amor.models.gated import PassOptions
 from amor.ops import head
 from amor.ops.linear import each_alone
 from amor.train.loop import train
@@ -38,8 +39,12 @@ def counted(model, **more):
         asked.append(len(x))
         return head.read(x, *words, **named)
 
+    def source(blocks, targets):
+        return HeadEvidence(blocks, model.head_weight, targets, read)
+
     with torch.no_grad():
-        return model(TEXT, probe=DirectProbe(model, None, read), **more), asked
+        options = PassOptions(evidence=source, **more)
+        return model(TEXT, options=options), asked
 
 
 def test_a_gate_that_reads_the_output_s_vector_is_asked_again_only_where_the_block_before_fired():
@@ -60,7 +65,7 @@ def test_a_gate_that_reads_the_output_s_vector_is_asked_again_only_where_the_blo
 def test_a_closed_gate_s_reading_is_the_output_s():
     model = small("amor-mamba2-final")
     watched = [RecordingGate(gate, "entropy") for gate in force_all(model, False)]
-    out = model(TEXT, gates=watched)
+    out = model(TEXT, options=PassOptions(gates=watched))
     wanted = (
         head.read(out.hidden.flatten(0, 1), model.embed.weight, entropy=True).entropy
         / torch.tensor(211.0).log()
@@ -110,7 +115,7 @@ def test_blocks_that_follow_tell_what_the_first_decided_and_hold_no_numbers():
     for words, rate in (("random:0.3", None), (None, 0.1)):
         gates = override_gates(own_gates(model), words, rate)
         assert all(isinstance(gate, Follower) and gate.decider is gates[0] for gate in gates[1:])
-        first, *others = model(TEXT, gates=gates).gates
+        first, *others = model(TEXT, options=PassOptions(gates=gates)).gates
         assert first.fire.any() and all(torch.equal(first.fire, other.fire) for other in others)
         assert all(torch.equal(first.threshold, other.threshold) for other in others)
 
@@ -124,21 +129,24 @@ def test_a_measured_gain_is_the_loss_with_all_blocks_closed_less_that_with_them_
     """One block: exactly, for every token. Three: closed for every
     token, open for those that fired."""
     one = small("amor-mamba2-gain", **{"blocks.count": 1, "blocks.decide": decide})
-    found = one(TEXT, targets=TARGETS, measure=EVERYWHERE).measured[0]
+    found = one(TEXT, targets=TARGETS, options=PassOptions(measure=EVERYWHERE)).measured[0]
     closed, opened = (
-        one(TEXT, targets=TARGETS, gates=force_all(one, fire)).nll for fire in (False, True)
+        one(TEXT, targets=TARGETS, options=PassOptions(gates=force_all(one, fire))).nll
+        for fire in (False, True)
     )
     close(found.value.view_as(TEXT), closed - opened)
     model = small("amor-mamba2-gain", **{"blocks.decide": decide})
-    out = model(TEXT, targets=TARGETS, measure=EVERYWHERE)
+    out = model(TEXT, targets=TARGETS, options=PassOptions(measure=EVERYWHERE))
     gain, fire = out.measured[0].value.view_as(TEXT), out.gates[0].fire
     assert [m is not None for m in out.measured] == [True, decide == "each", decide == "each"]
     if decide == "once":
-        closed = model(TEXT, targets=TARGETS, gates=force_all(model, False)).nll
+        closed = model(
+            TEXT, targets=TARGETS, options=PassOptions(gates=force_all(model, False))
+        ).nll
         close(gain[fire], (closed - out.nll)[fire])
     else:
         watched = [RecordingGate(gate, "gain") for gate in own_gates(model)]
-        model(TEXT, targets=TARGETS, gates=watched)
+        model(TEXT, targets=TARGETS, options=PassOptions(gates=watched))
         for gate, measured in zip(watched, out.measured, strict=True):
             close(measured.value.view_as(TEXT), gate.values("gain", 0))
 
@@ -148,10 +156,14 @@ def test_a_gain_is_measured_inside_its_own_document_and_not_where_nothing_follow
     model = small("amor-mamba2-gain")
     reset, targets = torch.zeros_like(TEXT, dtype=torch.bool), TARGETS.clone()
     reset[:, 30], targets[0, 3] = True, head.IGNORE
-    measured = model(TEXT, targets=targets, reset=reset, measure=EVERYWHERE).measured
+    measured = model(
+        TEXT, targets=targets, reset=reset, options=PassOptions(measure=EVERYWHERE)
+    ).measured
     whole = measured[0].value.view_as(TEXT)
     second = (
-        model(TEXT[:, 30:], targets=targets[:, 30:], measure=EVERYWHERE[:, :30])
+        model(
+            TEXT[:, 30:], targets=targets[:, 30:], options=PassOptions(measure=EVERYWHERE[:, :30])
+        )
         .measured[0]
         .value.view(3, 30)
     )
@@ -231,7 +243,7 @@ def test_measuring_changes_nothing_that_is_learned():
     gradients = []
     for measure in (None, EVERYWHERE):
         model.zero_grad()
-        model(TEXT, targets=TARGETS, measure=measure).loss.backward()
+        model(TEXT, targets=TARGETS, options=PassOptions(measure=measure)).loss.backward()
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
     assert all(torch.equal(gradient, gradients[1][name]) for name, gradient in gradients[0].items())
 

@@ -13,6 +13,7 @@ from written_out import entropy, weights_of, written_out
 import amor
 from amor.decode.engine import Engine
 from amor.decode.savings import Savings
+from amor.models.gated import PassOptions
 from amor.presets import ABLATION_NAMES, NAMES, SCALES
 
 ALL = NAMES + ABLATION_NAMES + VARIED
@@ -41,7 +42,7 @@ def said_of_the_text(name):
 @torch.no_grad()
 def read(model, text, compute="auto"):
     """What the model's own forward says of them."""
-    out = model(text, compute=compute)
+    out = model(text, options=PassOptions(compute=compute))
     nothing = torch.zeros(*text.shape, 0)
     scores, fires = (
         torch.stack(t, -1) if t else nothing
@@ -144,7 +145,7 @@ def test_every_gradient_is_that_of_the_model_written_out(name, pattern):
     loss.backward()
     for how in COMPUTE if model.blocks else COMPUTE[:1]:
         model.zero_grad()
-        out = model(text[:, :-1], targets=text[:, 1:], compute=how)
+        out = model(text[:, :-1], targets=text[:, 1:], options=PassOptions(compute=how))
         out.loss.backward()
         close(out.loss.double(), loss, f"loss {how}", torch.float32)
         for parameter_name, parameter in model.named_parameters():

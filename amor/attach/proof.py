@@ -16,6 +16,7 @@ from amor.judge.evaluate import evaluate
 from amor.judge.gates import force_all
 from amor.judge.windows import BatchWindows
 from amor.models.amor import Amor
+from amor.models.gated import PassOptions
 from amor.train.data import TrainingData
 from amor.train.distributed import World, pick_device
 from amor.train.recipe import Recipe
@@ -30,7 +31,7 @@ def same_output(backbone: Amor, model: Amor, windows: Windows, closed: bool) -> 
     """
     rows = windows[:4]
     gates = force_all(model, False) if closed else None
-    a, b = backbone(rows.tokens), model(rows.tokens, gates=gates)
+    a, b = backbone(rows.tokens), model(rows.tokens, options=PassOptions(gates=gates))
     return torch.equal(a.hidden, b.hidden) and torch.equal(backbone.head_weight, model.head_weight)
 
 

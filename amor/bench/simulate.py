@@ -16,7 +16,7 @@ from amor.decode.engine import Engine, Session
 from amor.decode.policy import Fixed
 from amor.form import Part
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
-from amor.gates.once import share_decision
+from amor.gates.follower import share_decision
 from amor.judge.gates import own_gates
 from amor.kv import KV, Buffer
 from amor.models.amor import Amor

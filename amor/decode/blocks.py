@@ -1,4 +1,8 @@
-"""One token per row through the compiled gated blocks: decisions, keys, firing, speculation."""
+"""The gated blocks compiled for one token per row, and their speculative execution.
+
+Keys and values do not depend on a decision, so those of consecutive blocks are written together,
+before a firing or at the end. Queries, attention and the rest run only for rows that fire.
+"""
 
 from __future__ import annotations
 
@@ -8,269 +12,222 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amor.config import Config
 from amor.decode.compile import Compiled, Pack
+from amor.decode.evidence import JointEvidence
 from amor.decode.policy import Policy
-from amor.decode.reader import BlockInputs, HeadReader
 from amor.form import Part
+from amor.gates.base import Verdict
 from amor.layout import Layout
+from amor.models.amor import Amor
 from amor.models.block import Block
-from amor.parts import RMSNorm
-from amor.program import Program
+from amor.models.gated import Norms
+from amor.parts import RMSNorm, touched
+from amor.program import NoProgramError, Program, require_unwrapped
 
 
-@dataclass(frozen=True)
+def record_columns(
+    p: Program, norms: Norms[RMSNorm], blocks: Sequence[Block] | None = None
+) -> list[int]:
+    """Columns of the residual (the first input of a program) into its other inputs [K + 1].
+
+    blocks: record the keys and values of each too. Returns the number of instructions for the first
+    0, 1, ... columns.
+    """
+    steps = [0]
+    for index, norm in enumerate(norms.columns):
+        x = p.inputs[0]
+        if norm is not None:
+            x = p.norm(x, norm, out=p.inputs[1 + index])
+        if blocks is not None and index < len(blocks):
+            p.layer(index)
+            blocks[index].keys_program(p, x)
+        steps.append(len(p.instructions))
+    return steps
+
+
 class Residual:
-    """The residual [R, D] before a block or behind the last, and the columns computed from it."""
+    """The residual h [R, D] and its columns, computed when one is first needed."""
 
-    h: Tensor
-    columns: dict[int, Tensor]  # [R, D] each
+    def __init__(self, h: Tensor, columns: Tensor, filled: bool = False):
+        """columns: [K + 1, R, D]; filled: those to come are computed already."""
+        self.h, self.columns, self.filled = h, columns, filled
 
 
 @dataclass(frozen=True)
-class AllBlocksProgram:
-    """All blocks in sequence as if every one fired; parts of the program can be run.
+class BlockPrograms:
+    """Programs of the K blocks and of the norms around them.
 
-    Inputs: the residuals before each block and behind the last, each block's input, and the output
-    vector of the last residual, or (`final`) of every residual but the first.
+    Inputs of a program: the residual, then its columns [K + 1].
     """
 
-    compiled: Compiled
-    kv_start: list[int]  # per block: the instruction its keys begin with,
-    attn_start: list[int]  # the one after its keys,
-    end: list[int]  # and the one after all of it; norms of what is read next follow
-    final: bool
-    has_final_norm: bool
+    norms: Norms[RMSNorm]
+    enter: Compiled | None  # the norm before the blocks, in place
+    columns: Compiled  # every column
+    column_steps: list[int]  # number of its instructions for the first 0, 1, ... columns
+    closed: Compiled  # where no block fires: each column, and the keys of its block
+    closed_steps: list[int]
+    # per block: from h, x (first two inputs) to the residual after it (third) and its columns
+    fire: list[Compiled]
+    fire_steps: list[int]  # number of instructions before the columns
 
     @classmethod
-    def of(
-        cls, blocks: Sequence[Block], final_norm: RMSNorm | None, config: Config, pack: Pack
-    ) -> AllBlocksProgram:
-        """Record and compile the program of these blocks."""
-        count, final = len(blocks), config.blocks.probe == "final"
-        p = Program(*[config.width] * (2 * count + 1 + (count if final else 1)))
-        residuals, inputs = p.inputs[: count + 1], p.inputs[count + 1 : 2 * count + 1]
-        outputs = p.inputs[2 * count + 1 :]
-        kv_start, attn_start, end = [], [], []
+    def of(cls, model: Amor, pack: Pack) -> BlockPrograms:
+        """Record and compile them; NoProgramError where one cannot be."""
+        blocks, norms, width = model.each_block(), model.norms, model.config.width
+        for block in blocks:
+            for part in block.modules():
+                if touched(part) and part is not block.gate:
+                    raise NoProgramError(touched(part))
+        require_unwrapped(model.norm_f)
+        enter = None
+        if norms.before is not None:
+            p = Program(width)
+            p.norm(p.inputs[0], norms.before, out=p.inputs[0])
+            enter = Compiled(p, pack)
+
+        columns, closed = (Program(*[width] * (2 + len(blocks))) for _ in range(2))
+        column_steps = record_columns(columns, norms)
+        closed_steps = record_columns(closed, norms, blocks)
+        fire, ends = [], []
         for index, block in enumerate(blocks):
+            p = Program(*[width] * (4 + len(blocks)))
+            h, x, after, *outs = p.inputs
             p.layer(index)
-            kv_start.append(len(p.instructions))
-            block.keys_program(p, inputs[index])
-            attn_start.append(len(p.instructions))
-            block.program(p, residuals[index], inputs[index], residuals[index + 1])
-            end.append(len(p.instructions))
-            after, last = residuals[index + 1], index + 1 == count
-            next_norm = None if last else blocks[index + 1].norm
-            if next_norm is not None:
-                p.norm(after, next_norm, out=inputs[index + 1])
-            if final_norm is not None and (final or last):
-                p.norm(after, final_norm, out=outputs[index if final else 0])
-        return cls(Compiled(p, pack), kv_start, attn_start, end, final, final_norm is not None)
-
-    def fire(
-        self,
-        index: int,
-        h: Tensor,
-        x: Tensor,
-        parts: list[Part],
-        layout: Layout,
-        rows: Tensor | None,
-    ) -> Tensor:
-        """The residual of some rows (None: all) after block `index`; their keys are written."""
-        inputs, after = [h] * len(self.compiled.input_widths), torch.empty_like(h)
-        inputs[len(self.end) + 1 + index], inputs[index + 1] = x.contiguous(), after
-        steps = self.attn_start[index], self.end[index]
-        self.compiled(inputs, parts, layout, rows, steps=steps)
-        return after
-
-    def run(
-        self, index: int, h: Tensor, x: Tensor, parts: list[Part], layout: Layout
-    ) -> list[Residual]:
-        """The residual after every block from `index` on, if all of them fire."""
-        count = len(self.end)
-        inputs = list(torch.empty(len(self.compiled.input_widths), *h.shape).unbind())
-        inputs[index], inputs[count + 1 + index] = h, x
-        steps = self.kv_start[index], len(self.compiled.instructions)
-        self.compiled(inputs, parts, layout, steps=steps)
-        residuals = []
-        for block in range(index, count):
-            after, columns = inputs[block + 1], {}
-            if block + 1 < count:
-                columns[block + 1] = inputs[count + 2 + block]
-            if self.final or block + 1 == count:
-                output = inputs[2 * count + 1 + (block if self.final else 0)]
-                columns[count] = output if self.has_final_norm else after
-            residuals.append(Residual(after, columns))
-        return residuals
+            block.program(p, h, x, after)
+            ends.append(len(p.instructions))
+            for norm, out in zip(norms.columns[index + 1 :], outs[index + 1 :], strict=True):
+                if norm is not None:
+                    p.norm(after, norm, out=out)
+            fire.append(Compiled(p, pack))
+        every = Compiled(columns, pack), column_steps, Compiled(closed, pack), closed_steps
+        return cls(norms, enter, *every, fire, ends)
 
 
-@dataclass(frozen=True)
 class CompiledBlocks:
-    """The K blocks and the norms around them, compiled."""
-
-    norms: list[RMSNorm | None]  # per column: of each block's input and of the output vector
-    norm_f: Compiled | None  # of the residual, in place; None where it is the pre-norm of block 0
-    inputs: list[Compiled]  # by first column: all columns from there on, of a residual
-    closed: Compiled  # where no block fires: each block's input and keys, then the output vector
-    closed_steps: list[int]  # number of its instructions for the first 0, 1, ... columns
-    all_blocks: AllBlocksProgram
-
-
-class GatedPass:
-    """One token per row through the blocks.
-
-    As long as no block fires, the inputs of later blocks are known. Keys and values do not depend
-    on a decision, so they are written together, before a firing or at the end.
-
-    Speculation: blocks of trained models fire together. After all rows fired at a block, and if the
-    policy expects more, the later blocks are run as if all rows fired there too, and one pass over
-    the head reads the inputs of all of them and the output vector. The gates then decide from these
-    readings one after the other. While all rows fire, the speculated residuals stand. At the first
-    block where a row does not fire they are dropped; keys of later blocks are written again to the
-    same slots (a slot is a position) and no query has attended to them in between, so the result is
-    exact.
-    """
+    """The blocks of one decode step: a token per row."""
 
     def __init__(
-        self,
-        blocks: CompiledBlocks,
-        h: Tensor,
-        columns: Tensor | None,
-        layout: Layout,
-        parts: list[Part],
-        reader: HeadReader,
+        self, programs: BlockPrograms, layout: Layout, parts: list[Part], sparse: bool = True
     ):
-        """columns: [K + 1, R, D] of the residual h where they are computed already."""
-        self.blocks, self.layout, self.parts, self.reader = blocks, layout, parts, reader
+        """parts: keys and values of each block, with a free slot; sparse: query fired rows only."""
+        self.programs, self.layout, self.parts, self.sparse = programs, layout, parts, sparse
         self.count = len(parts)
-        self.fires: list[list[bool]] = []  # per block, per row
-        self.scores: list[list[float]] = []
         self.written = 0  # blocks whose keys and values are written
-        self.speculated: dict[int, Residual] = {}  # after a block, if all rows fire up to it
-        self.move(Residual(h, {}), 0, columns)
 
-    def move(self, to: Residual, start: int, columns: Tensor | None = None) -> None:
-        """Continue with another residual; columns from `start` on are computed from it."""
-        self.h, self.start, self.known, self._columns = to.h, start, to.columns, columns
+    def enter(self, h: Residual) -> Residual:
+        return h  # the layers' program ends with the norm
 
-    @property
-    def columns(self) -> Tensor:
-        """[columns, R, D] from `start` on, if no further block fires.
+    def input(self, index: int, h: Residual) -> Tensor:
+        """[R, D] the input of block `index`, or (index K) the output vector."""
+        if self.programs.norms.columns[index] is None:
+            return h.h
+        if not h.filled:
+            steps = self.programs.column_steps
+            self.programs.columns([h.h, *h.columns], steps=(steps[index], steps[-1]))
+            h.filled = True
+        return h.columns[index]
 
-        A column without a norm is the residual itself and need not be filled in here.
+    def columns(self, h: Residual, which: Sequence[int], rows: list[int] | None) -> Tensor:
+        """[columns, n, D] of the residual of some rows (None: all)."""
+        every = [self.input(index, h) for index in which]
+        return torch.stack(every if rows is None else [column[rows] for column in every])
+
+    def write(self, index: int, h: Residual, x: Tensor) -> None:
+        """Nothing yet: `_write` is called before a firing and at the end."""
+
+    def queries(
+        self, index: int, h: Residual, x: Tensor, before: Verdict | None
+    ) -> tuple[Residual, Tensor, Verdict | None]:
+        return h, x, before
+
+    def apply(self, index: int, h: Residual, x: Tensor, verdict: Verdict) -> Residual:
+        fires = verdict.fire.tolist()
+        if not any(fires) and self.sparse:
+            return h
+        self._write(index + 1, h)
+        if all(fires) or not self.sparse:
+            after = self.fire(index, h.h, x)
+            if not all(fires):
+                after = Residual(torch.where(verdict.fire[:, None], after.h, h.h), after.columns)
+            return after
+        rows = verdict.fire.nonzero()[:, 0]
+        after = self.fire(index, h.h[rows], x[rows], rows)
+        return Residual(h.h.index_put((rows,), after.h), torch.empty_like(h.columns))
+
+    def fire(self, index: int, h: Tensor, x: Tensor, rows: Tensor | None = None) -> Residual:
+        """The residual of some rows (None: all) after block `index`; their keys are written.
+
+        Of all rows, its columns too.
         """
-        if self._columns is None:
-            self._columns = self.columns_of(self.h, self.start)
-        return self._columns
+        after, columns = torch.empty_like(h), torch.empty(self.count + 1, *h.shape)
+        steps = None if rows is None else (0, self.programs.fire_steps[index])
+        inputs = [h, x.contiguous(), after, *columns]
+        self.programs.fire[index](inputs, self.parts, self.layout, rows, steps)
+        return Residual(after, columns, filled=rows is None)
 
-    def column(self, index: int) -> Tensor:
-        """[R, D] the input of block `index`, or (after the last) the output vector."""
-        if index in self.known:
-            return self.known[index]
-        return self.h if self.blocks.norms[index] is None else self.columns[index - self.start]
+    def output(self, h: Residual) -> Tensor:
+        self._write(self.count, h)
+        return self.input(self.count, h)
 
-    def columns_of(self, h: Tensor, start: int) -> Tensor:
-        """The columns from `start` on of any residual."""
-        out = torch.empty(self.count + 1 - start, *h.shape)
-        self.blocks.inputs[start]([h, *out])
-        return out
+    def _write(self, to: int, h: Residual) -> None:
+        """Keys and values of the blocks before `to`, which did not fire since the last call.
 
-    def some_columns(self, h: Tensor, columns: list[int]) -> Tensor:
-        """[columns, n, D] of the current residual, or of some of its rows."""
-        first = self.start if h is self.h else columns[0]
-        every = self.columns if h is self.h else self.columns_of(h, first)
-        for column in columns:
-            if self.blocks.norms[column] is None:
-                every[column - first].copy_(h)
-        return torch.stack([every[column - first] for column in columns])
-
-    def run(self, sparse: bool, policy: Policy) -> Tensor:
-        """Through all blocks; returns the output vectors [R, D]."""
-        for index in range(self.count):
-            self.run_block(index, sparse, policy)
-        self.write_keys(self.count)
-        policy.observe(self.fires)
-        return self.column(self.count)
-
-    def run_block(self, index: int, sparse: bool, policy: Policy) -> None:
-        """Block `index`: queries, attention and the rest only for rows that fire."""
-        fires = self.decide(index)
-        after = self.speculated.pop(index, None)
-        if after is not None and not all(fires):
-            self.speculated, self.written, after = {}, index + 1, None
-            self.reader.drop_ahead(fires)
-        if not any(fires) and sparse:
-            return
-        if after is None and all(fires) and self.should_speculate(index, policy):
-            after = self.speculate(index)
-        if after is None:
-            after = Residual(self.fire(index, fires, sparse), {})
-        self.reader.fired(fires)
-        self.move(after, index + 1)
-
-    def decide(self, index: int) -> list[bool]:
-        """Which rows fire at block `index`."""
-        if not self.reader.follows(index):
-            x = self.column(index)
-            probe = self.column(self.count) if self.reader.final else x
-            vectors = BlockInputs(self.h, x, probe)
-            fires, scores = self.reader.decide(index, vectors, self.layout.start)
-            self.fires.append(fires)
-            self.scores.append(scores)
-        else:
-            self.fires.append(self.fires[-1])
-            self.scores.append(self.scores[-1])
-        return self.fires[-1]
-
-    def should_speculate(self, index: int, policy: Policy) -> bool:
-        """Whether to run the blocks after `index`, where all rows fire, as if they fired too."""
-        later = range(index + 1, self.count)
-        if all(self.reader.follows(block) for block in later):  # then they will
-            return True
-        columns = [*later, self.count]
-        every = self.reader.read_columns[-len(columns) :] == columns
-        one_pass = len(columns) * len(self.h) <= self.reader.most
-        return self.reader.joint and every and one_pass and policy.speculates()
-
-    def speculate(self, index: int) -> Residual:
-        """Run blocks from `index` on as if all rows fired; read the head once for all of them."""
-        self.write_keys(index)
-        residuals = self.blocks.all_blocks.run(
-            index, self.h, self.column(index), self.parts, self.layout
-        )
-        self.written = self.count
-        self.speculated = dict(enumerate(residuals, index))
-        if any(not self.reader.follows(block) for block in range(index + 1, self.count)):
-            columns = [self.count if self.reader.final else k + 1 for k in self.speculated]
-            vectors = [r.columns[c] for r, c in zip(residuals, columns, strict=True)]
-            self.reader.read_ahead(index + 1, torch.stack(vectors))
-        return self.speculated.pop(index)
-
-    def fire(self, index: int, fires: list[bool], sparse: bool) -> Tensor:
-        """The residual after block `index`; rows that do not fire keep theirs."""
-        self.write_keys(index + 1)
-        program, h, x = self.blocks.all_blocks, self.h, self.column(index)
-        if all(fires) or not sparse:
-            after = program.fire(index, h, x, self.parts, self.layout, None)
-            return after if all(fires) else torch.where(torch.tensor(fires)[:, None], after, h)
-        rows = torch.tensor(fires).nonzero()[:, 0]
-        fired = program.fire(index, h[rows], x[rows], self.parts, self.layout, rows)
-        return h.index_put((rows,), fired)
-
-    def write_keys(self, to: int) -> None:
-        """Keys and values of the blocks before `to`, in one call; none fired since the last call.
-
-        It computes the columns on the way.
+        It fills in the columns on the way.
         """
         if to > self.written:
-            columns = self._columns
-            if columns is None:
-                columns = torch.empty(self.count + 1 - self.start, *self.h.shape)
-            steps, last = self.blocks.closed_steps, to + (to == self.count)
-            inputs = [self.h] * (1 + self.start) + list(columns)
-            self.blocks.closed(
+            steps, last = self.programs.closed_steps, to + (to == self.count)
+            inputs = [h.h, *h.columns]
+            self.programs.closed(
                 inputs, self.parts, self.layout, steps=(steps[self.written], steps[last])
             )
-            if self.written == self.start and to == self.count:
-                self._columns = columns
+            h.filled = h.filled or to == self.count
         self.written = max(self.written, to)
+
+
+class SpeculativeBlocks(CompiledBlocks):
+    """Compiled blocks that run ahead; without them the numbers of a step are the same.
+
+    Blocks of trained models fire together. After all rows fired at a block, and if the policy
+    expects more, the later blocks are run as if all rows fired there too, and one pass over the
+    head reads the columns of all of them. The gates then decide from these readings one after the
+    other. While all rows fire, the speculated residuals stand. At the first block where a row does
+    not fire they are dropped; keys of later blocks are written again to the same slots (a slot is a
+    position) and no query has attended to them in between, so the result is exact.
+    """
+
+    def __init__(self, blocks: CompiledBlocks, evidence: JointEvidence, policy: Policy):
+        super().__init__(blocks.programs, blocks.layout, blocks.parts, blocks.sparse)
+        self.evidence, self.policy = evidence, policy
+        self.ahead: dict[int, Residual] = {}  # after a block, if all rows fire up to it
+
+    def apply(self, index: int, h: Residual, x: Tensor, verdict: Verdict) -> Residual:
+        every = bool(verdict.fire.all())
+        after = self.ahead.pop(index, None)
+        if after is not None and not every:
+            self.ahead, self.written, after = {}, index + 1, None
+            self.evidence.drop_ahead(verdict.fire.tolist())
+        if after is None and every and self._should_run_ahead(index, len(h.h)):
+            after = self._run_ahead(index, h)
+        return super().apply(index, h, x, verdict) if after is None else after
+
+    def _should_run_ahead(self, index: int, rows: int) -> bool:
+        """Whether to run the blocks after `index`, where all rows fire, as if they fired too."""
+        if index + 1 == self.count:
+            return False
+        later = range(index + 1, self.count)
+        if all(self.evidence.follows(block) for block in later):  # then they will
+            return True
+        return self.evidence.reads_ahead(index + 1, rows) and self.policy.speculates()
+
+    def _run_ahead(self, index: int, h: Residual) -> Residual:
+        """Run blocks from `index` on as if all rows fired; read the head once for all of them."""
+        for block in range(index, self.count):
+            self._write(block + 1, h)
+            h = self.fire(block, h.h, self.input(block, h))
+            self.ahead[block] = h
+        if not all(self.evidence.follows(block) for block in range(index + 1, self.count)):
+            output = self.programs.norms.probe_output
+            columns = [self.count if output else k + 1 for k in self.ahead]
+            vectors = [self.input(c, r) for c, r in zip(columns, self.ahead.values(), strict=True)]
+            self.evidence.read_ahead(index + 1, torch.stack(vectors))
+        return self.ahead.pop(index)

@@ -20,23 +20,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amor.decode.blocks import GatedPass
+from amor.decode.blocks import CompiledBlocks, Residual, SpeculativeBlocks
+from amor.decode.evidence import JointEvidence
 from amor.decode.fingerprint import ModelFingerprint
 from amor.decode.head import Head, HeadPasses
 from amor.decode.policy import Fixed, Follow, Policy
-from amor.decode.reader import HeadReader, Inputs, ReadAhead
 from amor.decode.savings import Savings
 from amor.decode.scores import Scorers
 from amor.decode.step import CompiledModel, why_not_compilable
 from amor.decode.step_output import DecodeStats, StepOutput
 from amor.errors import AmorError
 from amor.form import Part
-from amor.gates.base import Gate
+from amor.gates.base import Gate, Verdict
 from amor.kv import KV
 from amor.layout import check_token_ids
 from amor.models.amor import Amor, Output
-from amor.models.block import GateTrace
-from amor.models.probe import DirectProbe
+from amor.models.block import TorchBlocks
+from amor.models.evidence import HeadEvidence
+from amor.models.gated import EvidenceSource, PassOptions, gated_pass
 from amor.ops import head as head_op
 from amor.ops.backends import wishes
 from amor.ops.head import reference as all_logits
@@ -50,7 +51,16 @@ CHUNK = 512  # tokens of a prompt per prefill call
 
 
 class Engine:
-    """A model ready to generate: packed weights, compiled steps, counts of work."""
+    """A model ready to generate: packed weights, compiled steps, counts of work.
+
+        engine = amor.Engine(model)
+        session = engine.prefill([[1, 2, 3], [4, 5]])       # prompts as token ids, one per row
+        for _ in range(20):
+            session.step(session.next.greedy_token)         # one token per row
+        engine.stats.fire_rates                             # per block, fraction of tokens
+
+    `engine.path` names how steps run and why. `amor.generate` does all of this from text to text.
+    """
 
     def __init__(
         self,
@@ -199,20 +209,27 @@ class Engine:
         keys: list[Part] = [
             {"kv": _keys(part).with_open_slots(layout)} for part in state.parts[len(parts) :]
         ]
-        reader = self._reader(state.rows, lambda h, columns: blocks.some_columns(h, columns))
-        blocks = GatedPass(compiled.blocks, h, columns, layout, keys, reader)
-        hidden = blocks.run(self.savings.sparse, self.policy) if keys else h
+        programs = compiled.blocks
+        blocks = CompiledBlocks(programs, layout, keys, self.savings.sparse)
+        evidence = self._joint(blocks, state.position, programs.norms.probe_output, self.scorers)
+        if columns is None:
+            residual = Residual(h, torch.empty(len(keys) + 1, *h.shape))
+        else:
+            residual = Residual(h, columns, filled=True)
+        speculative = SpeculativeBlocks(blocks, evidence, self.policy)
+        hidden, verdicts = gated_pass(residual, speculative, self.gates, evidence)
+        fire, score = _stacked(verdicts, len(hidden), hidden.device)
+        self.policy.observe(fire.T.tolist())
         overwritten = compiled.overwrites and not state.memory
         after = state.advance(layout, [*parts, *keys], tokens[:, None], overwritten)
-        shape = len(blocks.fires), len(hidden)
-        fire = torch.tensor(blocks.fires, dtype=torch.bool).view(shape).T
-        logits, entropy = reader.output(hidden)
-        return after, StepOutput(fire, torch.tensor(blocks.scores).view(shape).T, logits, entropy)
+        logits, entropy = evidence.output(hidden, verdicts[-1] if verdicts else None)
+        return after, StepOutput(fire, score, logits, entropy)
 
-    def _reader(self, rows: int, inputs: Inputs) -> HeadReader:
-        final = self.model.config.blocks.probe == "final"
-        return HeadReader(
-            *(self.head, self.gates, inputs, rows, self.savings.joint, final), scorers=self.scorers
+    def _joint(
+        self, blocks: Any, positions: Tensor, output: bool, scorers: Scorers | None = None
+    ) -> JointEvidence:
+        return JointEvidence(
+            *(blocks, self.head, self.gates, positions, output, self.savings.joint, scorers)
         )
 
     def _count(self, passes: int, state: State, output: StepOutput) -> None:
@@ -240,35 +257,34 @@ class Engine:
     ) -> tuple[State, StepOutput]:
         """The model's own forward with the savings switched on."""
         savings = self.savings
-        direct = DirectProbe(self.model, None, self._read)
-        reader = None
-        if savings.joint and tokens.shape[1] == 1 and valid is None:
-            reader = self._reader(len(tokens), _inputs_of(self.model))
+        joint: list[JointEvidence] = []
+
+        def evidence(blocks: TorchBlocks, targets: Tensor | None) -> EvidenceSource:
+            if savings.joint and tokens.shape[1] == 1 and valid is None:
+                output = blocks.norms.probe_output
+                joint.append(self._joint(blocks, blocks.layout.start, output))
+                return joint[0]
+            return HeadEvidence(blocks, self.model.head_weight, targets, self._read)
+
         out = self.model(
             tokens,
             state,
             valid=valid,
             keep="last" if savings.last else "all",
-            probe=direct if reader is None else ReadAhead(reader, direct),
-            gates=self.gates,
-            compute=compute if savings.sparse else "full_with_mask",
-            residual=residual,
+            options=PassOptions(
+                gates=self.gates,
+                compute=compute if savings.sparse else "full_with_mask",
+                residual=residual,
+                evidence=evidence,
+            ),
         )
         hidden, traces = _last(out, valid)
-        nothing = torch.zeros(len(hidden), 0, device=hidden.device)
-        fire, score = (
-            torch.cat([getattr(g, name) for g in traces], 1) if traces else nothing
-            for name in ("fire", "score")
-        )
-        entropy = None
-        if reader is not None:
-            if traces:
-                reader.fired(traces[-1].fire[:, 0].tolist())
-            logits, entropy = reader.output(hidden)
-        else:
-            self.passes.add(len(hidden))
-            logits = self._logits(hidden)
-        return out.state, StepOutput(fire.bool(), score, logits, entropy)
+        fire, score = _stacked(traces, len(hidden), hidden.device)
+        if joint:
+            logits, entropy = joint[0].output(hidden, traces[-1] if traces else None)
+            return out.state, StepOutput(fire, score, logits, entropy)
+        self.passes.add(len(hidden))
+        return out.state, StepOutput(fire, score, self._logits(hidden))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[B, V] by the unrounded head; float32 weights are read in place, as steps read them."""
@@ -387,20 +403,8 @@ def _keys(part: dict[str, Tensor | KV]) -> KV:
     return kv
 
 
-def _inputs_of(model: Amor) -> Inputs:
-    """Columns of a residual if no further block fires: blocks' inputs, then the output vector."""
-
-    def inputs(h: Tensor, columns: list[int]) -> Tensor:
-        last = model.output_vector(h)
-        return torch.stack(
-            [last if c == len(model.blocks) else model.block_input(c, h) for c in columns]
-        )
-
-    return inputs
-
-
-def _last(out: Output, valid: Tensor | None) -> tuple[Tensor, list[GateTrace]]:
-    """Hidden vectors [B, D] and decisions [B, 1] of each row's last token."""
+def _last(out: Output, valid: Tensor | None) -> tuple[Tensor, list[Verdict]]:
+    """Hidden vectors [B, D] and decisions [B] of each row's last token."""
     rows = torch.arange(len(out.hidden), device=out.hidden.device)
 
     def last(t: Tensor) -> Tensor:
@@ -408,7 +412,12 @@ def _last(out: Output, valid: Tensor | None) -> tuple[Tensor, list[GateTrace]]:
             return t[:, -1]
         return t[rows, valid.sum(1) - 1]
 
-    traces = [
-        GateTrace(last(g.score)[:, None], last(g.fire)[:, None], g.threshold) for g in out.gates
-    ]
-    return last(out.hidden), traces
+    return last(out.hidden), [Verdict(last(g.fire), last(g.score)) for g in out.gates]
+
+
+def _stacked(verdicts: Sequence[Verdict], rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Decisions and scores [B, K]."""
+    if not verdicts:
+        nothing = torch.zeros(rows, 0, device=device)
+        return nothing.bool(), nothing
+    return torch.stack([v.fire for v in verdicts], 1), torch.stack([v.score for v in verdicts], 1)

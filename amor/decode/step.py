@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amor.decode.blocks import AllBlocksProgram, CompiledBlocks
+from amor.decode.blocks import BlockPrograms, record_columns
 from amor.decode.compile import SOURCE, Compiled
 from amor.errors import AmorError
 from amor.form import Part
@@ -23,16 +23,9 @@ from amor.models.backbone import Layer
 from amor.ops import native
 from amor.ops.product import Matrix, pack
 from amor.ops.product.pages import use_huge_pages
-from amor.parts import RMSNorm, touched
-from amor.program import NoProgramError, Program, require_unwrapped
+from amor.parts import touched
+from amor.program import NoProgramError, Program
 from amor.state import State
-
-
-def _record_norms(p: Program, norms: Sequence[RMSNorm | None]) -> None:
-    """Norms of the residual, the first input of a program, into its other inputs; None: no norm."""
-    for norm, out in zip(norms, p.inputs[1:], strict=True):
-        if norm is not None:
-            p.norm(p.inputs[0], norm, out=out)
 
 
 def why_not_compilable(model: Amor) -> str:
@@ -52,8 +45,8 @@ class LayerSegment:
     layers: list[Layer]
     compiled: Compiled | None = None
     why: str = ""  # not compiled
-    ends_with_norm_f: bool = False
-    num_columns: int = 0  # columns of the blocks that it computes behind norm_f
+    ends_with_norm: bool = False  # the one before the blocks
+    num_columns: int = 0  # columns of the blocks that it computes behind that norm
 
     def __call__(
         self, h: Tensor, parts: list[Part], layout: Layout, columns: Sequence[Tensor]
@@ -118,54 +111,25 @@ class CompiledModel:
 
     def _compile(self, first: int, layers: list[Layer], last: bool) -> LayerSegment:
         blocks = self.blocks if last else None
-        ends = blocks is not None and blocks.norm_f is not None
-        norms = blocks.norms if ends and blocks is not None and self.model.blocks else []
-        program = Program(*[self.model.config.width] * (1 + len(norms)))
+        norm = None if blocks is None else blocks.norms.before
+        columns = len(self.model.blocks) + 1 if norm is not None and self.model.blocks else 0
+        program = Program(*[self.model.config.width] * (1 + columns))
         h = program.inputs[0]
         for index, layer in enumerate(layers):
             program.layer(first + index)
             layer.program(program, h)
-        if ends:  # the norms behind the layers need no call of their own
-            program.norm(h, self.model.norm_f, out=h)
-            _record_norms(program, norms)
-        return LayerSegment(first, list(layers), Compiled(program, self.pack), "", ends, len(norms))
+        if blocks is not None and norm is not None:  # norms need no call of their own
+            program.norm(h, norm, out=h)
+            if columns:
+                record_columns(program, blocks.norms)
+        compiled = Compiled(program, self.pack)
+        return LayerSegment(first, list(layers), compiled, "", norm is not None, columns)
 
-    def _blocks(self) -> tuple[CompiledBlocks | None, str]:
-        model, width = self.model, self.model.config.width
-        blocks = model.each_block()
-        prenorm = model.config.blocks.first == "prenorm" and bool(blocks)
+    def _blocks(self) -> tuple[BlockPrograms | None, str]:
         try:
-            for block in blocks:
-                for part in block.modules():
-                    if touched(part) and part is not block.gate:
-                        raise NoProgramError(touched(part))
-            norm_f = None
-            require_unwrapped(model.norm_f)
-            if not prenorm:
-                p = Program(width)
-                p.norm(p.inputs[0], model.norm_f, out=p.inputs[0])
-                norm_f = Compiled(p, self.pack)
-            first_norm = model.norm_f if prenorm else None
-            norms = [*(block.norm or first_norm for block in blocks), model.final_norm]
-            inputs = []
-            for first in range(len(norms)):
-                p = Program(width, *([width] * (len(norms) - first)))
-                _record_norms(p, norms[first:])
-                inputs.append(Compiled(p, self.pack))
-            closed, ends = Program(*[width] * (2 + len(blocks))), []
-            for index, norm in enumerate(norms):
-                x = closed.inputs[0]
-                if norm is not None:
-                    x = closed.norm(x, norm, out=closed.inputs[1 + index])
-                if index < len(blocks):
-                    closed.layer(index)
-                    blocks[index].keys_program(closed, x)
-                ends.append(len(closed.instructions))
-            every = AllBlocksProgram.of(blocks, norms[-1], model.config, self.pack)
+            return BlockPrograms.of(self.model, self.pack), ""
         except NoProgramError as why:
             return None, str(why)
-        compiled = Compiled(closed, self.pack)
-        return CompiledBlocks(norms, norm_f, inputs, compiled, [0, *ends], every), ""
 
     @property
     def path(self) -> str:
@@ -198,7 +162,7 @@ class CompiledModel:
     ) -> tuple[Tensor, list[Part], Tensor | None]:
         """One token per row through the layers.
 
-        Returns the residual [R, D] behind them (and norm_f, where the blocks are compiled), their
+        Returns the residual [R, D] behind them (where the blocks are compiled: before block 0), their
         parts of the State, and the columns [K + 1, R, D] where the last segment computed them.
         Recurrent tensors of the State are overwritten, unless it keeps tokens for a rollback.
         """
@@ -215,9 +179,9 @@ class CompiledModel:
         for segment in self.segments:
             columns = torch.empty(segment.num_columns, *h.shape) if segment.num_columns else None
             h = segment(h, parts, layout, () if columns is None else list(columns))
-        norm_f = None if self.blocks is None else self.blocks.norm_f
-        if norm_f is not None and not self.segments[-1].ends_with_norm_f:
-            norm_f([h])
+        norm = None if self.blocks is None else self.blocks.enter
+        if norm is not None and not self.segments[-1].ends_with_norm:
+            norm([h])
         return h, parts, columns
 
     def _writes(self, layer: int) -> bool:

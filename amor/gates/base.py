@@ -19,36 +19,10 @@ from torch import Tensor, nn
 
 from amor import registry
 from amor.errors import AmorError
+from amor.gates.evidence import Evidence, Verdict
 from amor.parts import Cost
 from amor.program import NoProgramError, Program, Vector
 from amor.typed import Share
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """The inputs of a gate, for tokens of any shape [...].
-
-    Of entropy, margin and gain only those it `needs` are set.
-    """
-
-    x: Tensor  # [..., D] the block's input, without gradient
-    position: Tensor  # [...]
-    entropy: Tensor | None = None  # [...] over log(vocab): in [0, 1]
-    margin: Tensor | None = None  # [...] best probability minus second best
-    # [...] nats the next token gains if the block fires; needs the true next token
-    gain: Tensor | None = None
-    before: Verdict | None = None  # of the previous block; None at the first
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The decision of a gate, for tokens of any shape [...]."""
-
-    fire: Tensor  # [...] bool
-    score: Tensor  # [...] compared with the threshold
-    # [...] 1 where it fires, with a gradient; None for a gate that has none
-    weight: Tensor | None = None
-
 
 OptionsT = TypeVar("OptionsT")
 
@@ -221,8 +195,17 @@ class Adaptive(Gate[AdaptiveT]):
         self.register_buffer("quantiles", torch.zeros(SKETCH))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         self.aimed: float | None = None
+        self._observed = False
         # version_key, and the threshold at that version
         self._known: tuple[tuple[object, ...], float] | None = None
+
+    def without_statistics(self) -> bool:
+        """Whether it has observed nothing yet, and so never fires.
+
+        Once it has, a GPU is not synchronised again to find out.
+        """
+        self._observed = self._observed or int(self.updates) > 0
+        return not self._observed
 
     def trained_threshold(self) -> Tensor:
         """The threshold by the statistics of training, where no firing rate is aimed at."""

@@ -10,7 +10,7 @@ from typing import Any
 from amor import typed
 from amor.errors import AmorError, nearest
 from amor.gates.base import Gate, find_gate
-from amor.gates.once import share_decision
+from amor.gates.follower import share_decision
 
 # gates without statistics or weights, so any model can have them
 STATELESS = ("always", "never", "random")

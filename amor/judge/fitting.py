@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from amor.judge.gates import RecordingGate, own_gates
 from amor.judge.loop import ignore_tokens, join_chunks, run_windows
 from amor.models.amor import Amor, Output
 from amor.models.build import build
+from amor.models.gated import PassOptions
 from amor.models.measure import Measured
 from amor.records.fit import CalibrationBin, Decisions, NetworkFit
 
@@ -87,8 +89,9 @@ def collect(
     """Per block inputs and targets for gates of `other`, where the gates of `model` decide."""
     columns = torch.arange(0, text.columns, every)
 
-    def measuring(tokens: Tensor, *arguments: Any, **options: Any) -> Output:
-        return other(tokens, *arguments, measure=columns.expand(len(tokens), -1), **options)
+    def measuring(tokens: Tensor, *arguments: Any, options: PassOptions, **more: Any) -> Output:
+        options = replace(options, measure=columns.expand(len(tokens), -1))
+        return other(tokens, *arguments, options=options, **more)
 
     chunks = run_windows(
         other, text, gates=own_gates(model), forward=measuring, on_tokens=on_tokens

@@ -21,6 +21,7 @@ from amor.data.loader import Windows
 from amor.errors import AmorError
 from amor.gates.base import Gate
 from amor.models.amor import Amor, Output
+from amor.models.gated import PassOptions
 from amor.state import State
 
 ROWS = 8  # windows per forward call; enough to keep matrix products busy at the sizes trained here
@@ -126,9 +127,11 @@ def run_chunks(
             reset=chunk.reset,
             valid=chunk.valid,
             targets=chunk.targets,
-            gates=gates(chunk.place) if callable(gates) else gates,
-            compute=compute,
-            residual=None if residuals is None else residuals.get(key),
+            options=PassOptions(
+                gates=gates(chunk.place) if callable(gates) else gates,
+                compute=compute,
+                residual=None if residuals is None else residuals.get(key),
+            ),
         )
         state = out.state
         if residuals is not None:

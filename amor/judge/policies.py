@@ -18,7 +18,7 @@ from torch import Tensor
 from amor.data.loader import Windows
 from amor.errors import AmorError
 from amor.gates.base import Gate
-from amor.gates.once import Follower
+from amor.gates.follower import Follower
 from amor.judge.gates import ForcedGate, RecordingGate, force_all
 from amor.judge.loop import (
     ROWS,

@@ -12,6 +12,7 @@ from amor.gates.router import Router
 from amor.mixers.mamba2 import Mamba2
 from amor.models.amor import Amor
 from amor.models.block import Block
+from amor.models.gated import PassOptions
 from amor.parts import ShortConv
 
 MOST_UPDATES = 16  # forward passes at most that a gate which learns from measured gains is shown
@@ -73,7 +74,8 @@ def calibrate(model: Amor, tokens: Tensor) -> None:
         if all(block.gate.settled() for block in model.each_block()):
             break
         every = torch.arange(tokens.shape[1]).expand_as(tokens)
-        model.learn(model(tokens, targets=targets, measure=every).measured)
+        options = PassOptions(measure=every)
+        model.learn(model(tokens, targets=targets, options=options).measured)
     for index, block in enumerate(model.each_block()):
         if int(getattr(block.gate, "updates", torch.ones(()))) == 0:
             block.gate.observe(model(tokens, targets=targets).gates[index].score)

@@ -9,9 +9,9 @@ The three uses differ only in how many tokens are handed in and which state come
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from amor.config import Config
 from amor.errors import AmorError
-from amor.form import Part, StateSpec, spec_of
-from amor.gates.base import Gate, Verdict
+from amor.form import StateSpec, spec_of
+from amor.gates.base import Adaptive
 from amor.layout import Layout, align, check_token_ids, last_real
 from amor.models.backbone import Backbone
-from amor.models.block import Block, GateTrace
+from amor.models.block import Block, GateTrace, TorchBlocks
+from amor.models.evidence import HeadEvidence
+from amor.models.gated import EvidenceSource, Norms, PassOptions, gated_pass, has_final_norm
 from amor.models.measure import Measure, Measured
-from amor.models.probe import DirectProbe, Probing
 from amor.ops import head
 from amor.parts import Cost, Linear, RMSNorm
 from amor.state import State
@@ -42,19 +43,14 @@ class Output:
     gates: tuple[GateTrace, ...]  # one per block
     loss: Tensor | None = None  # sum of nll times target_weight, differentiable; with targets
     nll: Tensor | None = None  # [B, T] without gradient; with targets
-    # one per block, None where its gate measures nothing; with `measure`
+    # one per block, None where its gate measures nothing; with `options.measure`
     measured: tuple[Measured | None, ...] = ()
+    valid: Tensor | None = None  # [B, T] False at pads, as given
 
 
-@dataclass(frozen=True)
-class BlockOptions:
-    """How the blocks of one call run; fields as in `Amor.forward`."""
-
-    probe: Probing
-    gates: Sequence[Gate]
-    compute: str
-    keep: Literal["all", "last"]
-    measure: Measure | None = None
+log = logging.getLogger("amor")
+PLAIN = PassOptions()
+UNOBSERVED = 50  # training forwards without an update of gate statistics, before a warning
 
 
 class Amor(nn.Module):
@@ -69,9 +65,10 @@ class Amor(nn.Module):
         self.blocks = nn.ModuleList()
         for k in range(config.blocks.count):
             self.blocks.append(Block(config, k, self.each_block()[0].gate if k else None))
-        normed = config.blocks.count and config.blocks.final == "norm"
+        normed = has_final_norm(config.blocks)
         self.final_norm = RMSNorm(config.width, config.eps("final_norm")) if normed else None
         self.head = None if config.tied else Linear(config.width, config.vocab)
+        self._unobserved: int | None = 0  # training forwards; None after a call of `observe`
         self._spec: tuple[tuple[object, ...], StateSpec] | None = (
             None  # of its States, and their key
         )
@@ -122,28 +119,30 @@ class Amor(nn.Module):
         targets: Tensor | None = None,
         target_weight: Tensor | float | None = None,
         keep: Literal["all", "last"] = "all",
-        probe: Probing | None = None,
-        gates: Sequence[Gate] | None = None,
-        compute: str = "auto",
-        residual: Tensor | None = None,
-        measure: Tensor | None = None,
+        options: PassOptions = PLAIN,
     ) -> Output:
         """Read tokens [B, T] from a State.
 
+        In training mode, gates without statistics take those of this batch before they decide; from
+        then on `observe` keeps them up to date, once per optimiser step:
+
+            out = model(x, targets=y)
+            out.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.observe(out)
+
+        tokens: [B, T] token ids. All further arguments are by name:
         state: where to continue; None: from the beginning.
         valid: [B, T] False at pads, wherever they are; None: every token is real.
         reset: [B, T] True where a packed document begins.
         targets: [B, T] true next tokens, head.IGNORE where none; sets `loss` and `nll`.
         target_weight: factor of each target's nll in the loss; None: 1 / number of targets.
         keep: "last" returns the hidden vector of each row's last token only.
-        probe: where gates get their evidence; None: one reading of the head per block.
-        gates: one per block, instead of the model's own.
-        compute: which queries are computed, one of block.COMPUTE.
-        residual: `Output.residual` of an earlier call with the same tokens; skips the backbone,
-            whose state then stays as it is.
-        measure: [B, S] columns where gains are measured for gates that learn them; needs targets.
+        options: other gates, gains to measure and the like, for analysis and decode.
         """
         check_token_ids(tokens, self.config.vocab, valid)
+        self._count_training_forward()
         tokens, lengths, reset, targets, order = _aligned(tokens, valid, reset, targets)
         if tokens.shape[1] == 0:
             raise AmorError(
@@ -159,18 +158,26 @@ class Amor(nn.Module):
         layout = state.layout(tokens.shape[1], lengths, reset)
         depth = len(self.backbone.layers)
         parts = list(state.parts[:depth])
+        residual = options.residual
         if residual is None:
             last = keep == "last" and not self.blocks
             residual, parts = self.backbone(self.embed(tokens), parts, layout, last)
-        chosen = [block.gate for block in self.each_block()] if gates is None else list(gates)
-        observer = None
-        if measure is not None and self.measures:
-            observer = Measure(self, measure, targets, layout)
-        options = BlockOptions(probe or DirectProbe(self, targets), chosen, compute, keep, observer)
-        h, parts_of_blocks, traces = self._through_blocks(
-            residual, state.parts[depth:], layout, options
+        blocks = TorchBlocks(
+            *(self.norms, self.each_block(), state.parts[depth:], layout, options.compute, keep)
         )
-        after = state.advance(layout, parts + parts_of_blocks, tokens)
+        measure = None
+        if options.measure is not None and self.measures:
+            measure = Measure(blocks, options.measure, targets, self.head_weight)
+        gates = options.gates
+        if gates is None:
+            gates = [block.gate for block in self.each_block()]
+        if options.evidence is None:
+            evidence: EvidenceSource = HeadEvidence(blocks, self.head_weight, targets)
+        else:
+            evidence = options.evidence(blocks, targets)
+        observers = () if measure is None else (measure,)
+        h, verdicts = gated_pass(residual, blocks, gates, evidence, observers)
+        after = state.advance(layout, parts + blocks.parts, tokens)
 
         def to_caller_order(t: Tensor) -> Tensor:
             return t if keep == "last" else _restored(t, layout, order)
@@ -182,48 +189,17 @@ class Amor(nn.Module):
             )
             nll = to_caller_order(nll)
         decisions = tuple(
-            GateTrace(to_caller_order(g.score), to_caller_order(g.fire), g.threshold)
-            for g in traces
+            GateTrace(to_caller_order(v.score), to_caller_order(v.fire), gate.threshold)
+            for v, gate in zip(verdicts, gates, strict=True)
         )
-        measured = () if observer is None else observer.results()
-        return Output(to_caller_order(h), after, residual, decisions, loss, nll, measured)
+        measured = () if measure is None else measure.results()
+        return Output(to_caller_order(h), after, residual, decisions, loss, nll, measured, valid)
 
-    def _through_blocks(
-        self, h: Tensor, parts: tuple[Part, ...], layout: Layout, options: BlockOptions
-    ) -> tuple[Tensor, list[Part], list[GateTrace]]:
-        """The residual through the K blocks and the final norm."""
-        blocks = self.each_block()
-        prenorm = self.config.blocks.first == "prenorm"
-        if not prenorm or not blocks:
-            h = self.norm_f(h)
-        after: list[Part] = []
-        traces: list[GateTrace] = []
-        verdict: Verdict | None = None
-        for index, (block, part, gate) in enumerate(zip(blocks, parts, options.gates, strict=True)):
-            x = self.block_input(index, h)
-            keep = options.keep if index == len(blocks) - 1 else "all"
-            probe = partial(options.probe, index)
-            h, part, verdict = block(
-                h, x, part, layout, gate, probe, options.compute, keep, verdict, options.measure
-            )
-            after.append(part)
-            traces.append(GateTrace(verdict.score, verdict.fire, gate.threshold))
-        return self.output_vector(h), after, traces
-
-    def block_input(self, index: int, h: Tensor) -> Tensor:
-        """The input of block `index`, from the residual h."""
-        norm = self.each_block()[index].norm
-        if norm is not None:
-            return norm(h)
-        return self.norm_f(h) if self.config.blocks.first == "prenorm" else h
-
-    def output_vector(self, h: Tensor) -> Tensor:
-        """The vector the head reads behind the blocks, from the residual h."""
-        return h if self.final_norm is None else self.final_norm(h)
-
-    def probe_vector(self, h: Tensor, x: Tensor) -> Tensor:
-        """The vector the head reads for a block's gate, from the residual h and its input x."""
-        return self.output_vector(h) if self.config.blocks.probe == "final" else x
+    @property
+    def norms(self) -> Norms[RMSNorm]:
+        """The norms around the blocks, and which vectors are probed."""
+        inputs = [block.norm for block in self.each_block()]
+        return Norms.of(self.config.blocks, self.norm_f, inputs, self.final_norm)
 
     def _loss(
         self, h: Tensor, targets: Tensor, target_weight: Tensor | float | None
@@ -253,7 +229,7 @@ class Amor(nn.Module):
         One per gate that needs the head; where gates read the output vector, one per firing.
         """
         readers = sum(1 for block in self.each_block() if block.gate.needs)
-        return readers * fire_rate if self.config.blocks.probe == "final" else readers
+        return readers * fire_rate if self.norms.probe_output else readers
 
     def head_passes(self, fire_rate: float) -> float:
         """Passes over the head per token in decode with every saving, where blocks fire together.
@@ -278,13 +254,35 @@ class Amor(nn.Module):
         return total + Cost(flops=2 * size, weights=size) * passes + Cost(state_held=8)
 
     @torch.no_grad()
-    def observe(self, scores: list[Tensor]) -> None:
-        """Update the statistics of every gate by the scores of one optimiser step.
+    def observe(self, scores: Output | Sequence[Tensor]) -> None:
+        """Update the statistics of every gate, so that thresholds follow training.
 
-        scores: per block, [n] of the real tokens of the global batch.
+        Call it once per optimiser step, in a training loop of your own too: `model.observe(out)`.
+        scores: the Output of the step's forward; or, with several micro-batches or ranks, per block
+        the scores [n] of the real tokens of the global batch.
         """
+        self._unobserved = None
+        if isinstance(scores, Output):
+            self.learn(scores.measured or [None] * len(self.blocks))
+            valid, last = scores.valid, scores.hidden.shape[1] == 1
+            scores = [g.score if valid is None or last else g.score[valid] for g in scores.gates]
         for block, values in zip(self.each_block(), scores, strict=True):
             block.gate.observe_step(values)
+
+    def _count_training_forward(self) -> None:
+        """Warn once where a training loop never calls `observe`."""
+        if self._unobserved is None or not (self.training and torch.is_grad_enabled()):
+            return
+        self._unobserved += 1
+        gates = (block.gate for block in self.each_block())
+        if self._unobserved == UNOBSERVED and any(
+            isinstance(gate, Adaptive) and not gate.updates_in_forward for gate in gates
+        ):
+            log.warning(
+                "%d training forwards without model.observe(out): the thresholds of the gates stay "
+                "at the statistics of the first batch; call it once per optimiser step",
+                UNOBSERVED,
+            )
 
     @torch.no_grad()
     def learn(self, measured: Sequence[Measured | None]) -> None:

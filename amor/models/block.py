@@ -1,18 +1,15 @@
 """The AMOR block: attention on the residual stream, run only where the gate fires.
 
-    x = h or RMSNorm(h)      fire = gate(x)
     h <- h + fire * sigmoid(alpha) * W_O SDPA(RoPE(W_Q x), RoPE(W_K x), W_V x)
 
 Keys and values are computed and kept for every token. Queries are computed for all and masked
 (`full_with_mask`), or only where the gate fires (`true_sparse`); both give the same numbers, and
-`auto` takes the faster, in training too.
+`auto` takes the faster, in training too. What happens around a block is amor/models/gated.py.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +17,11 @@ from torch import Tensor, nn
 from amor.config import Config
 from amor.errors import AmorError, nearest
 from amor.form import Part
-from amor.gates.base import Evidence, Gate, Verdict, find_gate
-from amor.gates.once import Follower
+from amor.gates.base import Gate, Verdict
 from amor.kv import KV
 from amor.layout import Layout, last_real
 from amor.mixers.attention import Attention, AttentionOptions
+from amor.models.gated import Norms, gate_of
 from amor.ops import attend
 from amor.parts import Cost, RMSNorm, SwiGLU
 from amor.program import Program, Vector
@@ -44,24 +41,6 @@ class GateTrace:
 
 
 Place = tuple[Tensor, Tensor]  # row and column of each of some tokens
-# residual and x [B, T, D], the gate's needs, the residual closed and opened, the verdict of the
-# block before -> evidence
-ReadEvidence = Callable[
-    [Tensor, Tensor, Layout, frozenset[str], Callable[[], tuple[Tensor, Tensor]], Verdict | None],
-    Evidence,
-]
-
-
-class BlockObserver(Protocol):
-    """Records what a block would do to tokens of its choice."""
-
-    def __call__(
-        self, h: Tensor, x: Tensor, fired: Callable[[Tensor, Tensor, Place], Tensor]
-    ) -> None:
-        """h, x: the residual and the block's input, [B, T, D].
-
-        fired: from h and x [n, D] of some tokens and their places to their residual after firing.
-        """
 
 
 class Block(nn.Module):
@@ -71,8 +50,7 @@ class Block(nn.Module):
         """first: the gate of block 0; None for that block itself."""
         super().__init__()
         blocks, eps = config.blocks, config.eps("block")
-        # block 0 takes its input as it comes: norm_f's output, or (prenorm) it is normed by norm_f
-        # itself
+        # block 0 has no norm of its own: amor/models/gated.py puts norm_f before it
         self.norm = RMSNorm(config.width, eps) if index else None
         self.attention = Attention(
             config.width, AttentionOptions(blocks.head_size, blocks.rope_theta), eps
@@ -91,57 +69,25 @@ class Block(nn.Module):
         self,
         h: Tensor,
         x: Tensor,
-        state: Part,
+        k: Tensor,
+        v: Tensor,
         layout: Layout,
-        gate: Gate,
-        probe: ReadEvidence,
+        verdict: Verdict,
         compute: str = "auto",
-        keep: str = "all",
-        before: Verdict | None = None,
-        observer: BlockObserver | None = None,
-    ) -> tuple[Tensor, Part, Verdict]:
-        """One block over all tokens of a call.
+    ) -> Tensor:
+        """The residual after the block: attention where its gate fires, elsewhere unchanged.
 
-        h: [B, T, D] the residual; x: the block's input, h or a norm of it.
-        gate: decides instead of the block's own; before: the verdict of the block before.
-        keep: "last" computes only each row's last token.
-        Returns the residual after the block, its part of the State, and the verdict.
+        h, x: [B, T, D] the residual and the block's input; k, v: [B, H, L, d] keys and values.
+        compute: which queries are computed, one of COMPUTE.
         """
-        kv = state["kv"]
-        assert isinstance(kv, KV)
-        k, v, after = self.attention.append_keys(x, kv, layout)
-        if observer is not None:
-            observer(h, x, partial(self.fired_at, k, v, layout))
-        if keep == "last":
-            if before is not None:
-                before = Verdict(last_real(before.fire, layout), last_real(before.score, layout))
-            h, x = last_real(h, layout), last_real(x, layout)
-            layout = layout.last()
-            k, v = after.k, after.v
-
-        def opened() -> Tensor:
-            return self.update(h, self.attention.all_queries(x, k, v, layout))
-
-        verdict = self.decide(
-            gate, probe(h, x.detach(), layout, gate.needs, lambda: (h, opened()), before), layout
-        )
-        fire = verdict.fire if layout.valid is None else verdict.fire & layout.valid
         learns = verdict.weight is not None and torch.is_grad_enabled()
-        if learns or dense_pays(fire, compute):
-            out = choose(fire, opened(), h, verdict)
-        else:
-            out = self.fired_only(h, x, k, v, layout, fire)
-        return out, {"kv": after}, replace(verdict, fire=fire, score=verdict.score.detach())
+        if learns or dense_pays(verdict.fire, compute):
+            return choose(verdict.fire, self.opened(h, x, k, v, layout), h, verdict)
+        return self.fired_only(h, x, k, v, layout, verdict.fire)
 
-    def decide(self, gate: Gate, evidence: Evidence, layout: Layout) -> Verdict:
-        """The gate's decision; a gate that updates its statistics in every training forward does so
-        before it.
-        """
-        verdict = gate(evidence)
-        if not (gate.updates_in_forward and self.training and torch.is_grad_enabled()):
-            return verdict
-        gate.observe(verdict.score if layout.valid is None else verdict.score[layout.valid])
-        return gate(evidence)
+    def opened(self, h: Tensor, x: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        """The residual after the block where every token fires."""
+        return self.update(h, self.attention.all_queries(x, k, v, layout))
 
     def scale(self) -> Tensor:
         """alpha [D], the scale of attention: sigmoid of its parameter, not below the floor."""
@@ -213,13 +159,6 @@ def floored_sigmoid(raw: Tensor, floor: float) -> Tensor:
     return (raw.clamp(min=math.log(floor / (1 - floor))) if floor else raw).sigmoid()
 
 
-def gate_of(config: Config, index: int, first: Gate | None) -> Gate:
-    """The gate of block `index`; first: that of block 0, None for itself."""
-    if first is not None and config.blocks.decide == "once":
-        return Follower(first)
-    return find_gate(config.blocks.gate)(config.width, config.gate_options(), index)
-
-
 def dense_pays(fire: Tensor, compute: str) -> bool:
     """Whether all queries are computed and those that did not fire are masked."""
     if compute not in COMPUTE:
@@ -239,3 +178,64 @@ def choose(fire: Tensor, opened: Tensor, h: Tensor, verdict: Verdict) -> Tensor:
     if verdict.weight is None:
         return out
     return out + (verdict.weight - verdict.weight.detach())[..., None].to(h.dtype) * (opened - h)
+
+
+class TorchBlocks:
+    """The blocks of one forward by torch: all queries computed and masked, or only those that fire.
+
+    In training, prefill and evaluation; in decode, where a step cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        norms: Norms[RMSNorm],
+        blocks: Sequence[Block],
+        parts: Sequence[Part],
+        layout: Layout,
+        compute: str = "auto",
+        keep: str = "all",
+    ):
+        """parts: of the State, one per block; keep: "last" queries each row's last token only."""
+        self.norms, self.blocks, self.parts, self.layout = norms, blocks, list(parts), layout
+        self.compute, self.last = compute, len(blocks) - 1 if keep == "last" else None
+        self.keys: list[tuple[Tensor, Tensor]] = []  # per block: k and v that queries attend to
+        self.enter, self.output = norms.enter, norms.output
+
+    @property
+    def training(self) -> bool:
+        """Whether the blocks are in training mode."""
+        return self.blocks[0].training
+
+    def input(self, index: int, h: Tensor) -> Tensor:
+        return self.norms.column(index, h)
+
+    def write(self, index: int, h: Tensor, x: Tensor) -> None:
+        kv = self.parts[index]["kv"]
+        assert isinstance(kv, KV)
+        k, v, after = self.blocks[index].attention.append_keys(x, kv, self.layout)
+        self.keys.append((k, v))
+        self.parts[index] = {"kv": after}
+
+    def queries(
+        self, index: int, h: Tensor, x: Tensor, before: Verdict | None
+    ) -> tuple[Tensor, Tensor, Verdict | None]:
+        if index != self.last:
+            return h, x, before
+        layout, after = self.layout, self.parts[index]["kv"]
+        assert isinstance(after, KV)
+        if before is not None:
+            before = Verdict(last_real(before.fire, layout), last_real(before.score, layout))
+        self.layout, self.keys[index] = layout.last(), (after.k, after.v)
+        return last_real(h, layout), last_real(x, layout), before
+
+    def opened(self, index: int, h: Tensor, x: Tensor) -> Tensor:
+        """The residual after block `index` where every token fires."""
+        return self.blocks[index].opened(h, x, *self.keys[index], self.layout)
+
+    def apply(self, index: int, h: Tensor, x: Tensor, verdict: Verdict) -> Tensor:
+        return self.blocks[index](h, x, *self.keys[index], self.layout, verdict, self.compute)
+
+    def columns(self, h: Tensor, which: Sequence[int], rows: list[int] | None) -> Tensor:
+        """[columns, n, D] of the residual of some rows, in a call of one token per row."""
+        some = h[:, 0] if rows is None else h[rows, 0]
+        return torch.stack([self.norms.column(index, some) for index in which])

@@ -14,7 +14,16 @@ from amor.parts import RMSNorm, ShortConv
 
 
 def build(config: Config, seed: int = 42, device: str | torch.device = "cpu") -> Amor:
-    """A model with fresh weights; on the meta device only its shapes."""
+    """A model with fresh weights.
+
+    config: a Config, e.g. `amor.preset("amor-mamba2", "tiny")`.
+    seed: of the weights; the same seed gives the same bits on every machine.
+    device: where the weights live; "meta" makes the shapes only, without memory.
+
+    The model is called as `out = model(tokens, targets=targets)` with tokens [B, T]; `out.loss` is
+    the mean loss in nats per target, `out.hidden` [B, T, width] what the head reads, and
+    `model.logits(out.hidden)` the logits. `help(amor.build(config).forward)` lists every argument.
+    """
     with torch.device("meta"):
         model = Amor(config)
     if str(device) == "meta":

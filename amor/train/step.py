@@ -29,6 +29,7 @@ from amor.gates.base import Adaptive
 from amor.gates.warmup import ForcedOpen
 from amor.models.amor import Amor, Output
 from amor.models.block import Block, GateTrace
+from amor.models.gated import PassOptions
 from amor.models.measure import Measured
 from amor.numbers import finite
 from amor.ops.head import IGNORE
@@ -179,7 +180,8 @@ class Stepper:
             gates = [ForcedOpen(block.gate) for block in self.blocks()]
         for batch in batches:
             measure = self.sample(step, range(first, first + len(batch)), batch.columns)
-            out = self.read(batch, target_weight, measure=measure, gates=gates)
+            options = PassOptions(gates=gates, measure=measure)
+            out = self.read(batch, target_weight, options=options)
             first += len(batch)
             assert out.loss is not None
             out.loss.backward()

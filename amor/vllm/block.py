@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
@@ -11,7 +13,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from amor.config import Config
 from amor.gates.base import Gate
 from amor.mixers.attention import AttentionOptions
-from amor.models.block import floored_sigmoid, gate_of
+from amor.models.block import floored_sigmoid
+from amor.models.gated import Norms, gate_of
 from amor.vllm.gate import Decider
 from amor.vllm.layers import VllmAttention, VllmSwiGLU
 
@@ -39,12 +42,42 @@ class VllmBlock(nn.Module):
         self.mlp_norm = RMSNorm(width, eps) if blocks.mlp else None
         self.mlp = VllmSwiGLU(width, config.d_ff, vllm, f"{prefix}.mlp") if blocks.mlp else None
 
-    def forward(
-        self, h: Tensor, x: Tensor, probe: Tensor, positions: Tensor, before: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The residual after the block, and where it fired; before: where the block before did."""
-        fire = self.decider(probe, x, positions, before)
+    def forward(self, h: Tensor, x: Tensor, positions: Tensor, fire: Tensor) -> Tensor:
+        """The residual [N, D] after the block, from h and its input x; fire: [N] where it fires."""
         opened = h + floored_sigmoid(self.alpha, self.alpha_floor) * self.attention(x, positions)
         if self.mlp is not None and self.mlp_norm is not None:
             opened = opened + self.mlp(self.mlp_norm(opened))
-        return torch.where(fire[:, None], opened, h), fire
+        return torch.where(fire[:, None], opened, h)
+
+
+class VllmBlocks:
+    """The blocks of one step for amor/models/gated.py, and where their gates get evidence.
+
+    A decision is where a block fires, [N].
+    """
+
+    def __init__(self, norms: Norms[RMSNorm], blocks: Sequence[VllmBlock], positions: Tensor):
+        self.norms, self.blocks, self.positions = norms, blocks, positions
+
+    def enter(self, h: Tensor) -> Tensor:
+        return self.norms.enter(h)
+
+    def input(self, index: int, h: Tensor) -> Tensor:
+        return self.norms.column(index, h)
+
+    def write(self, index: int, h: Tensor, x: Tensor) -> None:
+        """vLLM's attention writes keys and values itself, of all tokens."""
+
+    def queries(
+        self, index: int, h: Tensor, x: Tensor, before: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        return h, x, before
+
+    def decide(self, index: int, gate: Gate, h: Tensor, x: Tensor, before: Tensor | None) -> Tensor:
+        return self.blocks[index].decider(self.norms.probe(h, x), x, self.positions, before)
+
+    def apply(self, index: int, h: Tensor, x: Tensor, fire: Tensor) -> Tensor:
+        return self.blocks[index](h, x, self.positions, fire)
+
+    def output(self, h: Tensor) -> Tensor:
+        return self.norms.output(h)

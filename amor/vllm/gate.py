@@ -9,7 +9,6 @@ torch.compile and CUDA graphs: nothing in it branches in Python on the value of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Set
 
 import torch
@@ -21,6 +20,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from amor.gates.base import Evidence, Gate, Verdict
+from amor.gates.evidence import head_evidence
 from amor.ops import head as head_op
 from amor.ops.head import parts
 
@@ -35,9 +35,7 @@ def head_statistics(x: Tensor, head: VocabParallelEmbedding, names: Set[str]) ->
     else:
         mine = parts.nothing(len(x), best, x.device)
     whole = parts.joined(tensor_model_parallel_all_gather(mine[None], 0))
-    entropy = whole.entropy / math.log(head.org_vocab_size)  # type: ignore[operator]
-    statistics = {"entropy": entropy, "margin": whole.margin}
-    return {name: statistics[name] for name in names}  # type: ignore[misc]
+    return head_evidence(whole, head.org_vocab_size, names)
 
 
 class Decider(nn.Module):
@@ -64,7 +62,7 @@ class Decider(nn.Module):
     @torch.no_grad()
     def decide(self, probe: Tensor, x: Tensor, positions: Tensor, before: Tensor | None) -> Tensor:
         """`forward`, from inside the operator."""
-        names = self.gate.needs & {"entropy", "margin"}
+        names = self.gate.needs  # amor/vllm/served.py refuses gates that need more than the head
         statistics = head_statistics(probe, self._head[0], names) if names else {}
         led = None if before is None else Verdict(before, before.float())
         fire = self.gate(Evidence(x.float(), positions, **statistics, before=led)).fire

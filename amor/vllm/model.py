@@ -33,7 +33,8 @@ from vllm.model_executor.models.interfaces import (
 )
 
 from amor.config import Config
-from amor.vllm.block import VllmBlock
+from amor.models.gated import Norms, gated_pass, has_final_norm
+from amor.vllm.block import VllmBlock, VllmBlocks
 from amor.vllm.layers import VllmLayer
 from amor.vllm.own import fresh_state
 from amor.vllm.served import own_kind, scans
@@ -61,10 +62,11 @@ class Skeleton(nn.Module):
             first = self.each_block()[0].decider.gate if k else None
             name = f"layers.{len(self.layers) + k}"
             self.blocks.append(VllmBlock(config, k, first, self.head, vllm_config, name))
-        ends = config.blocks.count and config.blocks.final == "norm"
-        self.final_norm = RMSNorm(config.width, config.eps("final_norm")) if ends else None
-        self.prenorm = config.blocks.count > 0 and config.blocks.first == "prenorm"
-        self.probes_final = config.blocks.probe == "final"
+        normed = has_final_norm(config.blocks)
+        self.final_norm = RMSNorm(config.width, config.eps("final_norm")) if normed else None
+        # a plain object, made here so that torch.compile does not trace how
+        inputs = [block.norm for block in self.each_block()]
+        self.norms = Norms.of(config.blocks, self.norm_f, inputs, self.final_norm)
 
     def forward(
         self,
@@ -76,19 +78,9 @@ class Skeleton(nn.Module):
         h = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         for layer in self.layers:
             h = layer(h, positions)
-        if not self.prenorm:
-            h = self.norm_f(h)
-        fire: Tensor | None = None
-        for block in self.each_block():
-            norm = block.norm if block.norm is not None else self.norm_f if self.prenorm else None
-            x = h if norm is None else norm(h)
-            probe = self.output_vector(h) if self.probes_final else x
-            h, fire = block(h, x, probe, positions, fire)
-        return self.output_vector(h)
-
-    def output_vector(self, h: Tensor) -> Tensor:
-        """The input of the head for the residual h behind the blocks."""
-        return h if self.final_norm is None else self.final_norm(h)
+        each = self.each_block()
+        blocks = VllmBlocks(self.norms, each, positions)
+        return gated_pass(h, blocks, [block.decider.gate for block in each], blocks)[0]
 
     def each_block(self) -> list[VllmBlock]:
         """The gated blocks, typed."""

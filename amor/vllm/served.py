@@ -60,6 +60,10 @@ def refuse(config: Config, ranks: int) -> None:
         raise AmorError(
             "the gate 'oracle' must be told the next token, which nobody knows while serving"
         )
+    if config.blocks.count and config.blocks.gate == "varentropy":
+        raise AmorError(
+            "the gate 'varentropy' needs all logits of every token; vLLM's ranks hold parts of them"
+        )
     scan = scans(config)
     if scan is not None and own_kind(config):
         kinds = f"mamba2 and {own_kind(config)}"

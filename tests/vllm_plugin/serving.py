@@ -15,6 +15,7 @@ import amor.hf
 from amor.data.tokenizer import bytes_tokenizer
 from amor.decode.engine import Engine
 from amor.judge.gates import force_all
+from amor.models.gated import PassOptions
 from amor.vllm.stats import counted
 
 CLOSE = 1e-4  # nats between a log-probability of ours and of vLLM
@@ -112,7 +113,7 @@ def _written(decode, ids, new):
         tokens.append(int(said.argmax()))
         logprobs.append(said[tokens[-1]])
         session.step(tokens[-1:])
-    read = decode.model(torch.tensor([ids]), gates=decode.gates)
+    read = decode.model(torch.tensor([ids]), options=PassOptions(gates=decode.gates))
     prompt = (
         decode.model.logits(read.hidden)[0, :-1]
         .log_softmax(-1)
