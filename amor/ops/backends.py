@@ -17,6 +17,7 @@ from types import ModuleType
 import torch
 
 from amor.errors import AmorError, nearest
+from amor.ops import native
 
 log = logging.getLogger("amor")
 
@@ -137,7 +138,11 @@ def choice(op: str, device: str) -> tuple[str, str]:
 
 @cache
 def _serving(op: str, device: str, forced: str) -> ModuleType:
-    return module(op, _choose(op, device, forced)[0])
+    name, _ = _choose(op, device, forced)
+    fastest = BACKENDS[op][0]
+    if fastest.name == "native" != name and device in fastest.devices:
+        native.warn_slow(missing(op, fastest, device) or "")
+    return module(op, name)
 
 
 def backend(op: str, tensor: torch.Tensor) -> ModuleType:

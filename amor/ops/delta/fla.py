@@ -13,7 +13,7 @@ from amor.ops.documents import documents
 
 
 def missing() -> str | None:
-    return doors.absent("fla", doors.FLA)
+    return doors.absent("fla", doors.FLA, "fla.ops.gated_delta_rule", "fla.ops.kda")
 
 
 def delta(

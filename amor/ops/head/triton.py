@@ -9,6 +9,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from amor.ops import doors
 from amor.ops.head import chunked
 from amor.ops.head.reference import IGNORE, HeadStats
 
@@ -24,8 +25,8 @@ loss = chunked.loss
 
 def missing() -> str | None:
     if importlib.util.find_spec("triton") is None:
-        return "needs triton, which is not installed: pip install triton"
-    return None
+        return "triton is not installed; pip install triton"
+    return doors.import_error("amor.ops.head.kernel")
 
 
 @torch.no_grad()

@@ -21,7 +21,10 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +33,7 @@ import torch
 from amor.errors import AmorError
 from amor.ops.native.layout import agree
 from amor.ops.native.owner import others_may_write
+from amor.progress import LINE_EVERY, Every
 
 HERE = Path(__file__).parent
 OPERATORS = HERE.parent
@@ -135,10 +139,11 @@ def _compile(path: str, source: Path, folder: Path, name: str) -> tuple[Path | N
     """Compile into place, under a name that ends with a digest of what was built; or None and why
     it failed.
     """
-    with tempfile.TemporaryDirectory(dir=folder) as room:
-        fresh = Path(room) / source.stem
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        fresh = Path(temporary) / source.stem
         command = [path, *FLAGS, f"-I{HERE}", f"-I{OPERATORS}", str(source), "-o", str(fresh)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        with _compilations.announced(source):
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             errors = (
                 [line for line in result.stderr.splitlines() if "error" in line]
@@ -149,6 +154,44 @@ def _compile(path: str, source: Path, folder: Path, name: str) -> tuple[Path | N
         fresh.chmod(0o700)
         target = folder / f"{name}-{_digest(fresh.read_bytes())}.so"
         return fresh.replace(target), ""
+
+
+class _Compilations:
+    """Announces on stderr what is compiled: a line that goes away on a terminal, else one in 15 s.
+
+    Silent where AMOR_KERNELS is set: whoever forces backends watches them already.
+    """
+
+    def __init__(self) -> None:
+        self.done = 0  # libraries compiled by this process
+        self.line: Every | None = None  # None: nothing announced yet
+
+    @contextmanager
+    def announced(self, source: Path) -> Iterator[None]:
+        """Announce one source while it compiles."""
+        self.done += 1
+        terminal, quiet = sys.stderr.isatty(), "AMOR_KERNELS" in os.environ
+        if not quiet and (terminal or self.line is None or self.line.due()):
+            self.line = self.line or Every(LINE_EVERY)
+            most = len(list(OPERATORS.parent.rglob("*.cpp")))
+            words = f"compiling native code for this machine, once: {self.done} of at most {most}"
+            name = source.parent.name if source.stem == "native" else source.stem
+            end = "" if terminal else "\n"
+            print(f"{words} ({name}) ...", end=end, file=sys.stderr, flush=True)
+        yield
+        if terminal and not quiet:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+_compilations = _Compilations()
+
+
+@cache
+def warn_slow(reason: str) -> None:
+    """Print on stderr, once per reason, that native code is not used though nobody chose that."""
+    if "AMOR_KERNELS" not in os.environ and os.environ.get("AMOR_NATIVE") != "0":
+        words = "operators run in torch, several times slower; see amor doctor"
+        print(f"{reason}; {words}", file=sys.stderr, flush=True)
 
 
 def missing(source: Path) -> str | None:

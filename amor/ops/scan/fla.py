@@ -12,7 +12,7 @@ from amor.ops.documents import documents
 
 
 def missing() -> str | None:
-    return doors.absent("fla", doors.FLA)
+    return doors.absent("fla", doors.FLA, "fla.ops.simple_gla")
 
 
 def scan(

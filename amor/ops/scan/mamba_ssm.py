@@ -13,7 +13,10 @@ CHUNK = 256  # mamba-ssm's own default, tuned by its authors
 
 
 def missing() -> str | None:
-    return doors.absent("mamba_ssm", doors.MAMBA)
+    modules = (
+        f"mamba_ssm.ops.triton.{name}" for name in ("ssd_combined", "selective_state_update")
+    )
+    return doors.absent("mamba_ssm", doors.MAMBA, *modules)
 
 
 def scan(
