@@ -1,4 +1,4 @@
-"""What the doors to other people's GPU kernels share: can the package run here, and in which dtype."""
+"""GPU kernels of other packages: whether they can run here, and in which dtype."""
 
 import importlib
 import importlib.util
