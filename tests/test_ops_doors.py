@@ -1,4 +1,4 @@
-"""Which code runs an operator: native code that may be missing, doors to GPU kernels, chunk sizes that are measured."""
+"""Which code runs an operator: native code, doors to GPU kernels, chunk sizes that are measured."""
 
 import os
 import subprocess
@@ -136,7 +136,7 @@ def imitate(monkeypatch: pytest.MonkeyPatch, path: str, **functions: object) -> 
 def in_sequences(
     run: object, inputs: tuple[Tensor, ...], state: Tensor, bounds: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What fla's kernels promise: rows as they are, or one row cut at `cu_seqlens` with a state a piece."""
+    """fla's contract: rows as they are, or one row cut at `cu_seqlens` with a state per piece."""
     if bounds is None:
         return run(*inputs, state)
     pieces = [
@@ -161,7 +161,7 @@ def imitated_kda(q, k, v, g, beta, scale, initial_state, output_final_state, cu_
 
 
 def imitated_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens):
-    """Gated linear attention: the state is [K, V] where the scan's is [P, S]; step sizes are 1 and A is 1."""
+    """Gated linear attention: the state is [K, V] where the scan's is [P, S]; dt and A are 1."""
     assert scale == 1.0 and output_final_state
 
     def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,8 +177,9 @@ def imitated_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlen
 def imitated_update(
     state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None
 ):
-    """mamba-ssm, one token: state [b, h, p, n] written in place; x, dt [b, h, p]; A [h, p, n]; B, C [b, g, n]; D, dt_bias [h, p].
+    """mamba-ssm, one token: state [b, h, p, n] written in place.
 
+    x, dt [b, h, p]; A [h, p, n]; B, C [b, g, n]; D, dt_bias [h, p].
     2.2 reads the strides of dt_bias and D though both are said to be optional.
     """
     assert z is None and not dt_softplus and state_batch_indices is None
