@@ -78,7 +78,9 @@ def _check_prefix(path: Path) -> None:
     if not isinstance(model, dict) or not isinstance(model.get("merges"), list):
         return  # not BPE, or the library refuses it
     prefix = model.get("continuing_subword_prefix")
-    for merge in model["merges"] if isinstance(prefix, str) else ():
+    if not isinstance(prefix, str):
+        return  # the library refuses it
+    for merge in model["merges"]:
         if not _second_half(merge).startswith(prefix):
             raise AmorError(
                 f"{path}: model.continuing_subword_prefix is {prefix[:80]!r}, but merges such as "

@@ -1,5 +1,4 @@
-"""Laws of tokenizers: every text comes back, the same text trains the same tokenizer, words are
-cut where it does not matter."""
+"""Tokenizers: every text comes back, the same text trains the same one, cuts do not matter."""
 
 import json
 import re

@@ -1,5 +1,7 @@
-"""Compiled steps: the forward of one token, a row's bits its own; adapters, hooks and changed
-weights are honoured; what does not fit is refused; large pages."""
+"""Compiled steps: the forward of one token, a row's bits its own.
+
+Adapters, hooks and changed weights are honoured; what does not fit is refused; large pages.
+"""
 
 import dataclasses
 import itertools

@@ -1,5 +1,4 @@
-"""Linear layers: native products against torch's, values and gradients, one weight
-or several beside each other."""
+"""Linear layers: native products against torch's, values and gradients, one weight or several."""
 
 import pytest
 import torch

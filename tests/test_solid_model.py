@@ -1,5 +1,7 @@
-"""What a model is, from whatever a file says: each node of a valid config, recipe, state and folder
-of weights replaced by nonsense is one line or a model that stands, at once."""
+"""Nonsense for any node of a valid config, recipe, state or folder of weights, and for tokens.
+
+It is refused in one line, or a model that works, at once.
+"""
 
 import json
 import struct
@@ -285,8 +287,8 @@ def parts_on_disk(path):
     from safetensors import safe_open
 
     with safe_open(str(path), "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return json.loads(file.metadata()["amor"]), tensors
+        names = file.keys()
+        return json.loads(file.metadata()["amor"]), {name: file.get_tensor(name) for name in names}
 
 
 @torch.no_grad()
