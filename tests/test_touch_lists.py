@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,24 @@ def lists(room, names, package=PACKAGE):
     part of the kinds of a room."""
     enough = max(3, len({name.replace("_", "-") for name in names}) // 2)
     for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
-            words = {
-                part.value
-                for part in parts
-                if isinstance(part, ast.Constant) and isinstance(part.value, str)
-            }
-            if len(words & names) >= enough:
-                yield room, str(path.relative_to(package))
+        if any(len(words & names) >= enough for words in literals(path)):
+            yield room, str(path.relative_to(package))
+
+
+@cache
+def literals(path):
+    """The texts of each literal list, set, tuple or table in a file that has three or more."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+        words = {
+            part.value
+            for part in parts
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
+        if len(words) >= 3:
+            found.append(words)
+    return found
 
 
 @pytest.mark.parametrize("room", [*ROOMS, "cli"])
