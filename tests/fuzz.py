@@ -9,8 +9,8 @@ A case is one valid input with one or two things in it made wrong (tests/nonsens
 function of the seed, the surface (tests/fuzz_surfaces.py) and its number. A server process imports
 everything once and forks for each case. A traceback, a signal, more than SECONDS or more than
 MEMORY, and an error of more than one line are failures. Each is written to a folder with the inputs
-as they were before the command ran. Inputs that nothing was done to are run first: they must
-succeed, or a surface would be tested with files that are refused for another reason.
+as they were before the command ran. Once the valid inputs are made they are run as they are: they
+must succeed, or a surface would be tested with files that are refused for another reason.
 """
 
 from __future__ import annotations
@@ -430,7 +430,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
     parser.add_argument("--only", default="", help=f"of {', '.join(surfaces.names())}")
     parser.add_argument("--keep", default="fuzz-failures", help="where failures are written")
-    parser.add_argument("--stock", type=Path, help="valid inputs, made here unless they are there")
+    parser.add_argument("--stock", type=Path, help="valid inputs; made unless they are there")
     parser.add_argument("--replay", type=Path, help="a failure to be run again")
     args = parser.parse_args()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -441,10 +441,11 @@ def main() -> int:
     keep = Path(args.keep)
     with servers(args.jobs) as at_work, tempfile.TemporaryDirectory(prefix="amor-stock-") as made:
         stock = args.stock or Path(made)
+        sound = []
         if not (stock / "study").exists():
             stock.mkdir(parents=True, exist_ok=True)
             at_work[0].make_stock(stock)
-        sound = run(sound_cases(args.only), stock, at_work)
+            sound = run(sound_cases(args.only), stock, at_work)
         ended = run(spoiled_cases(args.cases, args.seed, args.only), stock, at_work, keep)
     failures = [one for one in (*sound, *ended) if is_failure(*one)]
     for failure in failures:

@@ -107,9 +107,9 @@ ADDED = {
     "eval/tasks/piqa.py": ("eval/tasks/riddles.py", {'"piqa"': '"riddles"', "PIQA": "Riddles"}),
 }
 USED = """
+import torch
 import amor
-from amor import registry
-from amor.cli import verbs
+from amor.cli import main, verbs
 from amor.convert.opened import targets
 from amor.eval.tasks import in_suite, suite
 from amor.study.definition import Study, StudyRow
@@ -117,7 +117,9 @@ from amor.presets import every_name
 Study(title="t", runs=(StudyRow(name="a"),), judge={"extent": {}, "loss": {}}, figures=("dots",))
 model = amor.build(amor.preset("amor-kdb", "tiny", **{"blocks.gate": "constantly"}))
 assert model.each_block()[0].gate.kind == "constantly"
+assert model(torch.zeros(1, 3, dtype=torch.long)).gates[0].fire.all()
 assert {"kdb", "amor-kdb"} <= set(every_name()) and "alpaca" in targets() and "inform" in verbs()
+assert main(["inform", "amor-kdb", "--scale", "tiny"]) == 0
 assert "riddles" in in_suite("common-sense")
 assert "Riddles" in [column.title for column in suite("common-sense").columns]
 """
@@ -146,7 +148,7 @@ def test_a_weight_format_is_three_files():
     may time some formats only."""
     # not counted, though they name it: lists outside the table of formats
     # that are still written by hand
-    examples = {"cli/check.py", "cli/generate.py"}  # what is checked by default, and a help text
+    examples = {"cli/generate.py"}  # a help text
     groups = {"ops/product/native.py"}  # formats whose scales belong to groups of a fixed size
     files = {name for name in naming(r"(?i)\bint4\b") if not name.startswith("bench/")}
     assert len(files - examples - groups) <= 3, files
