@@ -1,736 +1,424 @@
-"""Nonsense for every file and every command line: whatever is given, an answer or
-one line that says what is wrong.
+"""A fuzzer: whatever a file or a command line holds, there must be an answer, or one line that
+names what is wrong.
 
-    python tests/fuzz.py --cases 10000            a long run; failures are printed with a command
-                                                  that repeats them
-    python tests/fuzz.py --only state --case 17   one case, its files kept
+    python -m tests.fuzz --cases 10000 --seed 0 --jobs 2    a long run
+    python -m tests.fuzz --only convert --cases 500         surfaces whose names begin so
+    python -m tests.fuzz --replay fuzz-failures/state-17    one failure again, with its traceback
 
-A case is one valid input with one or two things in it made wrong, and is a function of the
-seed, the target and its number. Cases run in a process of their own: a traceback, a signal,
-more than 10 s or more than 2 GB beyond what the process began with is a failure, and so is
-an error of more than one line.
+A case is one valid input with one or two things in it made wrong (tests/nonsense.py), and is a
+function of the seed, the surface (tests/fuzz_surfaces.py) and its number. A server process imports
+everything once and forks for each case. A traceback, a signal, more than SECONDS or more than
+MEMORY, and an error of more than one line are failures. Each is written to a folder with the inputs
+as they were before the command ran. Once the valid inputs are made they are run as they are: they
+must succeed, or a surface would be tested with files that are refused for another reason.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
+import gc
 import io
+import itertools
 import json
-import math
 import multiprocessing
 import os
+import queue
 import random
 import resource
+import select
+import shlex
 import shutil
-import struct
+import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from nonsense import nodes
+sys.path[:0] = [str(Path(__file__).parent)]
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+import fuzz_surfaces as surfaces  # noqa: E402
+from nonsense import spoil  # noqa: E402
 
-SECONDS = 10.0
-MEMORY = 2 << 30
-WORKERS = multiprocessing.get_context("forkserver")
-WORKERS.set_forkserver_preload(["amor.train.loop", "amor.cli"])
-
-NONSENSE: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        3,
-        2**31,
-        2**63,
-        2**64,
-        10**12,
-        10**30,
-        -(2**63),
-        0.5,
-        -0.5,
-        1e308,
-        1e-308,
-    ),
-    *(
-        "",
-        "x",
-        "mamba2",
-        "../../etc/passwd",
-        "/dev/null",
-        "nan",
-        "a\x00b",
-        "ä" * 300,
-        "{}",
-        "\ud800",
-        "1e400",
-    ),
-    *([], {}, [[]], [None], [1, 2, 3], {"x": 1}, {"": None}, [0] * 1000),
-)
-
-
-# --- what is done to an input
-
-
-def spoiled(tree: Any, chance: random.Random) -> Any:
-    """The tree with one node replaced, removed, doubled or renamed."""
-    path = chance.choice(list(nodes(tree)))
-    if not path:
-        return deep(chance) if chance.random() < 0.2 else chance.choice(NONSENSE)
-    tree = json.loads(json.dumps(tree))
-    above = tree
-    for key in path[:-1]:
-        above = above[key]
-    key, what = path[-1], chance.random()
-    if what < 0.7:
-        above[key] = chance.choice(NONSENSE)
-    elif what < 0.75:
-        above[key] = deep(chance)
-    elif what < 0.87:
-        del above[key]
-    elif isinstance(above, dict):
-        above[chance.choice(["x", "", str(key) + "s", "version", "__class__"])] = (
-            above.pop(key) if what < 0.95 else above[key]
-        )
-    else:
-        above.insert(key, above[key])
-    return tree
-
-
-def deep(chance: random.Random) -> Any:
-    held: Any = 1
-    for _ in range(chance.choice([10, 200, 900])):
-        held = [held] if chance.random() < 0.5 else {"a": held}
-    return held
-
-
-def scratched(held: bytes, chance: random.Random) -> bytes:
-    """Bytes flipped, cut, doubled or replaced."""
-    where, what = chance.randrange(len(held) + 1), chance.random()
-    if what < 0.3:
-        return held[:where]
-    if what < 0.6:
-        return (
-            held[:where]
-            + bytes(chance.randrange(256) for _ in range(chance.choice([1, 8, 100])))
-            + held[where + 1 :]
-        )
-    if what < 0.75:
-        return held[:where] + held[where // 2 :]
-    if what < 0.85:
-        return chance.choice(
-            [
-                b"",
-                b"\xff\xfe",
-                b"\0" * 1000,
-                b"[" * 100_000,
-                b'{"a":' * 50_000,
-                b"\xef\xbb\xbf" + held,
-                b"null",
-                b"NaN\n",
-            ]
-        )
-    return (
-        held[:where]
-        + chance.choice([b"NaN", b"Infinity", b"null", b"-1", b"1e999", b'"', b"}", b"\n", b"\xc3"])
-        + held[where:]
-    )
-
-
-def spoil_json(path: Path, chance: random.Random) -> None:
-    if chance.random() < 0.25:
-        path.write_bytes(scratched(path.read_bytes(), chance))
-    else:
-        path.write_text(
-            json.dumps(spoiled(json.loads(path.read_text()), chance)), errors="surrogatepass"
-        )
-
-
-def spoil_lines(path: Path, chance: random.Random) -> None:
-    if chance.random() < 0.25:
-        path.write_bytes(scratched(path.read_bytes(), chance))
-        return
-    lines = path.read_text().splitlines()
-    number = chance.randrange(len(lines))
-    lines[number] = json.dumps(spoiled(json.loads(lines[number]), chance))
-    path.write_text("\n".join(lines) + "\n", errors="surrogatepass")
-
-
-def spoil_toml(path: Path, chance: random.Random) -> None:
-    import tomllib
-
-    if chance.random() < 0.25:
-        path.write_bytes(scratched(path.read_bytes(), chance))
-        return
-    tree = spoiled(tomllib.loads(path.read_text()), chance)
-    path.write_text(toml(tree if isinstance(tree, dict) else {"x": tree}), errors="replace")
-
-
-def toml(tree: dict[str, Any]) -> str:
-    return "".join(f"{json.dumps(str(key))} = {toml_value(value)}\n" for key, value in tree.items())
-
-
-def toml_value(value: Any) -> str:
-    if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{json.dumps(str(k))} = {toml_value(v)}" for k, v in value.items())
-            + "}"
-        )
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    return json.dumps("" if value is None else value)
-
-
-def spoil_safetensors(path: Path, chance: random.Random) -> None:
-    """The header as a tree, its numbers, or bytes anywhere."""
-    held = path.read_bytes()
-    size = struct.unpack("<Q", held[:8])[0]
-    header, body, what = json.loads(held[8 : 8 + size]), held[8 + size :], chance.random()
-    if what < 0.4:
-        if what < 0.1 and "__metadata__" in header:  # what this program wrote into it
-            name = chance.choice(list(header["__metadata__"]))
-            inner = spoiled(json.loads(header["__metadata__"][name]), chance)
-            header["__metadata__"][name] = json.dumps(inner) if chance.random() < 0.8 else "{"
-        else:
-            header = spoiled(header, chance)
-        words = json.dumps(header).encode()
-        path.write_bytes(
-            struct.pack(
-                "<Q",
-                len(words) + (0 if what < 0.35 else chance.choice([1, 2**40, -1 % 2**64]) % 2**63),
-            )
-            + words
-            + body
-        )
-    elif what < 0.6:
-        from safetensors.torch import load_file, save_file
-
-        tensors = load_file(path)
-        metadata = header.get("__metadata__")
-        name = chance.choice(list(tensors))
-        tensors[name] = respelled(tensors[name], chance)
-        save_file({k: t.contiguous() for k, t in tensors.items() if t is not None}, path, metadata)
-    elif what < 0.8:
-        number = struct.pack("<f", chance.choice([math.nan, math.inf, -math.inf, 1e38, -1e38]))
-        where = chance.randrange(max(len(body) // 4, 1)) * 4
-        path.write_bytes(held[: 8 + size] + body[:where] + number + body[where + 4 :])
-    else:
-        path.write_bytes(scratched(held, chance))
-
-
-def respelled(t: Any, chance: random.Random) -> Any:
-    """A tensor of another type, shape or none."""
-    import torch
-
-    kinds = [
-        torch.float16,
-        torch.bfloat16,
-        torch.float64,
-        torch.int8,
-        torch.int64,
-        torch.bool,
-        torch.complex64,
-    ]
-    what = chance.random()
-    if what < 0.4:
-        return t.to(chance.choice(kinds))
-    if what < 0.5:
-        return None
-    if what < 0.6:
-        return t.flatten()
-    if what < 0.7:
-        return t[:0]
-    if what < 0.8:
-        return t[..., :1]
-    if what < 0.9:
-        return torch.cat([t, t])
-    return t[None]
-
-
-# --- what is run
-
-Act = Callable[[Path], int]  # in the folder of the case
-
-
-def verb(*words: str) -> Act:
-    def act(folder: Path) -> int:
-        from amor.cli import main
-
-        return main([word.replace("@", str(folder)) for word in words])
-
-    return act
-
-
-def read_on(folder: Path) -> int:
-    """A State from a file, read on from by the steps of a model it may not be of."""
-    import torch
-
-    import amor
-    from amor.errors import AmorError
-
-    try:
-        model = held_model(folder)
-        session = amor.Engine(model).resume(amor.State.load(folder / "state"))
-        session.step(torch.zeros(session.rows, dtype=torch.long))
-        model(torch.zeros(session.rows, 2, dtype=torch.long), amor.State.load(folder / "state"))
-    except AmorError as error:
-        print(f"amor state: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def held_model(folder: Path) -> Any:
-    import amor
-
-    return amor.load(folder / "model")[0]
-
-
-def bars_of(folder: Path) -> int:
-    sys.path.append(str(Path(__file__).parent.parent))  # benchmarks/ is not installed
-    from amor.errors import AmorError
-    from benchmarks import bars
-    from benchmarks.__main__ import rows_of_suites
-
-    try:
-        bars.load(folder / "bars.toml", rows_of_suites())
-    except AmorError as error:
-        print(f"amor bars: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-GENERATE = ("--prompt", "ab c", "--max-tokens", "2", "--temperature", "0")
-DRY = ("--data", "@/data", "--dry-run", "--flops", "1e10")
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """A file of the stock, how it is spoiled, and what then reads it."""
-
-    needs: tuple[str, ...]  # of the stock
-    file: str
-    spoil: Callable[[Path, random.Random], None]
-    acts: tuple[Act, ...]
-
-
-RUN_FILES = {
-    "metrics.jsonl": spoil_lines,
-    "events.jsonl": spoil_lines,
-    "config.json": spoil_json,
-    "machine.json": spoil_json,
-    "findings.json": spoil_json,
+SECONDS = 20.0  # of a processor per case; three times as many by the clock
+MEMORY = 2 << 30  # bytes beyond what the server has
+SERVERS = multiprocessing.get_context("spawn")
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",  # as in conftest.py
 }
-READS_RUN = (
-    verb("report", "@/run", "--quick"),
-    verb("report", "@/run", "@/run"),
-    verb("info", "@/run"),
-    verb("train", "@/recipe.toml", "--data", "@/data", "--out", "@/run", "--steps", "4"),
+PRELOADED = (
+    *("amor.train.loop", "amor.hf", "amor.eval.harness", "amor.eval.lm", "matplotlib.pyplot"),
+    *("transformers.models.mamba2.modeling_mamba2", "transformers.models.llama.modeling_llama"),
+    *("datasets", "training", "test_convert", "studying", "evaluations", "eval_rows"),
 )
-TARGETS: dict[str, Target] = {
-    "config": Target(
-        ("model",),
-        "model/config.json",
-        spoil_json,
-        (verb("info", "@/model"), verb("generate", "@/model", *GENERATE)),
-    ),
-    "weights": Target(
-        ("model",),
-        "model/model.safetensors",
-        spoil_safetensors,
-        (verb("generate", "@/model", *GENERATE), verb("trace", "@/model", "--text", "ab c")),
-    ),
-    "tokenizer": Target(
-        ("model",), "model/tokenizer.json", spoil_json, (verb("generate", "@/model", *GENERATE),)
-    ),
-    "recipe": Target(
-        ("data", "recipe.toml"), "recipe.toml", spoil_toml, (verb("train", "@/recipe.toml", *DRY),)
-    ),
-    "manifest": Target(
-        ("data", "recipe.toml"),
-        "data/train/manifest.json",
-        spoil_json,
-        (
-            verb("train", "@/recipe.toml", "--data", "@/data", "--out", "@/new", "--steps", "1"),
-            verb("train", "@/recipe.toml", *DRY),
-        ),
-    ),
-    "valid": Target(
-        ("data", "recipe.toml"),
-        "data/valid/manifest.json",
-        spoil_json,
-        (verb("train", "@/recipe.toml", *DRY),),
-    ),
-    "shard": Target(
-        ("data", "recipe.toml"),
-        "data/train/SHARD",
-        lambda path, chance: path.write_bytes(scratched(path.read_bytes(), chance)),  # type: ignore[arg-type, return-value]
-        (verb("train", "@/recipe.toml", "--data", "@/data", "--out", "@/new", "--steps", "1"),),
-    ),
-    "journal": Target(
-        ("data", "texts"),
-        "data/JOURNAL",
-        spoil_json,
-        (
-            verb(
-                "prepare",
-                "@/texts",
-                "--out",
-                "@/data",
-                "--tokenizer",
-                "bytes",
-                "--valid",
-                "0.1",
-                "--workers",
-                "1",
-            ),
-        ),
-    ),
-    "state": Target(("model", "state"), "state", spoil_safetensors, (read_on,)),
-    "bars": Target(("bars.toml",), "bars.toml", spoil_toml, (bars_of,)),
-    "bench": Target(
-        ("decode.json",), "decode.json", spoil_json, (verb("report", "@/decode.json"),)
-    ),
-    **{
-        f"run/{name}": Target(("run", "data", "recipe.toml"), f"run/{name}", how, READS_RUN)
-        for name, how in RUN_FILES.items()
-    },
-    "run/checkpoint": Target(
-        ("run", "data", "recipe.toml"), "run/latest/ANY", spoil_json, READS_RUN[2:]
-    ),
-}
-
-COMMANDS = (
-    "info @/model",
-    "info @/run",
-    "info amor-mamba2 --scale tiny --set width=64",
-    (
-        "generate @/model --prompt ab --max-tokens 2 --temperature 0.8 --top-k 5 --top-p 0.9 "
-        "--min-p 0.1 --seed 1 --rows 2"
-    ),
-    (
-        "generate @/model --prompt ab --max-tokens 2 --gate always --weights int8 "
-        "--repetition-penalty 1.1 --stop x --fire-rate 0.2"
-    ),
-    "generate @/model --batch @/prompts.txt --max-tokens 2 --out @/texts.jsonl",
-    "trace @/model --text ab --limit 20 --gate never --out @/traced",
-    "trace @/model --file @/prompts.txt --html @/trace.html --fire-rate 0.5",
-    "trace @/model --value --data @/data/valid --windows 2 --context 8",
-    "train @/recipe.toml --data @/data --dry-run --flops 1e10 --set lr.peak=1e-3",
-    (
-        "train @/recipe.toml --data @/data --dry-run --flops 1e10 --steps 5 "
-        "--set model.name=transformer --set context=16"
-    ),
-    (
-        "prepare @/texts --out @/prepared --tokenizer bytes --valid 0.1 --shard-tokens 1000 "
-        "--workers 1 --separator x"
-    ),
-    (
-        "prepare @/texts --out @/prepared --tokenizer bpe:300 --field text --errors replace "
-        "--workers 1"
-    ),
-    "report @/run --quick --figure @/curves.svg",
-    "report @/decode.json --figure @/decode.svg",
-    "check amor-mamba2 --scale tiny --set width=64 --set vocab=50 --set pattern=mamba2",
-    "bench ops --quick --rounds 1 --out @/ops.json --only nothing",
-)
-WORDS = (
-    *(
-        "",
-        "x",
-        "-1",
-        "0",
-        "1",
-        "1e9",
-        "10000000000",
-        "1e400",
-        "nan",
-        "inf",
-        "-inf",
-        "0.5",
-        "99999999999999999999999",
-        "0x10",
-        "٣",
-    ),
-    *(
-        "@",
-        "@/none",
-        "@/model",
-        "@/prompts.txt",
-        "/dev/null",
-        "/dev/null/x",
-        "a\0b",
-        "n" * 300,
-        "@/" + "n" * 300,
-        "--",
-        "-",
-        "--help=1",
-    ),
-    *(
-        "=",
-        "a=b",
-        "width=",
-        "width=100000000000000000000",
-        "vocab=1e12",
-        "pattern=mamba2 x 100000000",
-        "=1",
-        "blocks.count=-1",
-        "é",
-        "\ud800",
-    ),
-)
+KINDS = ("success", "one line", "traceback", "signal", "hang", "other")
+GOOD = KINDS[:2]
 
 
-def command(chance: random.Random) -> list[str]:
-    words = chance.choice(COMMANDS).split()
-    for _ in range(chance.choice([1, 1, 2])):
-        where, what = chance.randrange(1, len(words)), chance.random()
-        if what < 0.7:
-            words[where] = chance.choice(WORDS)
-        elif what < 0.8:
-            del words[where]
-            if len(words) == 1:
-                break
-        elif what < 0.9:
-            words.insert(where, chance.choice(WORDS))
-        else:
-            words.insert(where, words[where])
-    return words
+@dataclass(frozen=True)
+class Case:
+    """A surface and a number; number -1 - n is its n-th act with inputs as they are."""
+
+    surface: str
+    number: int
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.surface.replace('/', '-')}-{self.number}"
 
 
-# --- a stock of valid inputs, made once
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended: one of KINDS, the words that were run, and what was seen."""
+
+    kind: str
+    words: tuple[str, ...] = ()
+    message: str = ""
+    seconds: float = 0.0  # of a processor
 
 
-def stock(folder: Path) -> Path:
-    from training import corpus, small_recipe
-
-    import amor
-    from amor.cli import main
-    from amor.records.run import Event
-    from amor.run import Run
-
-    data = corpus(folder / "made")
-    shutil.copytree(data, folder / "data")
-    shutil.copytree(folder / "made/texts", folder / "texts")
-    recipe = small_recipe(folder / "data", steps=4)
-    tree = recipe.to_dict() | {"data": ""}
-    (folder / "recipe.toml").write_text(toml({k: v for k, v in tree.items() if v is not None}))
-    assert (
-        main(
-            [
-                "train",
-                str(folder / "recipe.toml"),
-                "--data",
-                str(folder / "data"),
-                "--out",
-                str(folder / "run"),
-            ]
-        )
-        == 0
-    )
-    Run(folder / "run").happened(Event(event="resumed", step=2))
-    shutil.copytree((folder / "run/latest").resolve(), folder / "model")
-    (folder / "model/tokenizer.json").exists() or shutil.copy(
-        folder / "data/tokenizer.json", folder / "model/tokenizer.json"
-    )
-    model, _ = amor.load(folder / "model")
-    amor.Engine(model).prefill([[1, 2, 3], [4, 5]]).state.save(folder / "state")
-    shutil.copy(Path(__file__).parent.parent / "benchmarks" / "bars.toml", folder / "bars.toml")
-    (folder / "prompts.txt").write_text("ab c\nde\n")
-    words = (
-        "bench decode --quick --models amor-mamba2,mamba2 --contexts 16 --fire-rates 0.5 "
-        "--rounds 1 --out"
-    )
-    assert main([*words.split(), str(folder / "decode.json")]) == 0
-    return folder
+# --- one case, in a process of its own
 
 
-def laid_out(target: Target | None, stock: Path, folder: Path) -> None:
-    names = (
-        target.needs
-        if target
-        else (
-            "model",
-            "run",
-            "data",
-            "texts",
-            "recipe.toml",
-            "prompts.txt",
-            "bars.toml",
-            "decode.json",
-        )
-    )
-    for name in names:
+def lay_out(case: Case, stock: Path, folder: Path) -> tuple[str, ...]:
+    """Write the inputs of a case; the words that read them, with @ for the folder."""
+    chance = random.Random(f"{case.seed} {case.surface} {case.number}")
+    for name in surfaces.needs(case.surface):
         if (stock / name).is_dir():
             shutil.copytree(stock / name, folder / name, symlinks=True)
         else:
             shutil.copy(stock / name, folder / name)
+    surface = surfaces.SURFACES.get(case.surface)
+    if surface is None:
+        verb = case.surface.removeprefix("command/")
+        if case.number < 0:
+            return tuple(surfaces.COMMANDS[verb][-1 - case.number].split())
+        return tuple(surfaces.command(verb, chance))
+    files = sorted({path for pattern in surface.spoils for path in folder.glob(pattern)})
+    file = chance.choice([path for path in files if path.is_file()])
+    for _ in range(chance.choice([1, 1, 1, 2]) if case.number >= 0 else 0):
+        with contextlib.suppress(Exception):  # spoiled before, so that it cannot be read again
+            spoil(file, chance)
+    act = surface.acts[-1 - case.number] if case.number < 0 else chance.choice(surface.acts)
+    if "{task}" in act:
+        suite, task = surfaces.task_of(file.name.partition(".")[0])
+        act = act.replace("{suite}", suite).replace("{task}", task)
+    return tuple(shlex.split(act))
 
 
-def found(folder: Path, name: str, chance: random.Random) -> Path:
-    """The file of a target; some are found by looking."""
-    place = folder / name
-    if place.name == "SHARD":
-        return chance.choice(sorted(p for p in place.parent.iterdir() if p.suffix != ".json"))
-    if place.name == "JOURNAL":
-        from amor.data.journal import JOURNAL
-
-        return place.with_name(JOURNAL)
-    if place.name == "ANY":
-        return chance.choice(sorted(place.parent.glob("*.json")))
-    return place
-
-
-# --- cases
-
-
-def play(name: str, number: int, seed: int, stock: Path, folder: Path) -> str:
-    """Run a case; what is wrong with how it ended, or nothing."""
-    chance = random.Random(f"{seed} {name} {number}")
-    target = TARGETS.get(name)
-    laid_out(target, stock, folder)
-    if target is None:
-        words = command(chance)
-        act, said = verb(*words), " ".join(words)
-    else:
-        for _ in range(chance.choice([1, 1, 1, 2])):
-            with contextlib.suppress(
-                Exception
-            ):  # spoilt before, so that it cannot be read to be spoilt again
-                target.spoil(found(folder, target.file, chance), chance)
-        act, said = chance.choice(target.acts), ""
-    out, err = io.StringIO(), io.StringIO()
+def play(words: tuple[str, ...], folder: Path) -> Outcome:
+    """Run words in the folder of a case."""
+    out, err, bugs = io.StringIO(), io.StringIO(), []
+    os.chdir(folder)
     try:
         with (
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            warnings_off(),
-            standard_input(),
+            bugs_noted(bugs),
+            quiet(),
         ):
-            os.chdir(folder)
-            code = act(folder)
+            code = act(words, folder)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
-    except KeyboardInterrupt:
-        raise
     except BaseException:
-        return f"traceback {said}\n{traceback.format_exc(limit=-6)}"
+        return Outcome("traceback", words, traceback.format_exc(limit=-8))
     lines = [line for line in err.getvalue().splitlines() if line.strip()]
-    if code not in (0, 1, 2, 3) or any("a bug:" in line for line in lines):
-        return f"exit code {code} {said}: {lines[-1:]}"
-    if code == 2 and sum(line.startswith("amor") for line in lines) != 1:
-        return f"not one line {said}: {lines}"
+    if bugs:
+        return Outcome("traceback", words, bugs[-1])
     if any(line.startswith("Traceback") for line in lines):
-        return f"a traceback was printed {said}: {lines[-1]}"
-    return ""
+        return Outcome("traceback", words, err.getvalue()[-3000:])
+    if code not in (0, 1, 2, 3):
+        return Outcome("other", words, f"exit code {code}: {lines[-1:]}")
+    if code == 2 and sum(line.startswith("amor") for line in lines) != 1:
+        return Outcome("other", words, f"not one line: {lines}")
+    return Outcome("one line" if code == 2 else "success", words, "\n".join(lines))
+
+
+def act(words: tuple[str, ...], folder: Path) -> int:
+    """A command line, or a function of fuzz_surfaces; the exit code."""
+    if words[0] == "python":
+        return surfaces.PYTHON[words[1]](folder)
+    from amor.cli import main
+
+    return main([word.replace("@", str(folder)) for word in words])
 
 
 @contextlib.contextmanager
-def warnings_off() -> Iterator[None]:
+def bugs_noted(bugs: list[str]) -> Iterator[None]:
+    """Keep the traceback of what the command line reports as a bug in one line."""
+    from amor import cli
+
+    failed = cli.failed
+
+    def noted(args: argparse.Namespace, message: str, code: int) -> int:
+        if code == cli.BUG:
+            bugs.append(traceback.format_exc(limit=-8))
+        return failed(args, message, code)
+
+    cli.failed = noted
+    yield
+    cli.failed = failed
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings, no log, and a line on standard input."""
     import logging
     import warnings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
+        before, sys.stdin = sys.stdin, io.StringIO("ab\n")
         yield
+        sys.stdin = before
         logging.disable(logging.NOTSET)
 
 
-@contextlib.contextmanager
-def standard_input() -> Iterator[None]:
-    before, sys.stdin = sys.stdin, io.StringIO("ab\n")
-    yield
-    sys.stdin = before
+def limited() -> None:
+    """Limits of this process, which is one case."""
+    os.setsid()
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    used = time.process_time()
+    seconds = int(used + SECONDS) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
-def serve(wire: Connection, seed: int, stock: Path) -> None:
+# --- the server
+
+
+def in_child(work: Callable[[], Outcome], noise: Path) -> Outcome:
+    """Work done by a fork of this process, and how that ended."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            handle = os.open(noise, os.O_WRONLY | os.O_CREAT)
+            os.dup2(handle, 1), os.dup2(handle, 2)
+            try:
+                outcome = work()
+            except BaseException:
+                outcome = Outcome("other", message=traceback.format_exc())
+            os.write(writer, json.dumps(asdict(outcome)).encode())
+        os._exit(0)
+    os.close(writer)
+    late, deadline, answer = False, time.monotonic() + 3 * SECONDS, b""
+    while not late:
+        late = not select.select([reader], [], [], max(deadline - time.monotonic(), 0))[0]
+        part = b"" if late else os.read(reader, 1 << 16)
+        answer += part
+        if not part:
+            break
+    os.close(reader)
+    if late:
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)  # what it may have started
+    if late or -status == signal.SIGXCPU:
+        return Outcome("hang", message=f"longer than {SECONDS:g} s")
+    if status < 0:
+        seen = noise.read_text(errors="replace")[-2000:]
+        return Outcome("signal", message=f"signal {-status} {seen}")
+    if not answer:
+        return Outcome("other", message="ended without an answer")
+    tree = json.loads(answer)
+    return Outcome(**tree | {"words": tuple(tree["words"])})
+
+
+def run_case(case: Case, stock: Path, keep: Path | None) -> Outcome:
+    """A case in a fork of this process; a failure is kept in a folder."""
+    with tempfile.TemporaryDirectory(prefix="amor-fuzz-") as made:
+        folder, noise = Path(made) / "case", Path(made) / "noise"
+        folder.mkdir()
+
+        def work() -> Outcome:
+            words = lay_out(case, stock, folder)
+            limited()
+            return play(words, folder)
+
+        before = children_seconds()
+        outcome = in_child(work, noise)
+        outcome = replace(outcome, seconds=children_seconds() - before)
+    if outcome.kind not in GOOD and keep is not None:
+        inputs = keep / case.name / "inputs"
+        shutil.rmtree(keep / case.name, ignore_errors=True)
+        inputs.mkdir(parents=True)
+        laid = in_child(lambda: Outcome("", lay_out(case, stock, inputs)), Path(os.devnull))
+        outcome = replace(outcome, words=laid.words)
+        tree = {"case": asdict(case), **asdict(outcome)}
+        (keep / case.name / "case.json").write_text(json.dumps(tree, indent=1))
+    return outcome
+
+
+def children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def serve(wire: Connection) -> None:
+    """Import everything, then run cases until there are no more."""
+    import importlib
+
     import torch
 
     torch.set_num_threads(1)
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
-    while (case := wire.recv()) is not None:
-        name, number = case
-        with tempfile.TemporaryDirectory(prefix="amor-fuzz-") as folder:
-            wire.send(play(name, number, seed, stock, Path(folder)))
-            os.chdir("/")
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()  # a collection in a child would copy the pages of everything that was imported
+    while (job := wire.recv()) is not None:
+        wire.send(run_case(*job) if isinstance(job[0], Case) else stocked(*job))
 
 
-class Worker:
-    def __init__(self, seed: int, stock: Path):
-        self.seed, self.stock = seed, stock
-        self.wire, theirs = WORKERS.Pipe()
-        self.process = WORKERS.Process(target=serve, args=(theirs, seed, stock), daemon=True)
+def stocked(folder: Path) -> Outcome:
+    """Make the stock, in a fork that may use more time than a case."""
+
+    def work() -> Outcome:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), quiet():
+                surfaces.make_stock(folder)
+        except BaseException:
+            return Outcome("traceback", message=traceback.format_exc())
+        return Outcome("success")
+
+    global SECONDS
+    before, SECONDS = SECONDS, 600.0
+    outcome = in_child(work, folder / "noise")
+    SECONDS = before
+    return outcome
+
+
+class Server:
+    """The process that forks, seen from outside."""
+
+    def __init__(self) -> None:
+        os.environ.update({key: os.environ.get(key, word) for key, word in ENVIRONMENT.items()})
+        self.wire, theirs = SERVERS.Pipe()
+        self.process = SERVERS.Process(target=serve, args=(theirs,))
         self.process.start()
         theirs.close()
 
-    def ask(self, name: str, number: int) -> str:
-        self.wire.send((name, number))
-        try:
-            if self.wire.poll(SECONDS * (1 + (self.process.exitcode is None and first(self)))):
-                return str(self.wire.recv())
-            self.end()
-            return f"longer than {SECONDS:g} s"
-        except (EOFError, ConnectionError):
-            self.process.join()
-            return f"ended by signal {-(self.process.exitcode or 0)}"
+    def ask(self, *job: object) -> Outcome:
+        self.wire.send(job)
+        return self.wire.recv()
+
+    def make_stock(self, folder: Path) -> Path:
+        outcome = self.ask(folder)
+        assert outcome.kind == "success", outcome.message
+        return folder
 
     def end(self) -> None:
-        self.process.kill()
+        self.wire.send(None)
         self.process.join()
 
-    @property
-    def alive(self) -> bool:
-        return self.process.is_alive()
+
+@contextlib.contextmanager
+def servers(jobs: int) -> Iterator[list[Server]]:
+    """So many servers, ended with the block."""
+    begun = [Server() for _ in range(jobs)]
+    try:
+        yield begun
+    finally:
+        for server in begun:
+            server.end()
 
 
-def first(worker: Worker) -> bool:
-    """Whether this is the first case of a worker, which also imports."""
-    asked = getattr(worker, "asked", 0)
-    worker.asked = asked + 1  # type: ignore[attr-defined]
-    return asked == 0
+# --- many cases
 
 
-def every_target() -> list[str]:
-    return [*TARGETS, "command"]
+def sound_cases(only: str = "") -> list[Case]:
+    """Every act of every surface, with inputs as they are."""
+    acts = {name: len(surface.acts) for name, surface in surfaces.SURFACES.items()}
+    acts |= {f"command/{verb}": len(lines) for verb, lines in surfaces.COMMANDS.items()}
+    return [
+        Case(name, -1 - n)
+        for name, count in acts.items()
+        if name.startswith(only) and name != "command/bench"  # refused, as measuring takes long
+        for n in range(count)
+    ]
 
 
-def run(cases: int, seed: int, stock: Path, only: str = "") -> list[str]:
-    """Failures, each with the words that repeat it. Targets take turns."""
-    names = [name for name in every_target() if name.startswith(only)]
-    failures: list[str] = []
-    worker = Worker(seed, stock)
+def spoiled_cases(count: int, seed: int, only: str = "") -> Iterable[Case]:
+    """So many cases; the surfaces take turns."""
+    names = [name for name in surfaces.names() if name.startswith(only)]
+    turns = (Case(name, number, seed) for number in itertools.count() for name in names)
+    return itertools.islice(turns, count)
+
+
+def run(
+    cases: Iterable[Case], stock: Path, at_work: list[Server], keep: Path | None = None
+) -> list[tuple[Case, Outcome]]:
+    """Outcomes of all cases, in their order; progress on standard error."""
+    free: queue.Queue[Server] = queue.Queue()
+    for server in at_work:
+        free.put(server)
     began = time.monotonic()
-    for index in range(cases):
-        name, number = names[index % len(names)], index // len(names)
-        wrong = worker.ask(name, number)
-        if wrong:
-            failures.append(
-                f"python tests/fuzz.py --seed {seed} --only {name} --case {number}: {wrong}"
-            )
-        if not worker.alive:
-            worker = Worker(seed, stock)
-        if (index + 1) % 500 == 0:
-            print(
-                f"{index + 1} cases, {len(failures)} failures, {time.monotonic() - began:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
-    worker.end()
-    return failures
+
+    def one(case: Case) -> tuple[Case, Outcome]:
+        server = free.get()
+        try:
+            return case, server.ask(case, stock, keep)
+        finally:
+            free.put(server)
+
+    ended = []
+    with ThreadPoolExecutor(len(at_work)) as pool:
+        for case, outcome in pool.map(one, cases):
+            ended.append((case, outcome))
+            if len(ended) % 500 == 0:
+                bad = sum(outcome.kind not in GOOD for _, outcome in ended)
+                spent = time.monotonic() - began
+                print(f"{len(ended)} cases, {bad} failures, {spent:.0f} s", file=sys.stderr)
+    return ended
+
+
+def is_failure(case: Case, outcome: Outcome) -> bool:
+    """Whether a case ended as it must not; sound inputs must succeed."""
+    return outcome.kind not in (GOOD if case.number >= 0 else GOOD[:1])
+
+
+def summary(ended: list[tuple[Case, Outcome]]) -> str:
+    """A table: how many cases of each surface ended in which way, and seconds of a processor."""
+    rows: dict[str, Counter[str]] = {"all": Counter()}
+    for case, outcome in ended:
+        for name in (case.surface, "all"):
+            counts = rows.setdefault(name, Counter())
+            counts.update({outcome.kind: 1, "cases": 1, "seconds": outcome.seconds})
+    rows["all"] = rows.pop("all")
+    columns, width = ("cases", *KINDS, "seconds"), max(map(len, rows))
+    lines = [" ".join([f"{'surface':<{width}}", *(f"{column:>9}" for column in columns)])]
+    for name, counts in rows.items():
+        numbers = (f"{counts[column]:>9.0f}" for column in columns)
+        lines.append(" ".join([f"{name:<{width}}", *numbers]))
+    return "\n".join(lines)
+
+
+def described(case: Case, outcome: Outcome, keep: Path) -> str:
+    """A failure in words, and how to repeat it."""
+    replay = f"python -m tests.fuzz --replay {keep / case.name}"
+    words = " ".join(outcome.words).encode("ascii", "backslashreplace").decode()
+    return f"{replay}\n  {outcome.kind}: {words[:300]}\n  {outcome.message[-1500:]}"
+
+
+def replay(folder: Path) -> Outcome:
+    """A failure again, in this process, on a copy of its inputs."""
+    tree = json.loads((folder / "case.json").read_text())
+    copied = Path(tempfile.mkdtemp(prefix="amor-case-")) / "case"
+    shutil.copytree(folder / "inputs", copied, symlinks=True)
+    print(f"inputs copied to {copied}")
+    return play(tuple(tree["words"]), copied)
 
 
 def main() -> int:
@@ -739,28 +427,31 @@ def main() -> int:
     )
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--only", default="", help=f"targets that begin so: {', '.join(every_target())}"
-    )
-    parser.add_argument("--case", type=int, help="this case of a target alone, in this process")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
+    parser.add_argument("--only", default="", help=f"of {', '.join(surfaces.names())}")
+    parser.add_argument("--keep", default="fuzz-failures", help="where failures are written")
+    parser.add_argument("--stock", type=Path, help="valid inputs; made unless they are there")
+    parser.add_argument("--replay", type=Path, help="a failure to be run again")
     args = parser.parse_args()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    with tempfile.TemporaryDirectory(prefix="amor-stock-") as made:
-        with contextlib.redirect_stdout(io.StringIO()):
-            held = stock(Path(made))
-        if args.case is not None:
-            folder = Path(tempfile.mkdtemp(prefix="amor-case-"))
-            print(
-                play(args.only, args.case, args.seed, held, folder) or "nothing is wrong",
-                folder,
-                sep="\n",
-            )
-            return 0
-        failures = run(args.cases, args.seed, held, args.only)
+    if args.replay:
+        outcome = replay(args.replay)
+        print(f"{outcome.kind}: {outcome.message}")
+        return outcome.kind not in GOOD
+    keep = Path(args.keep)
+    with servers(args.jobs) as at_work, tempfile.TemporaryDirectory(prefix="amor-stock-") as made:
+        stock = args.stock or Path(made)
+        sound = []
+        if not (stock / "study").exists():
+            stock.mkdir(parents=True, exist_ok=True)
+            at_work[0].make_stock(stock)
+            sound = run(sound_cases(args.only), stock, at_work)
+        ended = run(spoiled_cases(args.cases, args.seed, args.only), stock, at_work, keep)
+    failures = [one for one in (*sound, *ended) if is_failure(*one)]
     for failure in failures:
-        print(failure, end="\n\n")
-    kinds = Counter(failure.split(": ", 1)[1].split()[0] for failure in failures)
-    print(f"{args.cases} cases, {len(failures)} failures", dict(kinds) or "")
+        print(described(*failure, keep), end="\n\n")
+    print(summary(ended or sound))
+    print(f"{len(ended)} cases, {len(failures)} failures; seed {args.seed}")
     return 1 if failures else 0
 
 

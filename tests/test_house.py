@@ -5,6 +5,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -114,15 +115,18 @@ HEAVY = (
 SHARED = {"transformers": {"convert", "hf"}}
 
 
+@cache
 def imports(path):
     """Every module a file imports, wherever in the file."""
+    modules = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            modules.append(node.module)
             if node.module == "amor":
-                yield from (f"amor.{alias.name}" for alias in node.names)
+                modules += [f"amor.{alias.name}" for alias in node.names]
+    return tuple(modules)
 
 
 def room(path):

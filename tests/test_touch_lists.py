@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,15 +41,24 @@ def lists(room, names, package=PACKAGE):
     part of the kinds of a room."""
     enough = max(3, len({name.replace("_", "-") for name in names}) // 2)
     for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
-            words = {
-                part.value
-                for part in parts
-                if isinstance(part, ast.Constant) and isinstance(part.value, str)
-            }
-            if len(words & names) >= enough:
-                yield room, str(path.relative_to(package))
+        if any(len(words & names) >= enough for words in literals(path)):
+            yield room, str(path.relative_to(package))
+
+
+@cache
+def literals(path):
+    """The texts of each literal list, set, tuple or table in a file that has three or more."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        parts = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", ())
+        words = {
+            part.value
+            for part in parts
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
+        if len(words) >= 3:
+            found.append(words)
+    return found
 
 
 @pytest.mark.parametrize("room", [*ROOMS, "cli"])
@@ -97,9 +107,9 @@ ADDED = {
     "eval/tasks/piqa.py": ("eval/tasks/riddles.py", {'"piqa"': '"riddles"', "PIQA": "Riddles"}),
 }
 USED = """
+import torch
 import amor
-from amor import registry
-from amor.cli import verbs
+from amor.cli import main, verbs
 from amor.convert.opened import targets
 from amor.eval.tasks import in_suite, suite
 from amor.study.definition import Study, StudyRow
@@ -107,7 +117,9 @@ from amor.presets import every_name
 Study(title="t", runs=(StudyRow(name="a"),), judge={"extent": {}, "loss": {}}, figures=("dots",))
 model = amor.build(amor.preset("amor-kdb", "tiny", **{"blocks.gate": "constantly"}))
 assert model.each_block()[0].gate.kind == "constantly"
+assert model(torch.zeros(1, 3, dtype=torch.long)).gates[0].fire.all()
 assert {"kdb", "amor-kdb"} <= set(every_name()) and "alpaca" in targets() and "inform" in verbs()
+assert main(["inform", "amor-kdb", "--scale", "tiny"]) == 0
 assert "riddles" in in_suite("common-sense")
 assert "Riddles" in [column.title for column in suite("common-sense").columns]
 """
@@ -136,7 +148,7 @@ def test_a_weight_format_is_three_files():
     may time some formats only."""
     # not counted, though they name it: lists outside the table of formats
     # that are still written by hand
-    examples = {"cli/check.py", "cli/generate.py"}  # what is checked by default, and a help text
+    examples = {"cli/generate.py"}  # a help text
     groups = {"ops/product/native.py"}  # formats whose scales belong to groups of a fixed size
     files = {name for name in naming(r"(?i)\bint4\b") if not name.startswith("bench/")}
     assert len(files - examples - groups) <= 3, files

@@ -24,6 +24,7 @@ from amor.judge.randomise import randomise_for_test
 from amor.models.build import build
 from amor.models.folder import load_model
 from amor.numbers import finite
+from amor.ops.product.formats import FORMATS
 
 MOST_TOKENS = 1 << 20  # of all rows; the logits of every token are kept, twice
 
@@ -35,7 +36,7 @@ def arguments(parser: Parser) -> None:
     parser.number("--rows", 4, "rows of the batch")
     parser.number("--seed", 0, "of tokens, lengths and cuts")
     words = "formats of the decode engine's weights, with commas"
-    parser.text("--weights", "NAMES", words, "float32,float16,int8,int4")
+    parser.text("--weights", "NAMES", words, ",".join(FORMATS))
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
