@@ -11,7 +11,7 @@ HF_OLDEST := 5.19.0
 VLLM := .venv-vllm
 VLLM_PIP := $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup demo test test-hf test-vllm check clean
+.PHONY: setup demo docs test test-hf test-vllm check clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/ready
@@ -23,6 +23,8 @@ test-hf: $(HF)/ready
 	$(HF)/bin/python -m pytest tests/test_hf.py
 test-vllm: $(VLLM)/ready
 	$(VLLM)/bin/python -m pytest tests/vllm_plugin --durations=20
+docs: $(VENV)/ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 check: $(VENV)/ready-test $(VENV)/ready-check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -60,4 +62,4 @@ $(VLLM)/ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(HF) $(VLLM) .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(HF) $(VLLM) site .pytest_cache .ruff_cache .mypy_cache

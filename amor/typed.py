@@ -250,6 +250,8 @@ def _format_error(where: str, error: Exception, value: Any) -> str:
     words, _, place = str(error).partition(" - at ")
     path = place.strip("`").removeprefix("key in ").strip("`").removeprefix("$").removeprefix(".")
     words = words.replace("`", "")
+    if words.endswith("got type"):
+        words += "; give the path of the class as a text, 'module.Class'"
     if re.search(r"[<>]=? \S+$", words):  # a range; msgspec does not name the value outside it
         words += _given(path, value)
     return f"{where}: {path + ': ' if path else ''}{words[:1].lower()}{words[1:]}"

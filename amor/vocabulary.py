@@ -36,6 +36,8 @@ def load_file(path: str | Path) -> Tokenizer:
         raise AmorError(
             f"{path}: ids need a vocabulary of {vocabulary(found):,}; it may be 1 to {MOST_TOKENS:,}"
         )
+    found.no_truncation()  # a file of a model with a short context may hold either
+    found.no_padding()
     return found
 
 
@@ -60,10 +62,11 @@ def prefix_ids(tokenizer: Tokenizer, add_bos: bool | None = None) -> list[int]:
     post = tokenizer.post_processor
     if post is not None and post.num_special_tokens_to_add(False):
         text = tokenizer.encode("a", add_special_tokens=False)
-        whole = post.process(text)
-        added = whole.special_tokens_mask.index(0) if 0 in whole.special_tokens_mask else 0
+        whole = post.process(text).ids
+        starts = range(len(whole) - len(text.ids) + 1)
+        added = next((i for i in starts if whole[i : i + len(text.ids)] == text.ids), 0)
         if added:
-            return whole.ids[:added]
+            return whole[:added]
     if add_bos is None:
         return []
     for name in BOS_TOKENS:

@@ -303,7 +303,7 @@ def test_peers_without_transformers_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert benchmark(["peers", "--quick"]) == 2
-    assert "amor[peers]" in capsys.readouterr().err
+    assert "[peers]" in capsys.readouterr().err
 
 
 def test_sides_take_turns_and_the_warm_up_is_apart() -> None:

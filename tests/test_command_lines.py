@@ -1,4 +1,4 @@
-"""Wrong command lines, verb by verb: each is answered by one line that says what is wrong, and nothing is trained or measured."""
+"""Wrong command lines, verb by verb: each gets one line, and nothing is trained or measured."""
 
 import io
 import sys
@@ -47,6 +47,14 @@ WRONG = [
         ["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--errors", "ignore"],
         "strict",
     ),
+    (["prepare", "file.txt", "--out", "new", "--tokenizer=--"], "--tokenizer: '--' is no value"),
+    (["generate", "model", "--prompt", "a", "--batch=--"], "--batch: '--' is no value"),
+    (["info", "mamba2", "--set=--"], "--set: '--' is no value"),
+    (["info", "mamba2", "--set=vocab=300", "--set=--"], "--set: '--' is no value"),
+    (["check", "plain", "--length=" + "9" * 20], "too large"),
+    (["demo", "--steps", "9" * 5000], "too large"),
+    (["generate", "model", "--prompt", "a", "--stop-id", "x"], "invalid int value: 'x'"),
+    (["generate", "model", "--prompt", "a", "--stop-id", "-1"], "an id is 0 to 256"),
     (["train", ""], "no recipe ''"),
     (["train", LONG], "no recipe"),
     (["train", "folder"], "no recipe 'folder'"),

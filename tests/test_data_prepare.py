@@ -1,4 +1,4 @@
-"""Laws of preparing: the result depends on the text and the request alone, not on workers or kills; bad data is found at once."""
+"""Preparing data: the result depends on text and request alone, not on workers or kills."""
 
 import json
 import os
@@ -298,16 +298,50 @@ def test_nothing_to_write_is_an_error(tmp_path):
     with pytest.raises(AmorError, match=r"no document with text for train in .*a\.txt"):
         prepare(Request((str(tmp_path / "a.txt"),), "bytes"), tmp_path / "o", workers=1)
     (tmp_path / "b.txt").write_text("one book")
-    with pytest.raises(
-        AmorError, match=r"(none of the 1 documents fell|no document with text for train)"
-    ):
+    with pytest.raises(AmorError, match="none of the 1 documents fell into valid"):
         prepare(
             Request((str(tmp_path / "b.txt"),), "bytes", valid=0.0001), tmp_path / "p", workers=1
         )
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_end_of_a_single_text_is_held_out(tmp_path, capsys, workers):
+    text = "".join(f"line {n} of the play\n" for n in range(1000))
+    (tmp_path / "play.txt").write_text(text)
+    words = ["--tokenizer", "bytes", "--valid", "0.05", "--workers", str(workers)]
+    out = tmp_path / "data"
+    assert main(["prepare", str(tmp_path / "play.txt"), "--out", str(out), *words]) == 0
+    assert "its last 0.05 is held out" in capsys.readouterr().out
+    (train,), (valid,) = (bytes_of(Shards.open(out / split)) for split in ("train", "valid"))
+    assert train + valid == text.encode() and 0.05 <= len(valid) / len(text) < 0.052
+    assert valid.startswith(b"line ")
+
+
+def test_a_share_that_no_document_falls_into_is_refused_before_any_is_encoded(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(room, "encoded", None)
+    for n in range(3):
+        (tmp_path / f"{n}.txt").write_text(f"one book, number {n}")
+    words = ["--out", str(tmp_path / "data"), "--tokenizer", "bytes", "--valid", "0.0001"]
+    assert main(["prepare", str(tmp_path), *words]) == 2
+    error = capsys.readouterr().err
+    assert "none of the 3 documents" in error and r"--separator '\n\n'" in error
+
+
+def test_files_of_another_kind_in_a_folder_are_counted(tmp_path, capsys):
+    for name in ("a.txt", "notes.md", "more.md", "LICENSE"):
+        (tmp_path / name).write_text("some words")
+    words = ["--out", str(tmp_path / "data"), "--tokenizer", "bytes"]
+    assert main(["prepare", str(tmp_path), *words]) == 0
+    assert "3 files of another kind left out (.md, LICENSE)" in capsys.readouterr().out
+
+
 def test_two_preparations_do_not_write_one_folder(corpus, tmp_path):
-    with room._locked(tmp_path), pytest.raises(AmorError, match="another `amor prepare`"):
+    with (
+        room.locked(tmp_path, room.LOCK, "amor prepare"),
+        pytest.raises(AmorError, match="another `amor prepare`"),
+    ):
         prepare(request_for(corpus), tmp_path, workers=1)
 
 

@@ -124,9 +124,9 @@ def test_a_missing_column_and_an_empty_cell_are_named(tmp_path):
 def test_a_missing_package_is_named_with_what_installs_it(tmp_path, monkeypatch):
     name = write(tmp_path, ".parquet")
     monkeypatch.setattr(sources.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(AmorError, match=r"pyarrow is needed .*pip install 'amor\[data\]'"):
+    with pytest.raises(AmorError, match=r'pyarrow is needed .*pip install -e "\.\[data\]"'):
         read(name)
-    with pytest.raises(AmorError, match=r"datasets is needed .*pip install 'amor\[data\]'"):
+    with pytest.raises(AmorError, match=r'datasets is needed .*pip install -e "\.\[data\]"'):
         read("hf:some/name")
 
 

@@ -1,4 +1,4 @@
-"""Laws of the demo, on invented addresses and a smaller recipe: what it says, what it leaves, what it does when run again."""
+"""The demo on invented addresses and a smaller recipe: its output, its files, running it again."""
 
 import json
 
@@ -33,6 +33,8 @@ def test_the_demo_says_what_it_learned_and_leaves_a_report(out, capsys):
     assert (out / "report.html").is_file() and found["step"] == 2
     assert f"held-out perplexity {found['judged']['perplexity']:.1f}" in said
     assert f"token frequencies alone: {found['unigram']['perplexity']:.0f}" in said
+    first = said.splitlines()[0]
+    assert "for about five minutes" in first and "recall task for about a minute" in first
     assert "a new run" in said and "attention ran on" in said and f"{out}/report.html" in said
     assert said.count("  amor ") == 3
     saved = {name: found["attention"][name]["saved"] for name in ("gate", "chance", "everywhere")}
@@ -55,6 +57,8 @@ def test_the_demo_says_what_it_learned_and_leaves_a_report(out, capsys):
 def test_a_demo_of_its_own_length_or_model_is_the_text_alone(out, capsys):
     assert ran(out, "--steps", "2", "--json") == 0
     said = capsys.readouterr().out
+    first = said.splitlines()[0]
+    assert "for 2 steps" in first and "recall" not in first
     assert (
         json.loads(said.splitlines()[-1])["recall"] is None and "asked for among noise" not in said
     )

@@ -1,13 +1,19 @@
-"""The package as others get it: a plain install holds everything a command needs, recipes and kernels included."""
+"""The package as others get it: a plain install holds all that a command needs, kernels included."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from amor.errors import install_hint
 
 ROOT = Path(__file__).parent.parent
 
@@ -85,3 +91,39 @@ def test_an_installed_package_finds_its_recipes(site):
     assert "amor-mamba2" in run(
         site, "-m", "amor", "train", "tiny/amor-mamba2", "--dry-run", "--flops", "1e12"
     )
+
+
+def test_a_missing_package_is_answered_by_a_command_that_can_work():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    named = set()
+    for path in (ROOT / "amor").rglob("*.py"):
+        text = path.read_text()
+        # no index has amor, so a name without a place installs nothing, or another's package
+        assert not re.search(r"pip install ['\"]?amor(\[\w+\])?(?! @)['\"\s]", text), path
+        named |= set(re.findall(r"install_hint\(['\"](\w+)['\"]\)", text))
+    assert named >= {"data", "demo", "eval", "hf", "llama", "peers", "track"} and named <= set(
+        extras
+    )
+    hint = install_hint("hf")
+    assert 'pip install -e ".[hf]"' in hint and 'pip install "amor[hf] @ git+' in hint
+
+
+@pytest.mark.parametrize("extra", ["demo", "test", "docs", "check"])
+def test_what_make_installs_is_pinned(extra):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    pinned = {canonicalize_name(line.split("==")[0]) for line in constraints()}
+    for requirement in map(Requirement, wanted):
+        assert canonicalize_name(requirement.name) in pinned
+    for line in constraints():
+        requirement = Requirement(line)
+        for each in map(Requirement, wanted):
+            if canonicalize_name(each.name) == canonicalize_name(requirement.name):
+                assert each.specifier.contains(line.split("==")[1]), (each, line)
+
+
+def constraints():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]

@@ -1,10 +1,11 @@
-"""Laws of recipes: every one builds, the paper's are the paper's, and what is wrong is refused with a hint."""
+"""Recipes: every one builds, the paper's have its numbers, and errors give a hint."""
 
 import itertools
 import math
 
 import pytest
 
+from amor.cli import main
 from amor.errors import AmorError
 from amor.mixers.attention import AttentionOptions
 from amor.mixers.fused import FusedOptions
@@ -215,3 +216,20 @@ def test_a_recipe_extends_another_and_the_command_line_has_the_last_word(tmp_pat
         "gated_deltanet",
     )
     assert Recipe.from_dict(recipe.to_dict()) == recipe
+
+
+def test_steps_of_the_command_line_shorten_the_warm_up_and_print_it(monkeypatch, capsys):
+    recipes = []
+    monkeypatch.setattr("amor.cli.train.dry_run", lambda recipe, flops: recipes.append(recipe))
+
+    def warm_up(*words):
+        assert main(["train", "tiny/mamba2", "--dry-run", *words]) == 0
+        return recipes[-1].lr.warmup, capsys.readouterr().out
+
+    assert warm_up()[0] == warm_up("--steps", "1000")[0] == 100
+    steps, out = warm_up("--steps", "60")
+    assert steps == 6 and "warm-up 6 steps instead of 100" in out
+    assert shape(5, 60, recipes[-1].lr) == 1 and shape(59, 60, recipes[-1].lr) < 0.1
+    assert warm_up("--steps", "3")[0] == 1
+    assert warm_up("--steps", "60", "--set", "lr.warmup=50") == (50, "")
+    assert load("tiny/mamba2", steps=60).lr.warmup == 100  # recipes in Python are as written

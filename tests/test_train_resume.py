@@ -1,10 +1,13 @@
-"""Laws of stopping: a run stopped anywhere, by anything, ends with the bits of one that was never stopped."""
+"""Stopping: a run stopped anywhere, by anything, ends with the bits of one never stopped."""
 
 import errno
 import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 
 import pytest
 from kills import FEW, TOKENIZERS, finished, survives, survives_three
@@ -424,3 +427,33 @@ def test_the_command_trains_and_goes_on_and_leaves_a_run_that_can_be_read(
     assert "torch" in json.loads((tmp_path / "run/machine.json").read_text())
     assert main([*words, "--resume", "no"]) == 2
     assert "holds a run already" in capsys.readouterr().err
+
+
+HOLD = """
+import sys, time
+from amor.lock import locked
+from amor.train.loop import LOCK
+with locked(sys.argv[1], LOCK, "amor train"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_train_into_one_folder_is_refused_and_a_killed_one_is_taken_over(
+    prepared, tmp_path
+):
+    recipe, out = small_recipe(prepared, steps=1), tmp_path / "run"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(out)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(AmorError) as error:
+            train(recipe, out)
+        owner = f"process {holder.pid} on {socket.gethostname()}"
+        assert f"another `amor train` is writing {out} ({owner})" in str(error.value)
+        assert not (out / "config.json").exists()
+    finally:
+        holder.kill()
+        holder.wait()
+    assert train(recipe, out).done

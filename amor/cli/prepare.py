@@ -17,7 +17,7 @@ from typing import Any
 from amor.cli import Parser
 from amor.data.prepare import Preparation, Request
 from amor.data.shards import Shards
-from amor.data.sources import Reading
+from amor.data.sources import Reading, left_out
 from amor.data.stats import unigram_entropy
 from amor.errors import AmorError
 from amor.presets import SCALES
@@ -32,7 +32,8 @@ def arguments(parser: Parser) -> None:
     parser.argument("inputs", "INPUT", "files, folders, or hf:NAME", "+")
     parser.required("--out", "FOLDER", "where the splits and tokenizer.json go")
     parser.required("--tokenizer", "NAME", NAMES)
-    parser.number("--valid", 0.0, "hold out this share of the documents, 0 to 1")
+    words = "hold out this share of the documents, 0 to 1; of a single text file its end"
+    parser.number("--valid", 0.0, words)
     words = "hold out these inputs instead"
     add("--valid-files", nargs="+", default=[], metavar="INPUT", help=words)
     parser.text("--field", "NAME", "the field or column that holds the text", "text")
@@ -62,7 +63,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         args.end_of_text,
     )
     began = time.perf_counter()
-    splits = Preparation(request, args.out, args.workers).run(args.overwrite)
+    preparation = Preparation(request, args.out, args.workers)
+    others = left_out([*args.inputs, *args.valid_files])
+    if others:
+        count, kinds = others.total(), ", ".join(sorted(others))
+        print(f"{count:,} file{'s' * (count > 1)} of another kind left out ({kinds})")
+    if preparation.cut:
+        hint = r"--separator '\n\n' would cut it into documents and hold out some of them"
+        print(f"{preparation.cut} is one document: its last {args.valid:.3g} is held out; {hint}")
+    splits = preparation.run(args.overwrite)
     seconds = time.perf_counter() - began
     result: dict[str, Any] = {name: describe(name, shards) for name, shards in splits.items()}
     if "valid" in splits:

@@ -27,7 +27,7 @@ from amor.errors import AmorError
 from amor.presets import every_name
 from amor.train import resume
 from amor.train.predict import lines, predict
-from amor.train.recipe import Recipe, file_names, load
+from amor.train.recipe import Recipe, file_names, fit_warmup, load
 from amor.train.trackers import trackers
 
 
@@ -41,7 +41,7 @@ def arguments(parser: Parser) -> None:
     parser.repeated("--set", "KEY=VALUE", "change a key of the recipe")
     parser.text("--data", "FOLDER", "prepared data: train/ and valid/")
     parser.text("--out", "RUN", "the run directory (default: runs/<name of the recipe>)")
-    parser.number("--steps", None, "train this many steps; the schedule is as long")
+    parser.number("--steps", None, "train this many steps, at most a tenth of them as warm-up")
     words = "auto (default): go on if RUN holds a checkpoint; yes: it must; no: RUN must be new"
     modes: dict[str, Any] = {"choices": resume.CHOICES, "const": "yes", "default": "auto"}
     parser.add_argument("--resume", nargs="?", **modes, help=words)
@@ -55,14 +55,30 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     options = {"data": args.data, "steps": args.steps, "track": args.track}
     keys = {key: value for key, value in options.items() if value is not None}
     recipe = load(args.recipe, args.set, args.model, **keys)
+    if args.steps is not None and "lr.warmup" not in typed.assignments(args.set, ""):
+        recipe = shorten_warmup(recipe)
     if args.flops is not None and not (args.dry_run and 0 < args.flops < math.inf):
         hint = "with --dry-run, give a rate above 0, e.g. --flops 312e12"
         raise AmorError(f"--flops {args.flops:g}: {hint}")
     if args.dry_run:
         trackers(recipe.track)  # an error if one is not installed
         return dry_run(recipe, args.flops)
-    args.json = args.json and os.environ.get("RANK", "0") == "0"  # only rank 0 prints
+    args.json = args.json and on_rank_0()
     return run_result(train_observed(recipe, args.out or f"runs/{recipe.name}", args.resume))
+
+
+def shorten_warmup(recipe: Recipe) -> Recipe:
+    """Fit the warm-up to --steps, and print it where it changes."""
+    fitted = fit_warmup(recipe)
+    if fitted != recipe and on_rank_0():
+        change = f"warm-up {fitted.lr.warmup} steps instead of {recipe.lr.warmup}"
+        print(f"{change}: a tenth of --steps (--set lr.warmup={recipe.lr.warmup} keeps it)")
+    return fitted
+
+
+def on_rank_0() -> bool:
+    """Whether this process is the only one, or the first of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def dry_run(recipe: Recipe, flops: float | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amor.errors import AmorError
+from amor.errors import AmorError, install_hint
 
 
 def library() -> Any:
@@ -18,7 +18,7 @@ def library() -> Any:
     Where it is not installed, an error that names the extra.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise AmorError('transformers is needed here, and not installed; pip install "amor[peers]"')
+        raise AmorError(f"transformers is needed here, and not installed: {install_hint('peers')}")
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from amor.data.tokenizer import byte_letters
-from amor.errors import AmorError
+from amor.errors import AmorError, install_hint
 
 BASE, SPECIAL = 128_000, 256
 SHA256 = "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55"
@@ -54,13 +54,13 @@ def llama_file() -> Path:
     folders = list(spec.submodule_search_locations or []) if spec else []
     if not folders:
         raise AmorError(
-            "tokenizer llama-3.1 needs the package llama-models: pip install 'amor[llama]'"
+            f"tokenizer llama-3.1 needs the package llama-models: {install_hint('llama')}"
         )
     path = Path(folders[0]) / "llama3" / "tokenizer.model"
     if not path.is_file():
         raise AmorError(
-            f"the package llama-models has no {path}; install another version: pip install "
-            "'amor[llama]'"
+            f"the package llama-models has no {path}; install another version: "
+            f"{install_hint('llama')}"
         )
     return path
 

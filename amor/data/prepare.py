@@ -11,8 +11,8 @@ import hashlib
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
 from amor import typed
@@ -36,11 +35,12 @@ from amor.data.shards import (
     Split,
     dtype_for,
 )
-from amor.data.sources import DocumentSource, Reading, find_sources
+from amor.data.sources import Document, DocumentSource, Reading, find_sources
 from amor.data.tokenizer import bpe_size, end_of_text, load, tokenizer_hash, train_bpe
 from amor.data.writer import AGAIN, ShardWriter, Written, disk, write_whole
 from amor.errors import AmorError
-from amor.files import disk_errors, folder_to_write
+from amor.files import folder_to_write
+from amor.lock import locked
 from amor.progress import Progress
 from amor.vocabulary import load_file, vocabulary
 
@@ -125,6 +125,9 @@ class Preparation:
         ]
         self.bytes = sum(s.bytes or 0 for _, s in self.sources) or None
         self.splits = SPLITS if valid or request.valid else SPLITS[:1]
+        # a single text file is a single document: its end is held out, not all or nothing of it
+        one_text = len(train) == 1 and train[0].one_document and not request.reading.separator
+        self.cut = train[0].name if request.valid and one_text else None
         self._saved = 0.0  # when the journal was written last
 
     def run(self, overwrite: bool = False) -> dict[Split, Shards]:
@@ -133,7 +136,7 @@ class Preparation:
         A finished folder is opened, a stopped one is continued.
         """
         folder_to_write(self.out)
-        with _locked(self.out):
+        with locked(self.out, LOCK, "amor prepare"):
             journal = None if overwrite else self._read_journal()
             if journal is None:
                 journal = self._begin()
@@ -177,6 +180,7 @@ class Preparation:
             shutil.rmtree(self.out / split, ignore_errors=True)
         with disk(self.out):
             (self.out / JOURNAL).unlink(missing_ok=True)
+        self._check_shares()
         size = bpe_size(self.request.tokenizer)
         tokenizer = load(self.request.tokenizer) if size is None else self._train_bpe(size)
         end_of_text(tokenizer, self.request.end_of_text)
@@ -189,6 +193,23 @@ class Preparation:
         )
         self._save(journal)
         return journal
+
+    def _check_shares(self) -> None:
+        """Refuse a validation share that no document falls into, before anything is encoded.
+
+        Reading ends at the first document of each split, so it is short for a large corpus; a
+        dataset of a hub is not read twice.
+        """
+        if not self.request.valid or any(s.name.startswith("hf:") for _, s in self.sources):
+            return
+        counts: Counter[Split] = Counter()
+        for document in self._documents(Place(0, 0)):
+            counts[document.split] += bool(document.text.strip())
+            if all(counts[split] for split in self.splits):
+                return
+        for split in self.splits:
+            if not counts[split]:
+                raise AmorError(self._why_empty(split, counts))
 
     def _save(self, journal: Journal) -> None:
         write_whole(self.out / JOURNAL, typed.text(journal))
@@ -212,12 +233,22 @@ class Preparation:
         before = sum(s.bytes or 0 for _, s in self.sources[: start.source])
         for index, (split, source) in islice(enumerate(self.sources), start.source, None):
             skip = start.document if index == start.source else 0
-            for number, document in enumerate(source.documents(skip), start=skip):
-                held_out = split == "train" and self._held_out(document.text)
-                chosen: Split = "valid" if held_out else split
+            documents = self._halves(source)[skip:] if self.cut else source.documents(skip)
+            for number, document in enumerate(documents, start=skip):
+                held_out = number == 1 if self.cut else self._held_out(document.text)
+                chosen: Split = "valid" if held_out and split == "train" else split
                 bytes_read = before + document.bytes_read
                 yield SplitDocument(chosen, Place(index, number), document.text, bytes_read)
             before += source.bytes or 0
+
+    def _halves(self, source: DocumentSource) -> list[Document]:
+        """The only document of a source as two: what is trained on, and the share held out."""
+        (document,) = source.documents()
+        text, size = document.text, document.bytes_read
+        at = round(len(text) * (1 - self.request.valid))
+        line = text.rfind("\n", 0, at) + 1
+        at = line or at  # at the beginning of a line where there is one
+        return [Document(text[:at], size * at // max(len(text), 1)), Document(text[at:], size)]
 
     def _held_out(self, text: str) -> bool:
         """Decided by the text itself, so that two copies of a document are on the same side."""
@@ -306,7 +337,8 @@ class Preparation:
     ) -> None:
         for split, writer in writers.items():
             if not writer.documents:
-                raise AmorError(self._why_empty(split, writers))
+                counts = Counter({name: w.documents for name, w in writers.items()})
+                raise AmorError(self._why_empty(split, counts))
             writer.finish()
         for split, writer in writers.items():
             manifest = Manifest(
@@ -324,36 +356,19 @@ class Preparation:
             write_whole(self.out / split / MANIFEST, typed.text(manifest))
         self._save(msgspec.structs.replace(journal, written=_written(writers), done=True))
 
-    def _why_empty(self, split: Split, writers: dict[Split, ShardWriter]) -> str:
-        if split == "valid" and self.request.valid:
-            return (
-                f"none of the {writers['train'].documents:,} documents fell into the validation "
-                f"share of {self.request.valid}; raise --valid, name files with --valid-files, "
-                "or cut .txt files into documents with --separator"
-            )
+    def _why_empty(self, split: Split, documents: Counter[Split]) -> str:
+        if documents.total() and self.request.valid:
+            share = f"none of the {documents.total():,} documents fell into {split} with --valid"
+            texts = any(source.one_document for _, source in self.sources)
+            cut = r"--separator '\n\n' to cut .txt files into documents" if texts else ""
+            hint = ", ".join(filter(None, (cut, "--valid-files FILE", "another --valid")))
+            return f"{share} {self.request.valid}; add {hint}"
         names = ", ".join(s.name for kind, s in self.sources if kind == split)
         return f"no document with text for {split} in {names}; give inputs that hold text"
 
 
 def _written(writers: dict[Split, ShardWriter]) -> dict[Split, Written]:
     return {split: writer.written for split, writer in writers.items()}
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keep a second preparation out of the folder; the lock ends with the process."""
-    lock = FileLock(out / LOCK)
-    with disk_errors(out):
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise AmorError(
-                f"another `amor prepare` is writing {out}; wait for it or choose another --out"
-            ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def prepare(

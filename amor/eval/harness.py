@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from amor.data import hub
-from amor.errors import AmorError
+from amor.errors import AmorError, install_hint
 from amor.eval.rows import HubSource
 
 Row = dict[str, Any]
@@ -21,8 +21,8 @@ def need(*packages: str) -> None:
     """An error that names the first package that is not installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            install = "pip install 'amor[eval]'"
-            raise AmorError(f"the package {package} is needed for these tasks: {install}")
+            hint = install_hint("eval")
+            raise AmorError(f"the package {package} is needed for these tasks: {hint}")
 
 
 def definition(file: str) -> Row:

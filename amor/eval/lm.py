@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amor.data.tokenizer import tokenizer_hash
-from amor.errors import AmorError
+from amor.errors import AmorError, install_hint
 from amor.eval.judge import GenerationOptions, Judge
 from amor.eval.score import ROWS, ScoreRequest
 from amor.eval.store import Store
@@ -28,7 +28,7 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise AmorError(
-        f"evaluation needs lm-evaluation-harness ({error}); pip install 'amor[eval]'"
+        f"evaluation needs lm-evaluation-harness ({error}): {install_hint('eval')}"
     ) from None
 
 if TYPE_CHECKING:

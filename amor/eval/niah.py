@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from amor.data.encoder import Encoder
-from amor.errors import AmorError
+from amor.errors import AmorError, install_hint
 from amor.eval import harness, rows
 from amor.eval.cloze import mean_tokens
 from amor.eval.harness import Row
@@ -305,8 +305,8 @@ def _filled(
 @cache
 def _word_lists() -> tuple[list[str], list[str]]:
     if importlib.util.find_spec("wonderwords") is None:
-        install = "pip install 'amor[eval]'"
-        raise AmorError(f"the package wonderwords is needed for the keys of needles: {install}")
+        hint = install_hint("eval")
+        raise AmorError(f"the package wonderwords is needed for the keys of needles: {hint}")
     from wonderwords import RandomWord
 
     words = RandomWord()

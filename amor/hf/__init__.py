@@ -2,10 +2,10 @@
 
 import importlib.util
 
-from amor.errors import AmorError
+from amor.errors import AmorError, install_hint
 
 if importlib.util.find_spec("transformers") is None:
-    raise AmorError('amor.hf needs transformers, which is not installed: pip install "amor[hf]"')
+    raise AmorError(f"amor.hf needs transformers, which is not installed: {install_hint('hf')}")
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 

@@ -20,7 +20,7 @@ tags:
 LOAD = """## How to load it
 
 ```python
-import amor.hf  # or trust_remote_code=True below; pip install "amor[hf]"
+import amor.hf  # or trust_remote_code=True below; both need the package amor
 from transformers import AutoModelForCausalLM{more}
 
 folder = "."

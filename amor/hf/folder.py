@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from amor.hf.model import AmorPreTrainedModel
 
 STUB, README = "modeling_amor.py", "README.md"
-STUB_TEXT = '''"""The code of this model is the package amor: pip install "amor[hf]"."""
+STUB_TEXT = '''"""The code of this model is the package amor, with its extra hf; see README.md."""
 
 from amor.hf import AmorConfig, AmorForCausalLM, AmorModel  # noqa: F401
 '''

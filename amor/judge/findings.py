@@ -25,7 +25,6 @@ from amor.judge.loop import CorpusOutput, WindowSource, join_chunks, run_windows
 from amor.judge.policies import PolicyEvaluator, shuffled
 from amor.judge.resample import mean
 from amor.judge.trace import trace
-from amor.judge.windows import encode
 from amor.models.amor import Amor
 from amor.numbers import finite, perplexity
 from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss, Worth
@@ -146,7 +145,6 @@ def samples(model: Amor, tokenizer: Tokenizer, source: HeldOutText) -> list[Trac
     for text in generate_batch(
         model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE
     ):
-        prompt = encode(tokenizer, text.prompt).tolist()
-        whole = trace(model, tokenizer, prompt + text.tokens, title)
-        traces.append(replace(whole, given=len(prompt)))
+        whole = trace(model, tokenizer, text.prompt_tokens + text.tokens, title)
+        traces.append(replace(whole, given=len(text.prompt_tokens)))
     return traces

@@ -70,7 +70,7 @@ def load_config(folder: str | Path) -> Config:
         if tree["model_type"] != MODEL_TYPE:
             raise AmorError(
                 f"{path}: model_type is {str(tree['model_type'])[:80]!r}; a model of amor has "
-                f"{MODEL_TYPE!r}"
+                f"{MODEL_TYPE!r}; convert this one with: amor convert {folder} --out FOLDER"
             )
         return Config.from_dict(tree.get("amor", {}), f"{path}: amor")
     return Config.from_dict(tree, str(path))

@@ -9,6 +9,7 @@ never stopped.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from amor import tensors as on_disk
 from amor.errors import AmorError, nearest
 from amor.judge.evaluate import evaluate
 from amor.judge.windows import BatchWindows
+from amor.lock import locked
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.models.folder import load_model
@@ -33,6 +35,9 @@ from amor.train.step import Stepper
 from amor.train.stop import Stop
 from amor.train.trouble import STEPS, GradientCheck, NonFiniteError, Spikes, first_non_finite
 from amor.train.watch import CheckpointSaved, MetricsWriter, Observer, RunEnded, RunStarted
+
+LOCK = "train.lock"
+NOTHING = "{} holds no checkpoint to resume from; leave --resume away to start"
 
 
 def train(
@@ -88,6 +93,13 @@ class Trainer:
     def go(self, go_on: str) -> RunEnded:
         """The whole run; go_on as in `train`."""
         self.data = TrainingData.open(self.recipe, self.world)
+        self.check_choice(go_on)
+        one_writer = locked(self.run.folder, LOCK, "amor train")
+        with one_writer if self.world.is_main else nullcontext():
+            return self.train(go_on)
+
+    def train(self, go_on: str) -> RunEnded:
+        """The run, while no other process writes its folder."""
         self.assemble(self.open_folder(go_on))
         started = self.about()
         self.notify(lambda observer: observer.on_start(started))
@@ -203,14 +215,19 @@ class Trainer:
         saved = CheckpointSaved(self.done, str(folder), time.perf_counter() - started)
         self.notify(lambda observer: observer.on_checkpoint(saved))
 
-    def open_folder(self, go_on: str) -> Path | None:
-        """Make the run directory; the checkpoint to resume from, if there is one."""
+    def check_choice(self, go_on: str) -> None:
+        """Refuse to start in a run that exists, or to resume one that does not."""
         if go_on not in resume.CHOICES:
             raise AmorError(f"resume: no {go_on!r}; {nearest(go_on, resume.CHOICES)}")
         if go_on == "no" and self.run.used:
             raise AmorError(
                 f"{self.run.folder} holds a run already; give another --out, or let it resume"
             )
+        if go_on == "yes" and not self.run.used:
+            raise AmorError(NOTHING.format(self.run.folder))
+
+    def open_folder(self, go_on: str) -> Path | None:
+        """Make the run directory; the checkpoint to resume from, if there is one."""
         newest = None
         if self.world.is_main and self.run.used:
             retention.sweep(self.run)
@@ -222,10 +239,7 @@ class Trainer:
                 self.event("changed", text, key=key, was=was, now=now)
         newest = self.world.broadcast(newest)
         if go_on == "yes" and newest is None:
-            raise AmorError(
-                f"{self.run.folder} holds no checkpoint to resume from; "
-                "leave --resume away to start"
-            )
+            raise AmorError(NOTHING.format(self.run.folder))
         if self.world.is_main:
             self.run.make()
             self.run.write_config(self.recipe.to_dict())

@@ -322,6 +322,15 @@ def load(
     return recipe
 
 
+def fit_warmup(recipe: Recipe) -> Recipe:
+    """The recipe with a warm-up of at most a tenth of its steps.
+
+    For runs whose number of steps was shortened: the recipe's own warm-up might end after them.
+    """
+    warmup = min(recipe.lr.warmup, max(recipe.total_steps // 10, 1))
+    return dataclasses.replace(recipe, lr=dataclasses.replace(recipe.lr, warmup=warmup))
+
+
 def find(name: str | Path) -> Path:
     """The file of a recipe: by path, or by name as listed by `names` ("paper/180m")."""
     for path in (Path(name), Path(f"{name}.toml"), HOME / name, HOME / f"{name}.toml"):

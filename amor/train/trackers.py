@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from amor import typed
-from amor.errors import AmorError, nearest
+from amor.errors import AmorError, install_hint, nearest
 from amor.records.run import Line
 from amor.train.watch import Observer, RunEnded, RunStarted
 
@@ -48,8 +48,8 @@ class Tracker(Observer):
             self.module: Any = importlib.import_module(MODULES[name])
         except ImportError as error:
             raise AmorError(
-                f"--track {name} needs the package {name} ({error}); "
-                f"pip install 'amor[track]' or {name}"
+                f"--track {name} needs the package {name} ({error}): pip install {name}, or "
+                f"{install_hint('track')}"
             ) from error
 
     def on_start(self, started: RunStarted) -> None:
