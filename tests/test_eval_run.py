@@ -198,8 +198,10 @@ def test_two_ranks_find_what_one_finds(model, data, tmp_path):
         for path in sorted((tmp_path / "shared").glob("requests*.jsonl"))
     ]
     assert len(parts) == 2 and all(parts), "both ranks computed something"
-    for name, one in shared.items():
-        assert one["amor"]["timing"]["computed"] == alone[name]["amor"]["timing"]["computed"], name
+    for name, one in shared.items():  # no request is counted twice
+        for count in ("computed", "reused", "tokens"):
+            expected = alone[name]["amor"]["timing"][count]
+            assert one["amor"]["timing"][count] == expected, (name, count)
     assert sum(parts) == len((tmp_path / "alone" / "requests.jsonl").read_text().splitlines())
 
 

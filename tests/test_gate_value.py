@@ -2,6 +2,7 @@
 counted is what the names say."""
 
 import math
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from amor.judge.value import (
     calibration,
     loss,
     passes,
+    random,
     rank_correlation,
     value,
 )
@@ -75,6 +77,26 @@ def test_by_default_the_value_of_a_gate_takes_about_a_minute():
     assert affordable_windows(large, context) == 10
     large.cost = lambda context: SimpleNamespace(flops=1e15)
     assert affordable_windows(large, context) == 4, "errors come from windows"
+
+
+def test_chance_is_the_mean_over_draws_of_which_no_two_are_alike():
+    judged = reader("amor-mamba2")
+    fire = torch.rand(judged.shape, generator=torch.Generator().manual_seed(3)) < 0.4
+    masks = [shuffled(fire, seed) for seed in (5, 6, 7)]
+    assert all(not torch.equal(a, b) for a, b in pairwise(masks))
+    assert all(torch.equal(mask.sum((1, 2)), fire.sum((1, 2))) for mask in masks)
+    each = torch.stack([judged.nll_with_mask(mask) for mask in masks])
+    close(random(judged, fire, draws=3, seed=5), each.mean(0))
+
+
+def test_what_is_captured_by_chance_is_the_mean_over_random_choices_of_as_many_tokens():
+    draw = torch.Generator().manual_seed(1)
+    gain = torch.randn(4, 50, generator=draw) + 0.3
+    fire = torch.rand(4, 50, generator=draw) < 0.3
+    by_chance = [agreement(0, shuffled(fire[None], seed)[0], gain).captured for seed in range(300)]
+    expected = agreement(0, fire, gain).captured_by_chance
+    error = torch.tensor(by_chance).std() / 300**0.5
+    assert abs(sum(by_chance) / 300 - expected) < 4 * error and error < 0.01
 
 
 def test_with_more_blocks_a_choice_is_run_again():

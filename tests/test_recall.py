@@ -367,3 +367,9 @@ def test_attention_behind_a_recurrent_layer_really_learns_to_recall(tmp_path):
     train(recipe, tmp_path / "run")
     found = recall(amor.load(tmp_path / "run")[0], read_task(recipe.task), rows=500)
     assert found.token.mean > 0.95
+
+
+def test_a_row_with_fewer_questions_than_another_has_answered_no_more_than_its_own():
+    question = torch.tensor([[1, 1, 2, 3], [0, 1, 0, 0], [1, 2, 2, 0]])
+    hits = torch.tensor([[1, 1, 0, 1], [0, 1, 0, 0], [0, 1, 1, 0]]).bool()
+    assert judging.count_answered(hits, question).tolist() == [2, 1, 1]

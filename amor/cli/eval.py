@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from amor.cli import Parser
-from amor.cli._model import open_trained, require_tokenizer, trained_arguments
+from amor.cli._model import bos_arguments, open_trained, require_tokenizer, trained_arguments
 from amor.errors import AmorError, nearest
 from amor.eval import suites
 from amor.eval.subject import EvalSubject, Ranks, describe_model
@@ -42,11 +42,7 @@ def arguments(parser: Parser) -> None:
     parser.text("--path", "NAME", "likelihood, or decode: token by token", "likelihood")
     parser.number("--limit", None, "only the first N documents of each task, to try things")
     parser.number("--max-length", None, "tokens per request; longer ones are cut on the left")
-    parser.add_argument(
-        "--bos",
-        action=argparse.BooleanOptionalAction,
-        help="put the BOS token before each context (default: as the tokenizer's post-processor)",
-    )
+    bos_arguments(parser)
     parser.text("--lengths", "N,N", "tokens, of niah and length-extrapolation")
     parser.number("--samples", 500, "niah: prompts per length")
     parser.number("--segments", 50, "length-extrapolation: texts per set")

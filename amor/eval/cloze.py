@@ -67,8 +67,8 @@ class ClozeRow(msgspec.Struct):
     context: str
     question: Text
     answers: Texts
-    alt_answers: list[str] = []
-    # centre of the window where no answer is in the context
+    alt_answers: list[str] = []  # centre of the window where no answer is in the context
+    # the same as a token, where these are not in it either
     tok_pos: Annotated[int, Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
@@ -80,16 +80,18 @@ class ClozeRow(msgspec.Struct):
 class ClozeTask(RowTask):
     """A cloze task; its rows have `context` and `answers`."""
 
-    hub: HubSource
+    hub: HubSource  # the data set
     prompt: Callable[[str, Any], str]  # of a window and its row
     # words of a row whose first occurrence centres the window; none: the beginning of the document
     sought: Callable[[Any], list[str]] = lambda row: []
     length: int = 2048  # tokens of window and answer
 
     def source(self) -> HubSource:
+        """Its data set on the hub."""
         return self.hub
 
     def build(self, dataset: Rows, tokenizer: Tokenizer) -> LoadedTask:
+        """The task of the harness: greedy text after each prompt, searched for the answers."""
         docs, source = self.documents(dataset.rows, tokenizer), dataset.data.source
         if not docs:
             lack = "no row has an answer of two letters or more"

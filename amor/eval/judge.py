@@ -41,11 +41,11 @@ Compute = Callable[[list[int]], Iterator[tuple[int, Any, Phases]]]
 
 
 class GenerationOptions(NamedTuple):
-    """How a text is generated: stop strings, tokens at most, sampling temperature (0: greedy)."""
+    """How a text is generated."""
 
-    until: tuple[str, ...]
-    tokens: int
-    temperature: float
+    until: tuple[str, ...]  # stop strings
+    tokens: int  # at most
+    temperature: float  # 0: greedy
 
 
 @dataclass
@@ -56,8 +56,8 @@ class Judge:
     tokenizer: Tokenizer
     fingerprint: str  # of model and tokenizer
     store: Store
-    settings: EvalSettings = field(default_factory=EvalSettings)
-    rows: int = ROWS
+    settings: EvalSettings = field(default_factory=EvalSettings)  # what answers depend on
+    rows: int = ROWS  # contexts per batch; no answer depends on it
     rank: int = 0  # of `ranks`: requests of other ranks get an empty answer
     ranks: int = 1
     title: str = ""  # of progress bars; "": none are shown

@@ -82,29 +82,35 @@ class AmorLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
+        """The end-of-text token of the tokenizer."""
         return self.judge.end
 
     @property
     def prefix_token_id(self) -> int:
+        """The token before a text that has no context: BOS, or else end-of-text."""
         return (self.judge.prefix or [self.judge.end])[0]
 
     @property
     def max_length(self) -> int:
+        """Tokens of a request at most; a million where nothing limits it."""
         return self.judge.settings.max_length or 1 << 20
 
     @property
     def tokenizer_name(self) -> str:
+        """A name for the harness's cache of requests, which is not used."""
         return "amor"
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
+        """Token ids, behind the prefix unless add_special_tokens is False."""
         prefix = [] if add_special_tokens is False else self.judge.prefix
         return [*prefix, *self.judge.encode(string)]
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
+        """Log-likelihoods of continuations, and whether greedy decoding would write them."""
         return self.judge.score(
             [(str(request.task_name), self._request(*request.args)) for request in requests]
         )
@@ -128,6 +134,7 @@ class AmorLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
+        """Log-likelihoods of whole texts, in windows of max_length tokens."""
         pending: list[tuple[str, ScoreRequest]] = []
         counts: list[int] = []
         for request in requests:
@@ -142,6 +149,7 @@ class AmorLM(TemplateLM):
         return [sum(next(scores)[0] for _ in range(count)) for count in counts]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Texts generated after prompts, up to a stop string."""
         pending = []
         for request in requests:
             prompt, options = request.args

@@ -54,10 +54,10 @@ SENTENCE = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]])) ")  # the space behind
 
 
 class NeedleForm(NamedTuple):
-    """What hides the needle, essays or noise, and what it holds."""
+    """One of RULER's single needles."""
 
-    essays: bool
-    kind: Literal["number", "uuid"]
+    essays: bool  # what hides the needle: essays, or noise
+    kind: Literal["number", "uuid"]  # what it holds
 
 
 # by the number of RULER's niah_single_NUMBER
@@ -80,6 +80,7 @@ class NeedleTask(TaskSpec):
     maker: str = "made"
 
     def column_at(self, length: int) -> ScoreColumn:
+        """The column of one length in tokens."""
         name = f"{length // 1024}K" if length % 1024 == 0 else f"{length}"
         paper = f"{self.paper}/{length}"
         return ScoreColumn(self.title.format(name), self.name, str(length), paper)
@@ -90,6 +91,7 @@ class NeedleTask(TaskSpec):
         return documents(self.name, FORMS[self.number], context.tokenizer, *counts, essays)
 
     def load(self, context: LoadContext) -> LoadedTask:
+        """The task of the harness, with prompts of every length."""
         origin, essays = find_essays(context.data) if FORMS[self.number].essays else ("noise", "")
         docs = self.documents(context, essays)
         source = f"{self.maker} from {origin}, seed {context.seed}, {context.samples} a length"
@@ -195,8 +197,8 @@ class Haystack:
 
     text: str
     glue: str  # between sentences
-    words: list[int]
-    sentences: list[int]
+    words: list[int]  # the end of each word, in characters
+    sentences: list[int]  # the end of each sentence
     tokens: list[int]  # up to each word's end
 
     @classmethod

@@ -44,8 +44,8 @@ class Rows(NamedTuple):
 class HubSource:
     """A data set of the Hugging Face hub."""
 
-    name: str
-    config: str | None = None
+    name: str  # owner/name
+    config: str | None = None  # of a data set of several
     split: str = "test"
     field: str = ""  # the column that is the text of a document; "": whole rows are used
 
@@ -65,8 +65,8 @@ class HubSource:
 class Substitute:
     """A local file that replaces a data set which is not there; results name both."""
 
-    file: str
-    row: type
+    file: str  # NAME of the local NAME.jsonl
+    row: type  # msgspec.Struct with the fields of its rows
     note: str  # in what it differs
     convert: Callable[[Any], Any] = lambda row: row  # its row -> a row of the data set
 

@@ -36,13 +36,13 @@ Scores = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class SuiteOutcome:
-    """The results of a suite in the harness's layout, and what is stated about them."""
+    """The results of a suite, and what is stated about them."""
 
-    tree: dict[str, Any]
-    data: dict[str, Data]
+    tree: dict[str, Any]  # results in the harness's layout
+    data: dict[str, Data]  # by task
     samples: dict[str, list[Any]] = field(default_factory=dict)  # documents by task
-    curves: dict[str, LengthCurve] = field(default_factory=dict)
-    lengths: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, LengthCurve] = field(default_factory=dict)  # of length-extrapolation, by set
+    lengths: dict[str, float] = field(default_factory=dict)  # mean tokens of prompts
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,12 @@ class TargetScore:
 
 @dataclass(frozen=True)
 class ContextOutput:
-    """n contexts after their last token: hidden [n, D], fire and score [n, K] at that token, the
-    state after it."""
+    """n contexts after their last token."""
 
-    hidden: Tensor
-    fire: Tensor
-    score: Tensor
-    state: State
+    hidden: Tensor  # [n, D] at that token
+    fire: Tensor  # [n, K] at that token
+    score: Tensor  # [n, K] at that token
+    state: State  # after it
     last: list[GateCounts]  # per context: at its last token
     before: list[GateCounts]  # per context: at all tokens before
 

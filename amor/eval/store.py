@@ -30,12 +30,12 @@ Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until", "segm
 class Answer(Record, frozen=True):
     """One line of the store."""
 
-    key: typed.Name
-    kind: Kind
+    key: typed.Name  # of `key_of`
+    kind: Kind  # of request
     # [log-likelihood, whether it is greedy]; a text; or a segment of a text
     value: Any
-    gates: Phases = msgspec.field(default_factory=dict)
-    seconds: Amount = 0.0
+    gates: Phases = msgspec.field(default_factory=dict)  # how often blocks fired
+    seconds: Amount = 0.0  # since the answer before it
 
 
 def key_of(fingerprint: str, kind: Kind, question: Any) -> str:

@@ -35,8 +35,8 @@ PATIENCE = timedelta(days=7)  # how long ranks wait for one that has more to rea
 class Ranks:
     """The processes that share an evaluation, as torchrun starts them."""
 
-    rank: int = 0
-    count: int = 1
+    rank: int = 0  # of this process
+    count: int = 1  # of all processes
 
     @staticmethod
     @contextmanager
@@ -62,12 +62,12 @@ class Ranks:
 
 @dataclass
 class EvalSubject:
-    """A model to be evaluated, and the folder of its results."""
+    """A model to be evaluated."""
 
     model: Amor
     tokenizer: Tokenizer
-    about: Model
-    out: Path
+    about: Model  # as results name it
+    out: Path  # the folder of its results
     rows: int  # contexts per batch
     ranks: Ranks = field(default_factory=Ranks)
 

@@ -40,8 +40,8 @@ class EvalRequest:
     samples: int = 500  # needle prompts per length, as in the paper
     segments: int = SEGMENTS  # texts per set of length-extrapolation
     context: int = 0  # tokens per window of `perplexity`; 0: the training context
-    seed: int = 0
-    path: EvalPath = "likelihood"
+    seed: int = 0  # of needle prompts
+    path: EvalPath = "likelihood"  # or "decode": token by token with the decode engine
     max_length: int | None = None  # tokens of a request; None: not limited
     # prefix_ids(tokenizer, add_bos) stand before each context and document; None: what the
     # tokenizer's post-processor adds

@@ -29,8 +29,8 @@ LAST = 100  # place of a task that the paper does not have
 class ScoreColumn:
     """One column of a table of results: a metric of a task."""
 
-    title: str
-    task: str
+    title: str  # in the head of the table
+    task: str  # its name
     metric: str  # as the harness names it
     paper: str = ""  # the column of the paper's table; two of ours may correspond to one of theirs
     percent: bool = True  # an accuracy, shown times 100
@@ -85,7 +85,7 @@ class LoadContext:
 class TaskSpec:
     """One evaluation task."""
 
-    name: str
+    name: str  # on the command line and in results
     suite: str  # a key of tasks.SUITES
     columns: tuple[ScoreColumn, ...] = ()  # of tables
     place: int = LAST  # order within the suite: the paper's, then alphabetical
@@ -116,6 +116,7 @@ class RowTask(TaskSpec):
         raise NotImplementedError
 
     def load(self, context: LoadContext) -> LoadedTask:
+        """The task with rows of a local file, or fetched from the hub."""
         dataset = self._local(context.data) if context.data is not None else self._fetched(context)
         return self.build(dataset, context.tokenizer)
 
@@ -159,9 +160,11 @@ class HarnessTask(RowTask):
         return harness.definition(self.yaml)
 
     def source(self) -> HubSource:
+        """The data set that the yaml names."""
         return harness.hub_of(self.definition())
 
     def build(self, dataset: Rows, tokenizer: Tokenizer) -> LoadedTask:
+        """The harness's task on these rows."""
         docs, split = [self.harness_row(row) for row in dataset.rows], self.source().split
         task = harness.configured(self.definition(), docs, split, dataset.data.source)
         return LoadedTask(task, dataset.data)
@@ -178,10 +181,12 @@ class CompletionTask(RowTask):
     class_path: str  # module.Class below lm_eval.tasks
 
     def source(self) -> HubSource:
+        """The data set that the class names."""
         kind: Any = harness.class_of(self.class_path)
         return HubSource(kind.DATASET_PATH, kind.DATASET_NAME, "validation")
 
     def build(self, dataset: Rows, tokenizer: Tokenizer) -> LoadedTask:
+        """The harness's task on these rows."""
         docs = [{"text": row.text, "value": row.value} for row in dataset.rows]
         kind, source = harness.class_of(self.class_path), dataset.data.source
         task = harness.completion(kind, self.name, docs, "validation", source)
@@ -192,5 +197,5 @@ class CompletionTask(RowTask):
 class TextSet(TaskSpec):
     """Long documents that perplexity is measured on against length (amor/eval/lengths.py)."""
 
-    hub: HubSource
+    hub: HubSource  # the data set
     substitute: Substitute | None = None  # its file is a path below --data

@@ -34,8 +34,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 class Finding:
     """One way of feeding against the plain forward; differences relative to the largest number."""
 
-    way: str
-    logits: float = float("nan")
+    way: str  # of feeding
+    logits: float = float("nan")  # largest relative difference, as in the next two
     scores: float = float("nan")  # what the gates compared with their thresholds
     # recurrent states, windows, keys and values; nan where the way has no final state
     states: float = float("nan")

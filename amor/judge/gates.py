@@ -20,6 +20,7 @@ class ForcedGate(Gate[Nothing]):
         self.fire = torch.as_tensor(fire)
 
     def forward(self, evidence: Evidence) -> Verdict:
+        """Fire as given, whatever the evidence."""
         fire = self.fire.to(evidence.position.device).expand_as(evidence.position)
         return Verdict(fire, fire.float())
 
@@ -37,13 +38,16 @@ class RecordingGate(Gate[Nothing]):
 
     @property
     def needs(self) -> frozenset[str]:
+        """What the other gate needs, and what is recorded."""
         return self.gate.needs | frozenset(self.names)
 
     @property
     def threshold(self) -> Tensor:
+        """That of the other gate."""
         return self.gate.threshold
 
     def forward(self, evidence: Evidence) -> Verdict:
+        """The verdict of the other gate; the evidence is recorded."""
         for name in self.names:
             self.recorded[name].append(getattr(evidence, name))
         return self.gate(evidence)

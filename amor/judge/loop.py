@@ -58,7 +58,7 @@ class WindowSource(Protocol):
 class Chunk:
     """The input of one forward call; every tensor is [rows, columns], on the model's device."""
 
-    place: Place
+    place: Place  # rows and columns of the text
     tokens: Tensor
     targets: Tensor | None = None  # None: no loss is computed
     reset: Tensor | None = None  # True at the first token of a document

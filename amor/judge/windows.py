@@ -56,8 +56,8 @@ class BatchWindows:
     """Rows first .. last - 1 of the first batch of a source, read from disk when indexed."""
 
     source: BatchSource
-    first: int
-    last: int
+    first: int  # row of the batch
+    last: int  # one past the last row
     end_of_text: int | None = None  # given: the state is reset at every document
 
     def __len__(self) -> int:

@@ -30,6 +30,7 @@ class LongBenchTask(HarnessTask):
     since a base model never stops."""
 
     def definition(self) -> Row:
+        """The harness's definition with the metric score_first_line added."""
         harness.need("lm_eval", "jieba", "fuzzywuzzy", "rouge")
         config = super().definition()
         score = config["process_results"]
@@ -42,6 +43,7 @@ class LongBenchTask(HarnessTask):
         return config | {"process_results": process_results, "metric_list": metrics}
 
     def harness_row(self, row: LongBenchRow) -> Row:
+        """A row with its question under the name that the prompts use."""
         question = row.input if row.question is None else row.question
         doc = {"context": row.context, "question": question, "answers": row.answers}
         return doc | {"all_classes": row.all_classes}

@@ -12,6 +12,7 @@ class PageRow(KeyedRow):
 
     @property
     def context(self) -> str:
+        """The page before the prompt."""
         return self.text.partition(SUMMARY)[0]
 
 
