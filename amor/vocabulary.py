@@ -1,4 +1,4 @@
-"""A tokenizer.json: read, or refused in one line, and how many rows of an embedding its ids need."""
+"""A tokenizer.json: read or refused in one line, its size, and what stands in front of a text."""
 
 from __future__ import annotations
 
@@ -23,22 +23,19 @@ def load_file(path: str | Path) -> Tokenizer:
     if not path.is_file():
         raise AmorError(f"no file {path}; a tokenizer is {NAMES}")
     try:
-        found = Tokenizer.from_file(str(path))
-    except (
-        Exception
-    ) as error:  # the library raises plain Exception for whatever is wrong in the file
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception, whatever is wrong in the file
         raise AmorError(
             f"{path} is not a tokenizer.json that the package tokenizers can read ({error})"
         ) from error
-    if (
-        not 1 <= vocabulary(found) <= MOST_TOKENS
-    ):  # asked first: the library counts every id up to the largest
+    size = vocabulary(tokenizer)
+    if not 1 <= size <= MOST_TOKENS:
         raise AmorError(
-            f"{path}: ids need a vocabulary of {vocabulary(found):,}; it may be 1 to {MOST_TOKENS:,}"
+            f"{path}: ids need a vocabulary of {size:,}; it may be 1 to {MOST_TOKENS:,}"
         )
-    found.no_truncation()  # a file of a model with a short context may hold either
-    found.no_padding()
-    return found
+    tokenizer.no_truncation()  # a file of a model with a short context may hold either
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def vocabulary(tokenizer: Tokenizer) -> int:
@@ -54,7 +51,7 @@ def prefix_ids(tokenizer: Tokenizer, add_bos: bool | None = None) -> list[int]:
             Llama's "<s> text".
         add_bos: None adds what the post-processor puts in front of a text, as transformers does,
             so a tokenizer without one (all that `amor prepare` trains) adds nothing. False adds
-            nothing. True adds the same as None, or else the BOS token found by its name, and is
+            nothing. True adds the same as None, or else the BOS token by its name, and is
             an error where the tokenizer has none.
     """
     if add_bos is False:
