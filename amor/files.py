@@ -7,9 +7,12 @@ user's to mend, and becomes an AmorError of one line.
 import errno
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from amor.errors import AmorError
 
@@ -116,3 +119,31 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(beside, ignore_errors=True)
             raise
+
+
+@contextmanager
+def locked(folder: str | Path, name: str, command: str) -> Iterator[None]:
+    """Keep a second `command` out of a folder while this one writes it.
+
+    The operating system releases the lock when the process ends, however it ends, so the lock of a
+    killed process is taken over. Process id and host are written into the lock file FOLDER/name,
+    for the message that refuses the second command.
+    """
+    path = Path(folder) / name
+    lock = FileLock(path)
+    with disk_errors(path):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            owner = path.read_text(errors="replace")[:200].strip() or "a process without a name"
+            raise AmorError(
+                f"another `{command}` is writing {folder} ({owner}); "
+                "wait for it, end it, or choose another --out"
+            ) from None
+    try:
+        with disk_errors(path):
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
+        yield
+    finally:
+        lock.release()

@@ -108,7 +108,7 @@ def prefix_ids(tokenizer: Tokenizer, add_bos: bool | None = None) -> list[int]:
             Llama's "<s> text".
         add_bos: None adds what the post-processor puts in front of a text, as transformers does,
             so a tokenizer without one (all that `amor prepare` trains) adds nothing. False adds
-            nothing. True adds the same as None, or else the BOS token found by its name, and is
+            nothing. True adds the same as None, or else the BOS token by its name, and is
             an error where the tokenizer has none.
     """
     if add_bos is False:

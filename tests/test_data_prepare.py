@@ -264,7 +264,7 @@ def test_reading_crosses_shards_and_stops_at_the_end(whole):
 
 
 def test_other_settings_do_not_continue_a_folder(corpus, whole):
-    with pytest.raises(AmorError, match=r"shard_tokens 1000 there, 999 asked.*--overwrite"):
+    with pytest.raises(AmorError, match=r"shard_tokens 1000 there, 999 now.*--overwrite"):
         prepare(request_for(corpus, shard_tokens=999), whole, workers=1)
     with pytest.raises(AmorError, match="tokenizer"):
         prepare(request_for(corpus, tokenizer="bytes"), whole, workers=1)

@@ -16,7 +16,7 @@ from training import pattern as layers
 import amor
 from amor import registry, typed
 from amor.cli import main
-from amor.data.tasks.base import ROOM, read_task
+from amor.data.tasks.base import PACKAGE, read_task
 from amor.errors import AmorError
 from amor.judge import recall as judging
 from amor.judge.gates import ForcedGate, force_all
@@ -280,7 +280,7 @@ def test_a_run_goes_on_with_its_own_task_only(tmp_path):
         summarise_run(Run(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("kind", registry.kinds(ROOM))
+@pytest.mark.parametrize("kind", registry.kinds(PACKAGE))
 def test_every_kind_has_a_recipe(kind):
     assert load(f"recall/{kind.replace('_', '-')}").task["kind"] == kind
 

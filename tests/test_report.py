@@ -346,7 +346,7 @@ def shown_step(step):
 
 def test_where_there_is_no_terminal_plain_lines_are_printed(capsys):
     shown = display.for_people(ceiling=1e12)
-    assert isinstance(shown, display.Plain)
+    assert isinstance(shown, display.Lines)
     shown.on_start(ABOUT)
     for step in range(1, 21):
         shown.on_step(shown_step(step))

@@ -11,7 +11,7 @@ import torch
 from amor import registry
 from amor.data.chance import STREAMS, Chance, row_keys
 from amor.data.generated import Generated
-from amor.data.tasks.base import ROOM, read_task
+from amor.data.tasks.base import PACKAGE, read_task
 from amor.errors import AmorError
 from amor.ops.head import IGNORE
 
@@ -76,7 +76,7 @@ def drawn(tree, rows=20, seed=3, stream="train", step=5):
 
 
 def test_every_kind_is_held_to_the_laws():
-    assert {read_task(tree).kind for tree in TREES} == set(registry.kinds(ROOM))
+    assert {read_task(tree).kind for tree in TREES} == set(registry.kinds(PACKAGE))
 
 
 @each_task
@@ -145,7 +145,7 @@ def test_a_row_depends_neither_on_how_many_are_drawn_nor_on_anybody_s_random_num
     )
 
 
-@pytest.mark.parametrize("kind", registry.kinds(ROOM))
+@pytest.mark.parametrize("kind", registry.kinds(PACKAGE))
 def test_seeds_steps_and_streams_never_meet(kind):
     ways = [(seed, stream, step) for seed in (0, 1, -1) for stream in STREAMS for step in (0, 1)]
     found = {way: drawn({"kind": kind}, 40, *way)[1].tokens.tolist() for way in ways}

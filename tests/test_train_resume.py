@@ -431,7 +431,7 @@ def test_the_command_trains_and_goes_on_and_leaves_a_run_that_can_be_read(
 
 HOLD = """
 import sys, time
-from amor.lock import locked
+from amor.files import locked
 from amor.train.loop import LOCK
 with locked(sys.argv[1], LOCK, "amor train"):
     print("held", flush=True)

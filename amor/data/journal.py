@@ -81,7 +81,7 @@ def differences(there: Plan, wanted: Plan) -> list[str]:
     """The fields in which two plans differ, each as text."""
     names = (field.name for field in fields(Plan))
     pairs = ((name, getattr(there, name), getattr(wanted, name)) for name in names)
-    return [f"{name} {_brief(a)} there, {_brief(b)} asked" for name, a, b in pairs if a != b]
+    return [f"{name} {_brief(a)} there, {_brief(b)} now" for name, a, b in pairs if a != b]
 
 
 def _brief(value: object) -> str:

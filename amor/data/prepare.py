@@ -39,8 +39,7 @@ from amor.data.sources import Document, DocumentSource, Reading, find_sources
 from amor.data.tokenizer import bpe_size, end_of_text, load, tokenizer_hash, train_bpe
 from amor.data.writer import AGAIN, ShardWriter, Written, disk, write_whole
 from amor.errors import AmorError
-from amor.files import folder_to_write
-from amor.lock import locked
+from amor.files import folder_to_write, locked
 from amor.progress import Progress
 from amor.vocabulary import load_file, vocabulary
 
@@ -54,15 +53,25 @@ SAMPLE = 1 << 28  # characters a BPE is trained on at most, from the first train
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that decides the result of a preparation; the number of workers does not."""
+    """Everything that decides the result of a preparation; the number of workers does not.
 
-    inputs: tuple[str, ...]  # files, folders or hf:NAME
-    tokenizer: str  # a name or path, as tokenizer.load takes it, or bpe:SIZE
-    valid: float = 0.0  # fraction of documents held out
-    valid_inputs: tuple[str, ...] = ()  # or files of their own
+    inputs: files, folders or hf:NAME.
+    tokenizer: a name or path, as tokenizer.load takes it, or bpe:SIZE.
+    valid: fraction of documents held out for validation, chosen by a hash of their text; of a
+        single text file its end. Default 0: nothing.
+    valid_inputs: files held out, in place of a fraction.
+    reading: how sources are read.
+    shard_tokens: tokens per file. Default 2^26: 128 or 256 MB, quick to hash and to copy.
+    end_of_text: the token that ends a document. Default: the first of tokenizer.ENDS that exists.
+    """
+
+    inputs: tuple[str, ...]
+    tokenizer: str
+    valid: float = 0.0
+    valid_inputs: tuple[str, ...] = ()
     reading: Reading = field(default_factory=Reading)
-    shard_tokens: int = 1 << 26  # tokens per file: 128 or 256 MB
-    end_of_text: str | None = None  # the token that ends a document; None: found by its usual names
+    shard_tokens: int = 1 << 26
+    end_of_text: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.valid < 1:

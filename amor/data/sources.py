@@ -39,13 +39,20 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """How a source is read."""
+    """How a source is read.
 
-    field: str = "text"  # of .jsonl, .parquet and datasets: the key whose value is the text
-    errors: str = "strict"  # text that is not UTF-8: "strict" refuses it, "replace" writes U+FFFD
-    separator: str | None = None  # cuts .txt files into documents; None: a file is one document
-    config: str | None = None  # of a dataset
-    split: str = "train"  # of a dataset
+    field: key or column of .jsonl, .parquet and datasets whose value is the text.
+    errors: text that is not UTF-8: "strict" (default, so that damage is noticed) refuses it,
+        "replace" writes U+FFFD.
+    separator: cuts .txt files into documents. Default: a file is one document.
+    config, split: of a dataset of the Hugging Face hub.
+    """
+
+    field: str = "text"
+    errors: str = "strict"
+    separator: str | None = None
+    config: str | None = None
+    split: str = "train"
 
     def __post_init__(self) -> None:
         if self.errors not in ("strict", "replace"):

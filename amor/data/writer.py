@@ -93,7 +93,7 @@ class ShardWriter:
                 path.unlink()
         for path, tokens in sizes.items():
             if not path.is_file() or path.stat().st_size < tokens * self.dtype.itemsize:
-                raise AmorError(f"{path} is shorter than the journal says; {AGAIN}")
+                raise AmorError(f"{path} is shorter than in the journal; {AGAIN}")
         if self.part:
             os.truncate(self._path(), self.part * self.dtype.itemsize)
             self._digest = digest_of(self._path())

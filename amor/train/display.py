@@ -15,7 +15,6 @@ from amor.records.run import Evaluated, Event, GateLine, Step
 from amor.train.recipe import Recipe
 from amor.train.watch import (
     CheckpointSaved,
-    Lines,
     Observer,
     RunEnded,
     RunStarted,
@@ -82,27 +81,48 @@ def gates(blocks: Sequence[GateLine]) -> str:
     return f"  fires {rates} %, thresholds {levels}"
 
 
-class Plain(Lines):
-    """One line every few steps, for a log file."""
+class Lines(Observer):
+    """Lines of text, for a log file: one every few steps, and one per evaluation and checkpoint."""
 
     def __init__(self, ceiling: float | None = None, every: int = 10, file: TextIO | None = None):
-        super().__init__(every, file)
-        self.ceiling = ceiling
+        """ceiling: as of Pace. every: steps between two lines. file: None is standard output."""
+        self.ceiling, self.every, self.file = ceiling, every, file
+
+    def print(self, text: str) -> None:
+        """Print a line at once, also into a pipe."""
+        print(text, file=self.file or sys.stdout, flush=True)
 
     def on_start(self, started: RunStarted) -> None:
-        super().on_start(started)
         self.pace = Pace(started, self.ceiling)
+        tokens = started.recipe.step_tokens
+        size = f"{started.parameters:,} parameters, {started.steps:,} steps of {tokens:,} tokens"
+        self.print(f"{started.model}: {size}")
+        for line in started.groups:
+            self.print(f"  {line}")
+        self.print(f"  {started.where}; run directory {started.folder}")
 
     def on_step(self, metrics: Step) -> None:
         step, pace = metrics.step, self.pace
         pace.took(step, metrics.timing.seconds)
-        if step % self.every and step not in (pace.first + 1, self.steps):
+        if step % self.every and step not in (pace.first + 1, pace.total):
             return
         share = "" if pace.share is None else f" ({pace.share:.0%} of the ceiling)"
-        self.say(
-            f"step {step:>6}/{self.steps}  {learned(metrics)}"
+        self.print(
+            f"step {step:>6}/{pace.total}  {learned(metrics)}"
             f"  {pace.tokens_per_second:,.0f} tokens/s{share}  {pace.left}" + gates(metrics.blocks)
         )
+
+    def on_eval(self, metrics: Evaluated) -> None:
+        valid, text = metrics.valid, "is not finite"
+        if valid.nll is not None:
+            text = f"{valid.nll:.4f}, perplexity {number(valid.perplexity, '.2f')}"
+        self.print(f"step {metrics.step:>6}  valid nll {text}{answers(valid)}")
+
+    def on_checkpoint(self, saved: CheckpointSaved) -> None:
+        self.print(f"step {saved.step:>6}  checkpoint {saved.folder} ({saved.seconds:.1f} s)")
+
+    def on_event(self, event: Event) -> None:
+        self.print(event.message)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -151,6 +171,7 @@ class Display(Observer):
         self.live.stop()
 
     def render(self) -> "RenderableType":
+        """The whole display, as it is drawn again several times per second."""
         from rich.console import Group
         from rich.text import Text
 
@@ -169,6 +190,7 @@ class Display(Observer):
         return self.bar.get_renderable()
 
     def numbers(self) -> "Table":
+        """Model, loss, speed and optimiser, a row each."""
         from rich.table import Table
 
         started, pace, last = self.started, self.pace, self.metrics
@@ -195,6 +217,7 @@ class Display(Observer):
         return grid
 
     def gates(self, blocks: Sequence[GateLine]) -> "Table":
+        """A row per block: how often it fires, its threshold, alpha and scores."""
         from rich import box
         from rich.table import Table
 
@@ -225,6 +248,6 @@ def bars(values: list[float], width: int) -> str:
     return "".join(BARS[round((m - low) / max(high - low, 1e-12) * (len(BARS) - 1))] for m in means)
 
 
-def for_people(ceiling: float | None = None) -> Display | Plain:
+def for_people(ceiling: float | None = None) -> Display | Lines:
     """The live display on a terminal, plain lines otherwise."""
-    return Display(ceiling) if sys.stdout.isatty() else Plain(ceiling)
+    return Display(ceiling) if sys.stdout.isatty() else Lines(ceiling)

@@ -18,9 +18,9 @@ import torch
 
 from amor import tensors as on_disk
 from amor.errors import AmorError, nearest
+from amor.files import locked
 from amor.judge.evaluate import evaluate
 from amor.judge.windows import BatchWindows
-from amor.lock import locked
 from amor.models.amor import Amor
 from amor.models.build import build
 from amor.models.folder import load_model

@@ -13,18 +13,8 @@ CHOICES = ("auto", "yes", "no")
 FIXED = ("model", "task", "documents", "context", "batch", "seed", "freeze")
 # where and how it is computed and evaluated: may change silently
 FREE = (
-    "name",
-    "data",
-    "verify",
-    "micro_batch",
-    "precision",
-    "device",
-    "recompute",
-    "compile",
-    "eval",
-    "checkpoint",
-    "distributed",
-    "track",
+    *("name", "data", "verify", "micro_batch", "precision", "device", "recompute", "compile"),
+    *("eval", "checkpoint", "distributed", "track"),
 )
 
 

@@ -1,12 +1,10 @@
-"""Observers of a run: the metrics file, plain lines for people, and whatever else is passed in.
+"""Observers of a run: the metrics file, and the contract of whatever else is passed in.
 
 Rank 0 calls every observer at each moment of a run. A subclass of `Observer` overrides the moments
 it wants.
 """
 
-import sys
 from dataclasses import dataclass
-from typing import TextIO
 
 from amor.records import Record
 from amor.records.run import Evaluated, Event, Judged, Line, Step, Valid
@@ -83,49 +81,6 @@ class MetricsWriter(Observer):
 
     def on_event(self, event: Event) -> None:
         self.run.happened(event)
-
-
-class Lines(Observer):
-    """Plain lines of text, for a terminal or a log file."""
-
-    def __init__(self, every: int = 10, file: TextIO | None = None):
-        """every: steps between two lines. file: where they go; None is standard output."""
-        self.every, self.file = every, file
-        self.steps = 0
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=self.file or sys.stdout, flush=True)
-
-    def on_start(self, started: RunStarted) -> None:
-        self.steps = started.steps
-        tokens = started.recipe.step_tokens
-        size = f"{started.parameters:,} parameters, {started.steps:,} steps of {tokens:,} tokens"
-        self.say(f"{started.model}: {size}")
-        for line in started.groups:
-            self.say(f"  {line}")
-        self.say(f"  {started.where}; run directory {started.folder}")
-
-    def on_step(self, metrics: Step) -> None:
-        step = metrics.step
-        if step % self.every and step not in (1, self.steps):
-            return
-        fires = " ".join(f"{block.fire:.2f}" for block in metrics.blocks)
-        speed = f"{metrics.timing.tokens_per_second:,.0f} tok/s"
-        end = f"  fire {fires}" if fires else ""
-        self.say(f"step {step:>6}/{self.steps}  {learned(metrics)}  {speed}{end}")
-
-    def on_eval(self, metrics: Evaluated) -> None:
-        valid, text = metrics.valid, "is not finite"
-        if valid.nll is not None:
-            text = f"{valid.nll:.4f}, perplexity {number(valid.perplexity, '.2f')}"
-        self.say(f"step {metrics.step:>6}  valid nll {text}{answers(valid)}")
-
-    def on_checkpoint(self, saved: CheckpointSaved) -> None:
-        self.say(f"step {saved.step:>6}  checkpoint {saved.folder} ({saved.seconds:.1f} s)")
-
-    def on_event(self, event: Event) -> None:
-        self.say(event.message)
 
 
 def learned(metrics: Step) -> str:

@@ -23,7 +23,7 @@ from amor.data.loader import Windows
 from amor.errors import AmorError
 from amor.ops.head import IGNORE
 
-ROOM = "data.tasks"
+PACKAGE = "data.tasks"
 Loss = Literal["questions", "all"]  # which targets count: the answers, or every next token
 Length = Annotated[int, Meta(ge=2, le=2**20)]  # tokens of a row that are read
 Some = Annotated[int, Meta(ge=1, le=2**16)]  # number of pairs, questions or symbols
@@ -41,7 +41,11 @@ class Drawn:
 
 
 class TaskOptions:
-    """Base of the options of a task: frozen dataclasses with `vocab`, `length` and `loss`."""
+    """Base of the options of a task: frozen dataclasses with `vocab`, `length` and `loss`.
+
+    vocab: size of the vocabulary. length: tokens per row. loss: which targets are learned,
+    "questions" (the answers alone) or "all" (every next token).
+    """
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
@@ -102,8 +106,8 @@ def read_task(tree: Mapping[str, Any], where: str = "task") -> Task:
     """A task from plain values such as {"kind": "mqar", "pairs": 8}; `where` names it in errors."""
     kind = tree.get("kind")
     if not isinstance(kind, str):
-        raise AmorError(f"{where}: no kind; name one of {', '.join(registry.kinds(ROOM))}")
-    task_class = registry.find(ROOM, kind.replace("-", "_"))
+        raise AmorError(f"{where}: no kind; name one of {', '.join(registry.kinds(PACKAGE))}")
+    task_class = registry.find(PACKAGE, kind.replace("-", "_"))
     options = {key: value for key, value in tree.items() if key != "kind"}
     task = task_class(typed.convert(task_class.Options, options, f"{where} {kind}"))
     assert isinstance(task, Task)

@@ -15,9 +15,12 @@ MARK = 0
 
 @dataclass(frozen=True)
 class InductionOptions(TaskOptions):
-    """Size of the task; the default vocabulary is that of Mamba's experiment and a mark."""
+    """Size of the task.
 
-    vocab: Words = 17  # a mark, and tokens
+    vocab: a mark and tokens; 17 is the vocabulary of Mamba's experiment and the mark.
+    """
+
+    vocab: Words = 17
     length: Length = 64
     loss: Loss = "questions"
 

@@ -19,7 +19,12 @@ from amor.errors import AmorError
 
 @dataclass(frozen=True)
 class MqarOptions(TaskOptions):
-    """Size of the task; queries 0 is every key once, power as in zoology."""
+    """Size of the task; defaults are zoology's smallest.
+
+    pairs: of key and value in a row.
+    queries: questions per row; 0: every key once.
+    power: of the law of distances; near 0 questions stand close behind the pairs. As in zoology.
+    """
 
     vocab: Words = 512
     length: Length = 64
@@ -37,7 +42,7 @@ class MqarOptions(TaskOptions):
         why = f"keys are half of a vocabulary of {self.vocab:,}, without 0"
         at_most("mqar: pairs", self.pairs, self.vocab // 2 - 1, why)
         at_most("mqar: queries", self.questions, self.pairs, "a key is asked for once")
-        if self.room < self.questions:
+        if self.places < self.questions:
             least = 2 * (self.pairs + self.questions)
             raise AmorError(
                 f"mqar: length {self.length} is too short for {self.pairs} pairs and their "
@@ -45,7 +50,7 @@ class MqarOptions(TaskOptions):
             )
 
     @property
-    def room(self) -> int:
+    def places(self) -> int:
         """Places at which a question may stand."""
         return (self.length - 2 * self.pairs) // 2
 
@@ -66,7 +71,7 @@ class Mqar(Task):
         keys = chance.distinct(half - 1, o.pairs) + 1
         values = chance.distinct(o.vocab - half, o.pairs) + half
         which = chance.distinct(o.pairs, o.questions)
-        weights = np.arange(1, o.room + 1) ** (o.power - 1.0)
+        weights = np.arange(1, o.places + 1) ** (o.power - 1.0)
         places = 2 * o.pairs + 2 * chance.ranked(weights, o.questions)
         tokens = chance.below(o.vocab, o.length + 1)
         tokens[:, 0 : 2 * o.pairs : 2], tokens[:, 1 : 2 * o.pairs : 2] = keys, values

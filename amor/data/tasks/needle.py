@@ -29,13 +29,19 @@ from amor.errors import AmorError
 
 @dataclass(frozen=True)
 class NeedleOptions(TaskOptions):
-    """Size of the task."""
+    """Size of the task.
 
-    vocab: Words = 64  # a quarter keys, a quarter of which values are made, half filler
+    vocab: a quarter are keys, a quarter is what values are made of, half is filler.
+    needles: keys with a value in a row; one of them is the question.
+    value: tokens of an answer; more than one, so that an answer is more than a lucky guess.
+    distance: tokens between the value and the question; -1: any.
+    """
+
+    vocab: Words = 64
     length: Length = 128
     needles: Some = 1
-    value: Annotated[int, Meta(ge=1, le=256)] = 2  # tokens of an answer
-    distance: Annotated[int, Meta(ge=-1, le=2**20)] = -1  # -1: any
+    value: Annotated[int, Meta(ge=1, le=256)] = 2
+    distance: Annotated[int, Meta(ge=-1, le=2**20)] = -1
     loss: Loss = "questions"
 
     @property

@@ -21,9 +21,13 @@ FIRST = MARK + 1
 
 @dataclass(frozen=True)
 class PhoneBookOptions(TaskOptions):
-    """Size of the task."""
+    """Size of the task.
 
-    vocab: Words = 27  # digits, a mark, and names
+    vocab: ten digits, a mark, and names. entries: names with a number in a row. digits: of a
+    number. queries: names per row whose number is the question.
+    """
+
+    vocab: Words = 27
     entries: Some = 8
     digits: Annotated[int, Meta(ge=1, le=64)] = 4
     queries: Some = 2

@@ -17,11 +17,14 @@ BLANK, MARK, FIRST = 0, 1, 2  # tokens; symbols follow
 
 @dataclass(frozen=True)
 class SelectiveCopyOptions(TaskOptions):
-    """Size of the task."""
+    """Size of the task.
 
-    vocab: Words = 18  # a blank, a mark, and symbols
+    vocab: a blank, a mark, and symbols. symbols: of a row that are to be copied, among blanks.
+    """
+
+    vocab: Words = 18
     length: Length = 64
-    symbols: Some = 8  # to be copied
+    symbols: Some = 8
     loss: Loss = "questions"
 
     def check(self) -> None:

@@ -35,14 +35,19 @@ from amor.errors import AmorError
 
 @dataclass(frozen=True)
 class StreamOptions(TaskOptions):
-    """Size of the task."""
+    """Size of the task.
+
+    pairs: of key and value in a row. 16: more than a recurrent state of the recipes' size keeps.
+    fewest: least number of pairs in a row of training, filler in place of the others; 0: all.
+    filler: share of the tokens behind the pairs that are filler.
+    loss: all, so that a gate meets tokens that nobody can predict.
+    """
 
     vocab: Words = 512
     length: Length = 128
     pairs: Some = 16
-    # least number of pairs in a row of training, filler in place of the others; 0: all of them
     fewest: Annotated[int, Meta(ge=0, le=2**16)] = 0
-    filler: FillerShare = 0.5  # share of the tokens behind the pairs
+    filler: FillerShare = 0.5
     loss: Loss = "all"
 
     @property
