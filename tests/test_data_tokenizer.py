@@ -22,7 +22,7 @@ from amor.data.tokenizer import (
     train_bpe,
 )
 from amor.errors import AmorError
-from amor.vocabulary import vocabulary
+from amor.vocabulary import prefix_ids, vocabulary
 
 PROSE = (
     "It was the best of times, it was the worst of times; it wasn't 1859 (nor 1,234.5)!\n\nHe said: \u201cno\u201d.\n"
@@ -196,3 +196,34 @@ def test_another_file_is_not_taken_for_llamas(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"YQ== 0\n")
     with pytest.raises(AmorError, match="is not the Llama-3 tokenizer"):
         llama.read_ranks(tmp_path / "tokenizer.model")
+
+
+def test_the_prefix_of_a_text_is_what_the_post_processor_adds_in_front():
+    from tokenizers import processors
+
+    def template(single):
+        special = [("<s>", 257), ("</s>", 258)]
+        return processors.TemplateProcessing(single=single, special_tokens=special)
+
+    tokenizer = bytes_tokenizer()
+    with pytest.raises(AmorError, match="no BOS token"):
+        prefix_ids(tokenizer, True)
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    assert [prefix_ids(tokenizer, bos) for bos in (None, True, False)] == [[], [257], []]
+    after_bytes = processors.Sequence([processors.ByteLevel(), template("<s> <s> $A")])
+    roberta = processors.RobertaProcessing(("</s>", 258), ("<s>", 257))
+    for post, wanted in (
+        (template("<s> $A"), [257]),
+        (template("<s> $A </s>"), [257]),
+        (template("$A </s>"), []),
+        (after_bytes, [257, 257]),
+        (roberta, [257]),
+        (processors.ByteLevel(), []),
+    ):
+        tokenizer.post_processor = post
+        assert prefix_ids(tokenizer) == wanted
+        assert prefix_ids(tokenizer, True) == (wanted or [257]) and not prefix_ids(tokenizer, False)
+    tokenizer.post_processor = template("<s> $A")
+    tokenizer.enable_truncation(1)
+    tokenizer.enable_padding(length=9, direction="left")
+    assert prefix_ids(tokenizer) == [257]

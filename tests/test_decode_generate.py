@@ -246,3 +246,96 @@ def test_colours_show_entropy_and_underline_what_fired():
         live.show(GeneratedToken(0, 1, "word", 2.5, fire))
     calm, fired = out.getvalue().split("word")[:2]
     assert "48;2;" in calm and "1;4;" not in calm and "1;4;" in fired
+
+
+def bos_tokenizer():
+    """Bytes, with <s> (257) that the post-processor puts in front of a text, as Llama's does."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = bytes_tokenizer()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 257)])
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def bos_model():
+    return small("amor-mamba2", vocab=258, width=32, d_ff=32, pattern=["mamba2", "mamba2"])
+
+
+def test_generation_puts_the_bos_of_the_post_processor_in_front(bos_model):
+    tokenizer, more = bos_tokenizer(), {"max_tokens": 12, "temperature": 0}
+
+    def write(prompt, **options):
+        return amor.generate(bos_model, tokenizer, prompt, **more, **options)
+
+    read = write("abc")
+    assert read.prompt_tokens == [257, 97, 98, 99] == tokenizer.encode("abc").ids
+    assert read.tokens == write([257, 97, 98, 99]).tokens
+    assert write("abc", add_bos=True).prompt_tokens == read.prompt_tokens
+    without = write("abc", add_bos=False)
+    assert without.prompt_tokens == [97, 98, 99] and without.entropy != read.entropy
+    assert write("").prompt_tokens == [257] and write("", add_bos=False).prompt_tokens == [END]
+    with pytest.raises(amor.AmorError, match="no BOS token"):
+        amor.generate(bos_model, bytes_tokenizer(), "abc", add_bos=True)
+
+
+def test_the_command_takes_bos_and_no_bos(bos_model, capsys, tmp_path):
+    save(bos_model, tmp_path / "m", bos_tokenizer())
+    for words, tokens in (([], [257, 97]), (["--bos"], [257, 97]), (["--no-bos"], [97])):
+        code, out, _ = run(
+            capsys, tmp_path / "m", "--prompt", "a", "--max-tokens", 2, "--json", *words
+        )
+        assert code == 0 and json.loads(out)["texts"][0]["prompt_tokens"] == tokens
+
+
+def test_a_truncating_tokenizer_file_does_not_shorten_prompts(bos_model, tmp_path):
+    tokenizer = bos_tokenizer()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=9)
+    save(bos_model, tmp_path, tokenizer)
+    model, tokenizer = amor.load(tmp_path)
+    read = amor.generate(model, tokenizer, "abcdef", max_tokens=1)
+    assert read.prompt_tokens == [257, *b"abcdef"]
+
+
+def test_a_stop_id_ends_a_text(model, folder, capsys):
+    options = {"max_tokens": 40, "temperature": 0.8, "seed": 3}
+    whole = amor.generate(model, bytes_tokenizer(), "abc", **options)
+    stop = whole.tokens[20]
+    cut = amor.generate(model, bytes_tokenizer(), "abc", stop_ids=[stop], **options)
+    assert cut.tokens == whole.tokens[: whole.tokens.index(stop) + 1] and cut.end == "stop"
+    words = ["--prompt", "abc", "--max-tokens", 40, "--seed", 3, "--json"]
+    code, out, _ = run(capsys, folder, *words, "--stop-id", 300, "--stop-id", stop)
+    assert code == 2
+    code, out, _ = run(capsys, folder, *words, "--stop-id", stop)
+    assert code == 0 and json.loads(out)["texts"][0]["tokens"] == cut.tokens
+
+
+def test_a_tokenizer_without_an_end_is_refused_by_an_option_of_generate(model):
+    from tokenizers import Tokenizer, models
+
+    from amor.cli import parser_of
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="b"))
+    with pytest.raises(amor.AmorError, match="--stop-id") as error:
+        amor.generate(model, tokenizer, "a")
+    assert {w for w in str(error.value).split() if w.startswith("--")} <= parser_of(
+        "generate"
+    ).flags()
+    assert amor.generate(model, tokenizer, "a", stop_ids=[1], max_tokens=2).tokens
+    with pytest.raises(amor.AmorError, match="empty"):
+        amor.generate(model, tokenizer, "", stop_ids=[1])
+
+
+def test_the_command_and_the_function_have_one_default_of_each_option():
+    from dataclasses import asdict
+
+    from amor.cli import parser_of
+
+    args = vars(parser_of("generate").parse_args(["x"]))
+    assert {name: args[name] for name in asdict(amor.Sampling())} == asdict(amor.Sampling())
+    assert all(
+        f"{name}={value}" in amor.generate.__doc__
+        for name, value in asdict(amor.Sampling()).items()
+    )

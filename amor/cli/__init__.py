@@ -85,10 +85,10 @@ class Parser(argparse.ArgumentParser):
         """An option that must be given."""
         self.add_argument(name, metavar=metavar, required=True, help=words)
 
-    def repeated(self, name: str, metavar: str, words: str) -> None:
-        """An option that may be given several times; its value is the list of texts."""
+    def repeated(self, name: str, metavar: str, words: str, kind: type = str) -> None:
+        """An option that may be given several times; its value is the list of values."""
         words += "; may be repeated"
-        self.add_argument(name, metavar=metavar, action="append", default=[], help=words)
+        self.add_argument(name, metavar=metavar, action="append", default=[], type=kind, help=words)
 
 
 def verbs() -> dict[str, str]:

@@ -47,6 +47,12 @@ def gate_arguments(parser: Parser) -> None:
     parser.number("--fire-rate", None, "fire on this share of tokens, 0 to 1", float)
 
 
+def bos_arguments(parser: Parser) -> None:
+    """Whether a BOS token is put in front of texts, `args.bos`, for amor.vocabulary.prefix_ids."""
+    words = "put the BOS token before a text (default: as the tokenizer's post-processor does)"
+    parser.add_argument("--bos", action=argparse.BooleanOptionalAction, default=None, help=words)
+
+
 def config_changes(args: argparse.Namespace) -> dict[str, Any]:
     """Config keys that `--set` changes, and their values."""
     return typed.assignments(args.set, "blocks.count=1")

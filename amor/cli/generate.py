@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from tokenizers import Tokenizer
 
 from amor import typed
 from amor.cli import Parser
 from amor.cli._model import (
+    bos_arguments,
     gate_arguments,
     open_trained,
     replace_invalid,
@@ -34,7 +34,7 @@ from amor.cli._model import (
 )
 from amor.cli._terminal import shade
 from amor.decode.engine import Engine
-from amor.decode.generate import GeneratedToken, Generation, stream
+from amor.decode.generate import GeneratedToken, Generation, Generator
 from amor.decode.sample import Sampling
 from amor.errors import AmorError
 from amor.files import disk_errors, file_to_write
@@ -51,13 +51,18 @@ def arguments(parser: Parser) -> None:
     parser.text("--batch", "FILE", "a file of prompts, .txt or .jsonl")
     parser.text("--out", "FILE", "write one line of JSON per prompt here")
     parser.number("--max-tokens", 128, "tokens written after each prompt")
-    parser.number("--temperature", 0.8, "0: greedy; 1: as the model has it")
-    parser.number("--top-k", 0, "choose among the K best tokens; 0: all")
-    parser.number("--top-p", 1.0, "only the best tokens of this probability together")
-    parser.number("--min-p", 0.0, "only tokens this share as probable as the best")
-    parser.number("--repetition-penalty", 1.0, "above 1: avoid earlier tokens")
+    default = Sampling()
+    parser.number("--temperature", default.temperature, "0: greedy; 1: as the model has it")
+    parser.number("--top-k", default.top_k, "choose among the K best tokens; 0: all")
+    words = "only the best tokens of this probability together"
+    parser.number("--top-p", default.top_p, words)
+    parser.number("--min-p", default.min_p, "only tokens this share as probable as the best")
+    words = "above 1: avoid earlier tokens"
+    parser.number("--repetition-penalty", default.repetition_penalty, words)
     parser.repeated("--stop", "TEXT", "end before this text")
-    parser.number("--seed", 0, "of the choices; the same seed gives the same text")
+    parser.repeated("--stop-id", "N", "end at this token id, e.g. the BOS between texts", int)
+    bos_arguments(parser)
+    parser.number("--seed", default.seed, "of the choices; the same seed gives the same text")
     parser.number("--rows", 8, "prompts continued at the same time")
     gate_arguments(parser)
     parser.text("--weights", "FORMAT", "of the engine: float32, float16, int8, int4", "float32")
@@ -74,13 +79,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     filters = args.top_k, args.top_p, args.min_p, args.repetition_penalty
     sampling = Sampling(args.temperature, *filters, args.seed)
     engine = Engine(model, weights=args.weights, gates=gates)
-    texts = [Generation(prompt) for prompt in prompts]
+    generator = Generator(
+        engine,
+        tokenizer,
+        sampling,
+        args.max_tokens,
+        args.stop,
+        args.rows,
+        stop_ids=args.stop_id,
+        add_bos=args.bos,
+    )
+    texts = [Generation(prompt, generator.encode(prompt)) for prompt in prompts]
     printing = not args.out and not args.json
     live = printing and len(prompts) == 1
     printer = LivePrinter(sys.stdout, math.log(model.config.vocab))
-    limits = {"max_tokens": args.max_tokens, "stop": args.stop, "rows": args.rows}
     began = time.perf_counter()
-    for piece in stream(engine, tokenizer, prompts, **limits, sampling=sampling):
+    for piece in generator.run([text.prompt_tokens for text in texts]):
         texts[piece.row].append(piece)
         if live:
             printer.show(piece)
@@ -94,7 +108,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             out.write_text("".join(lines), encoding="utf-8")
     result = closing_line(engine, texts, seconds)
     if args.weights != "float32":
-        result["perplexity"] = rounding_effect(engine, tokenizer, texts[0])
+        result["perplexity"] = rounding_effect(engine, texts[0])
     return result | {"texts": texts if args.json and not args.out else args.out}
 
 
@@ -171,9 +185,9 @@ def closing_line(engine: Engine, texts: list[Generation], seconds: float) -> dic
     }
 
 
-def rounding_effect(engine: Engine, tokenizer: Tokenizer, text: Generation) -> dict[str, float]:
+def rounding_effect(engine: Engine, text: Generation) -> dict[str, float]:
     """What rounded weights cost in perplexity, measured on what was just read and written."""
-    ids = tokenizer.encode(text.prompt, add_special_tokens=False).ids + text.tokens
+    ids = text.prompt_tokens + text.tokens
     if len(ids) < 2:
         return {}
     kind, tokens = engine.weights, torch.tensor([ids[:MEASURED]])

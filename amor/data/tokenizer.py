@@ -129,15 +129,24 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(canonical(tokenizer).encode()).hexdigest()
 
 
+def find_end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int | None:
+    """The id that ends a document: of the named token, or of the first of ENDS that exists."""
+    ids = map(tokenizer.token_to_id, ENDS if name is None else (name,))
+    return next((token for token in ids if token is not None), None)
+
+
 def end_of_text(tokenizer: Tokenizer, name: str | None = None) -> int:
-    """The id that closes a document: the named token, or the first of the usual names."""
-    for token in ENDS if name is None else (name,):
-        token_id = tokenizer.token_to_id(token)
-        if token_id is not None:
-            return token_id
-    specials = [t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special]
+    """The id that ends a document, as `find_end_of_text`; an error where there is none."""
+    token = find_end_of_text(tokenizer, name)
+    if token is not None:
+        return token
     missing = "a token for the end of a text" if name is None else f"a token {name!r}"
-    raise AmorError(
-        f"the tokenizer does not have {missing}; name one with --end-of-text, special tokens: "
-        f"{specials[:20]}"
-    )
+    hint = "`amor prepare --end-of-text TOKEN` names one"
+    raise AmorError(f"the tokenizer does not have {missing}; {hint}: {special_tokens(tokenizer)}")
+
+
+def special_tokens(tokenizer: Tokenizer) -> str:
+    """The special tokens with their ids, at most 20, for an error message."""
+    special = [(i, t) for i, t in tokenizer.get_added_tokens_decoder().items() if t.special]
+    names = ", ".join(f"{token.content!r} ({token_id})" for token_id, token in special[:20])
+    return f"special tokens: {names or 'none'}"

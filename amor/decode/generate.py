@@ -12,12 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from amor import typed
-from amor.data.tokenizer import check_text, end_of_text
+from amor.data.tokenizer import check_text, find_end_of_text, special_tokens
 from amor.decode.engine import Engine, Session
 from amor.decode.sample import Sampler, Sampling
 from amor.decode.text import Detokenizer, Stopper
 from amor.errors import AmorError
 from amor.models.amor import Amor
+from amor.vocabulary import prefix_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,21 +30,40 @@ ROWS = 8  # texts generated at a time: as many as one pass over the weights serv
 
 @dataclass(frozen=True)
 class GeneratedToken:
-    """One token, as it was generated."""
+    """One token, as it was generated.
 
-    row: int  # index of the prompt
+    Attributes:
+        row: index of its prompt.
+        token: its id.
+        text: the text that it completes; "" inside a character or a possible stop string.
+        entropy: of the distribution it was drawn from, in nats.
+        fire: for each gated block, whether it fired at the token before this one.
+        end: "stop" or "length" where the text ends with this token, else "".
+    """
+
+    row: int
     token: int
-    text: str  # complete so far; "" inside a character or a possible stop string
-    entropy: float  # nats of the distribution it was drawn from
-    fire: tuple[bool, ...]  # which blocks fired at the token before it
-    end: str = ""  # "stop" or "length" where the row ends with it
+    text: str
+    entropy: float
+    fire: tuple[bool, ...]
+    end: str = ""
 
 
 @dataclass
 class Generation:
-    """One prompt and the text generated after it."""
+    """One prompt and the text generated after it.
 
-    prompt: str
+    Attributes:
+        prompt: as it was given.
+        prompt_tokens: the ids that the model read, BOS included.
+        text: the generated text, without the prompt and without a stop string.
+        tokens: the generated ids, the one that ended the text included.
+        entropy, fire: of each generated token, as in `GeneratedToken`.
+        end: "stop" (end-of-text, a stop id or a stop string) or "length" (max_tokens).
+    """
+
+    prompt: str | list[int]
+    prompt_tokens: list[int] = field(default_factory=list)
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
@@ -76,10 +96,14 @@ class Generator:
         tokenizer: Tokenizer,
         sampling: Sampling,
         max_tokens: int,
-        stop: Sequence[str],
+        stop: Sequence[str] = (),
         rows: int = ROWS,
         prefill: Callable[[list[list[int]]], Session] | None = None,
+        *,
+        stop_ids: Sequence[int] = (),
+        add_bos: bool | None = None,
     ):
+        """The arguments are those of `generate_batch`; `prefill` replaces the engine's own."""
         if not 1 <= max_tokens <= LONGEST or rows < 1:
             raise AmorError(
                 f"max_tokens {max_tokens}, rows {rows}: 1 to {LONGEST:,} tokens and at least 1 "
@@ -88,33 +112,44 @@ class Generator:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self.max_tokens, self.stop, self.most = max_tokens, list(stop), rows
         self.prefill = prefill or partial(engine.prefill, room=min(max_tokens, ROOM))
-        self.last = end_of_text(tokenizer)
+        self.prefix, self.stop_ids = prefix_ids(tokenizer, add_bos), set(stop_ids)
+        vocab = engine.model.config.vocab
+        if any(not 0 <= token < vocab for token in self.stop_ids):
+            raise AmorError(f"stop ids {sorted(self.stop_ids)}: an id is 0 to {vocab - 1:,}")
+        self.last = find_end_of_text(tokenizer)
+        if self.last is None and not self.stop_ids:
+            raise AmorError(
+                "the tokenizer has no token for the end of a text; name the id that ends one "
+                f"with --stop-id N (stop_ids=[N] in Python): {special_tokens(tokenizer)}"
+            )
         self.rows: list[_Row] = []
         self.session: Session | None = None
         self.sampler: Sampler | None = None
 
     def run(self, prompts: Sequence[str | list[int]]) -> Iterator[GeneratedToken]:
-        """The tokens of all prompts, as they are generated; a prompt is a text or its tokens."""
+        """The tokens of all prompts as they are generated, those of several rows interleaved."""
         waiting = deque(enumerate(prompts))
         while waiting or self.rows:
             self._admit(waiting)
             yield from self._step()
 
     def encode(self, prompt: str | list[int]) -> list[int]:
-        """The tokens of a prompt; an empty one becomes the end-of-text token."""
+        """The ids of a prompt: those of a text with the BOS in front, or ids as they are given.
+
+        An empty prompt begins as training texts do: with the BOS, or else with end-of-text.
+        """
+        ids = prompt
         if isinstance(prompt, str):
             check_text(prompt, "the prompt")
-        ids = (
-            self.tokenizer.encode(prompt, add_special_tokens=False).ids
-            if isinstance(prompt, str)
-            else prompt
-        )
-        ids = ids or [self.last]
+            ids = self.prefix + self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        ids = list(ids) or self.prefix or ([] if self.last is None else [self.last])
         vocab = self.engine.model.config.vocab
-        if max(ids) >= vocab:
+        if not ids:
+            raise AmorError("the prompt is empty, and the tokenizer has no token to begin with")
+        if not 0 <= min(ids) <= max(ids) < vocab:
             raise AmorError(
-                f"the tokenizer gives token {max(ids)}, but the model has a vocabulary of "
-                f"{vocab}; they do not belong together"
+                f"the prompt has token {max(ids) if min(ids) >= 0 else min(ids)}, but the model "
+                f"has a vocabulary of {vocab}; they do not belong together"
             )
         return ids
 
@@ -161,7 +196,7 @@ class Generator:
 
     def _text_of(self, row: _Row, token: int) -> tuple[str, str]:
         row.left -= 1
-        if token == self.last:
+        if token == self.last or token in self.stop_ids:
             return row.stopper.add(row.detokenizer.flush()) + row.stopper.flush(), "stop"
         text = row.stopper.add(row.detokenizer.add(token))
         if row.stopper.stopped:
@@ -172,53 +207,73 @@ class Generator:
         return text, ""
 
 
-def stream(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    *,
-    max_tokens: int = 128,
-    stop: Sequence[str] = (),
-    rows: int = ROWS,
-    sampling: Sampling | None = None,
-) -> Iterator[GeneratedToken]:
-    """Tokens as they are generated; those of several prompts are interleaved, each with its row."""
-    return Generator(engine, tokenizer, sampling or Sampling(), max_tokens, stop, rows).run(prompts)
-
-
 def generate(
     model: Amor | Engine,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompt: str | list[int],
     *,
     max_tokens: int = 128,
     stop: Sequence[str] = (),
-    **sampling: float | int,  # temperature, top_k, top_p, min_p, repetition_penalty, seed
+    stop_ids: Sequence[int] = (),
+    add_bos: bool | None = None,
+    **sampling: float | int,
 ) -> Generation:
-    """The text that a model generates after a prompt."""
+    """The text that a model generates after one prompt.
+
+    Args:
+        model: a model, or an `amor.Engine` made of it, which spares packing the weights again.
+        tokenizer: the one it was trained with, as `amor.load` returns it.
+        prompt: a text, or its token ids, which are read as they are.
+        max_tokens: tokens generated at most.
+        stop: texts that end the text; they are left out of it.
+        stop_ids: token ids that end the text besides the tokenizer's end-of-text token, for
+            instance the BOS of a model whose training texts were separated by it.
+        add_bos: None puts the tokens in front of a text that the tokenizer's post-processor adds,
+            as transformers does; False puts none, True the BOS token
+            (`amor.vocabulary.prefix_ids`).
+        sampling: the fields of `amor.Sampling`, by name: temperature=0.8 (0: greedy), top_k=0
+            (all), top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0.
+    """
     return generate_batch(
-        model, tokenizer, [prompt], max_tokens=max_tokens, stop=stop, rows=1, **sampling
+        model,
+        tokenizer,
+        [prompt],
+        max_tokens=max_tokens,
+        stop=stop,
+        stop_ids=stop_ids,
+        add_bos=add_bos,
+        rows=1,
+        **sampling,
     )[0]
 
 
 def generate_batch(
     model: Amor | Engine,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[str | list[int]],
     *,
     max_tokens: int = 128,
     stop: Sequence[str] = (),
-    rows: int = ROWS,  # generated at the same time
-    **sampling: float | int,  # as in generate
+    stop_ids: Sequence[int] = (),
+    add_bos: bool | None = None,
+    rows: int = ROWS,
+    **sampling: float | int,
 ) -> list[Generation]:
-    """The texts after several prompts; no text depends on the other prompts."""
+    """The texts after several prompts; no text depends on the other prompts.
+
+    Args:
+        rows: texts generated at the same time. 8 is what one pass over the weights serves; more
+            rows need more memory and gain little.
+    The other arguments are those of `generate`; each prompt has a random stream of its own.
+    """
     if isinstance(prompts, str):
         raise AmorError("generate_batch takes several prompts; generate takes one")
     engine = model if isinstance(model, Engine) else Engine(model)
-    texts = [Generation(prompt) for prompt in prompts]
-    chosen = typed.convert(Sampling, sampling, "sampling")
-    for piece in stream(
-        engine, tokenizer, prompts, max_tokens=max_tokens, stop=stop, rows=rows, sampling=chosen
-    ):
+    options = typed.convert(Sampling, sampling, "sampling")
+    generator = Generator(
+        engine, tokenizer, options, max_tokens, stop, rows, stop_ids=stop_ids, add_bos=add_bos
+    )
+    texts = [Generation(prompt, generator.encode(prompt)) for prompt in prompts]
+    for piece in generator.run([text.prompt_tokens for text in texts]):
         texts[piece.row].append(piece)
     return texts

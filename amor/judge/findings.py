@@ -145,7 +145,6 @@ def samples(model: Amor, tokenizer: Tokenizer, source: HeldOutText) -> list[Trac
     for text in generate_batch(
         model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE
     ):
-        prompt = tokenizer.encode(text.prompt, add_special_tokens=False).ids
-        whole = trace(model, tokenizer, prompt + text.tokens, title)
-        traces.append(replace(whole, given=len(prompt)))
+        whole = trace(model, tokenizer, text.prompt_tokens + text.tokens, title)
+        traces.append(replace(whole, given=len(text.prompt_tokens)))
     return traces
