@@ -3,9 +3,12 @@ a text has the ids of llama2.c's own encoder."""
 
 import json
 import random
+import runpy
 import struct
+import sys
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from amor.convert.opened import open_model
 from amor.models.folder import TOKENIZER
 from amor.vocabulary import load_file
 
+ROOT = Path(__file__).parent.parent
 DIM, HIDDEN, LAYERS, HEADS, LENGTH = 32, 48, 2, 4, 64
 SAMPLE = "the theory of the other thing: then they gathered there, either  with   thin leather\n"
 TEXTS = (
@@ -241,3 +245,30 @@ def test_a_damaged_checkpoint_of_llama2c_is_refused_in_one_line(tmp_path, capsys
         line = capsys.readouterr().err
         assert words in line and line.count("\n") == 1 and "bug" not in line, done
         assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_that_was_cut_short_goes_on_and_its_stories_begin_and_end_at_bos(
+    tmp_path, monkeypatch, capsys
+):
+    example = runpy.run_path(str(ROOT / "examples/write_stories.py"))["main"]
+    checkpoint(tmp_path / "m.bin", pieces(False))
+    assert main(["convert", str(tmp_path / "m.bin"), "--out", str(tmp_path / "ours")]) == 0
+
+    def written(name, *more):
+        words = ["write_stories", str(tmp_path / "ours"), str(tmp_path / name), *more]
+        monkeypatch.setattr(sys, "argv", words)
+        example()
+        return (tmp_path / name).read_text()
+
+    whole = written("whole.jsonl", "--stories", "70")
+    rows = [json.loads(line) for line in whole.splitlines()]
+    assert len(rows) == 70 and len({row["text"] for row in rows}) > 60
+    model, tokenizer = amor.load(tmp_path / "ours")
+    limits = {"max_tokens": LENGTH - 1, "temperature": 1.0}
+    engine = amor.Engine(model, weights="float16")
+    again = amor.generate_batch(engine, tokenizer, [[1]] * 64, stop_ids=[1], seed=0, **limits)
+    assert [(row["text"], row["end"]) for row in rows[:64]] == [(t.text, t.end) for t in again]
+    assert any(text.tokens[-1] == 1 for text in again)
+    (tmp_path / "cut.jsonl").write_text(whole[: whole.index('"seed": 1')])
+    assert written("cut.jsonl", "--stories", "70") == whole
+    assert not set(written("other.jsonl", "--seed", "9").splitlines()) & set(whole.splitlines())
