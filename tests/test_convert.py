@@ -437,6 +437,25 @@ def test_what_our_skeleton_cannot_do_is_refused_with_the_reason(
     assert words in refusal(folder, tmp_path / "out", capsys)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", {"use_cache": "x"}),
+        ("llama", {"pad_token_id": "x"}),
+        ("mamba2-hf", {"chunk_size": 0}),
+        ("mamba2-hf", {"auto_map": 5, "eos_token_id": {"a": 1}}),
+    ],
+    ids=str,
+)
+def test_what_transformers_itself_refuses_is_a_wrong_input_and_no_bug(
+    sources, tmp_path, capsys, name, changes
+):
+    folder = copied(sources / name, tmp_path / "source")
+    tree = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(tree))
+    assert "transformers cannot run it (" in refusal(folder, tmp_path / "out", capsys)
+
+
 class Code:
     """What a pickle with code in it holds."""
 
