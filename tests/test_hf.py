@@ -278,6 +278,34 @@ def test_a_folder_that_is_damaged_is_refused_by_both(said, sound, tmp_path):
             load(folder)
 
 
+def generation(text):
+    return lambda folder: (folder / "generation_config.json").write_text(text)
+
+
+# values that transformers would fail over with an exception of its own
+WRONG_KEYS = {
+    "dtype: expected str": configured(lambda tree: tree.update(dtype=-1)),
+    "dtype is 'floaty'": configured(lambda tree: tree.update(dtype="floaty")),
+    "pad_token_id: expected int": configured(lambda tree: tree.update(pad_token_id="x")),
+    "eos_token_id.*expected int": configured(lambda tree: tree.update(eos_token_id=[1, "x"])),
+    "use_cache: expected bool": configured(lambda tree: tree.update(use_cache="x")),
+    "surrogate pair": configured(lambda tree: tree["amor"].update(width="\ud800")),
+    "generation_config.json: expected an object of keys, not bool": generation("true"),
+    "generation_config.json: not JSON": generation("{"),
+    "generation_config.json: pad_token_id: expected int": generation('{"pad_token_id": "x"}'),
+}
+
+
+@pytest.mark.parametrize("problem", WRONG_KEYS)
+def test_keys_of_transformers_with_values_of_another_type_are_refused(problem, sound, tmp_path):
+    folder = shutil.copytree(sound, tmp_path / "damaged")
+    WRONG_KEYS[problem](folder)
+    for load in (AutoModelForCausalLM.from_pretrained, AmorForCausalLM.from_pretrained):
+        with pytest.raises(AmorError, match=problem) as refused:
+            load(folder)
+        assert "\n" not in str(refused.value)
+
+
 def test_a_folder_of_another_model_is_refused(sound, tmp_path):
     folder = shutil.copytree(sound, tmp_path / "other")
     configured(lambda tree: tree.update(model_type="llama"))(folder)

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amor import tensors
+from amor import tensors, typed
 from amor.config import Config
 from amor.data.tokenizer import end_of_text
 from amor.errors import AmorError
 from amor.files import replace_file
 from amor.hf.card import MARK, card
+from amor.hf.config import check_keys
 from amor.models.folder import CONFIG, TOKENIZER, list_weights, load, load_config
 from amor.vocabulary import vocabulary
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from amor.hf.model import AmorPreTrainedModel
 
-STUB, README = "modeling_amor.py", "README.md"
+STUB, README, GENERATION = "modeling_amor.py", "README.md", "generation_config.json"
 STUB_TEXT = '''"""The code of this model is the package amor: pip install "amor[hf]"."""
 
 from amor.hf import AmorConfig, AmorForCausalLM, AmorModel  # noqa: F401
@@ -53,6 +54,9 @@ def load_strictly(
         )
     local = None if path is None else Path(path) / more.get("subfolder", "")
     partial = any(more.get(name) is not None for name in ("state_dict", "variant", "gguf_file"))
+    if local is not None and (local / GENERATION).is_file():
+        text = typed.read_text(local / GENERATION)
+        check_keys(typed.json_tree(text, str(local / GENERATION)), str(local / GENERATION))
     if local is not None and not partial and (local / CONFIG).is_file():
         config = getattr(more.get("config"), "built", None)
         list_weights(local, config if isinstance(config, Config) else load_config(local))
