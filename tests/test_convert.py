@@ -240,6 +240,32 @@ def test_every_source_is_converted_and_shown_to_say_the_same(
     close(model.logits(model(TEXT).hidden), wanted[..., :vocab].float(), name)
 
 
+@pytest.mark.parametrize("to", ["amor", "hf"])
+def test_the_bos_that_a_tokenizer_adds_is_reported_and_stays(sources, tmp_path, capsys, to):
+    from tokenizers import processors
+
+    folder = copied(sources / "llama", tmp_path / "source")
+    tokenizer = bytes_tokenizer()
+    post = processors.TemplateProcessing(
+        single="<|end_of_text|> $A", special_tokens=[("<|end_of_text|>", 256)]
+    )
+    tokenizer.post_processor = post
+    tokenizer.save(str(folder / "tokenizer.json"))
+    words = ["convert", str(folder), "--out", str(tmp_path / "ours"), "--to", to, "--json"]
+    assert main(words) == 0
+    *lines, last = capsys.readouterr().out.strip().splitlines()
+    line = "its tokenizer begins every text with <|end_of_text|> (token 256)"
+    assert sum(line in printed for printed in lines) == 1
+    assert json.loads(last)["prefix_ids"] == [256]
+    model, tokenizer = amor.load(tmp_path / "ours")
+    assert amor.generate(model, tokenizer, "a", max_tokens=1).prompt_tokens == [256, 97]
+    if to == "hf":
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+        assert theirs("a")["input_ids"] == [256, 97] and theirs.bos_token_id == 256
+        config = transformers.GenerationConfig.from_pretrained(tmp_path / "ours")
+        assert config.bos_token_id == 256
+
+
 @pytest.mark.parametrize(
     "changes",
     [

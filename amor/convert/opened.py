@@ -18,7 +18,7 @@ from amor.convert.source import CONFIG, SourceFolder
 from amor.errors import AmorError, nearest
 from amor.models.amor import Amor
 from amor.models.folder import LATEST, MODEL_TYPE, TOKENIZER, load_config, load_model, resolve
-from amor.vocabulary import load_file, vocabulary
+from amor.vocabulary import load_file, prefix_ids, vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -210,17 +210,25 @@ def cut(model: Amor, vocab: int) -> Amor:
 
 
 def vocabulary_notes(opened: Opened) -> list[str]:
-    """Remarks where the sizes of tokenizer and head differ, or there is no tokenizer."""
+    """Remarks on the tokenizer: that there is none, the tokens it puts before every text, and
+    another size than that of the head."""
     tokenizer, rows, layout = opened.tokenizer(), opened.model.config.vocab, opened.layout
     if tokenizer is None:
         if layout is None or opened.source is None:
             return [NO_TOKENIZER]
         return [layout.no_tokenizer(opened.source)]
-    known = vocabulary(tokenizer)
+    known, added = vocabulary(tokenizer), prefix_ids(tokenizer)
+    notes = []
+    if added:
+        words = " ".join(tokenizer.id_to_token(token) for token in added)
+        ids = ", ".join(map(str, added))
+        notes = [
+            f"its tokenizer begins every text with {words} (token {ids}), and so do our commands"
+        ]
     sizes = f"its tokenizer has {known:,} tokens and its head {rows:,} rows"
     if known > rows:
-        return [f"{sizes}: texts with a token of the difference cannot be read"]
+        notes.append(f"{sizes}: texts with a token of the difference cannot be read")
     if known < rows and layout is not None:
         advice = "" if layout.gated else f"; --vocab {known} cuts them off"
-        return [f"{sizes}: the others count in entropy and take probability{advice}"]
-    return []
+        notes.append(f"{sizes}: the others count in entropy and take probability{advice}")
+    return notes
