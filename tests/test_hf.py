@@ -151,6 +151,22 @@ def test_a_cache_is_reordered_repeated_and_never_run_backwards():
 
 
 @torch.no_grad()
+def test_a_deep_copy_of_a_cache_counts_the_pads_where_every_row_is_padded():
+    model, ids = face("amor-mamba2"), tokens(2, 8)
+    mask = torch.ones(2, 8, dtype=torch.long)
+    mask[0, :2] = mask[1, :3] = 0
+    cache = model(ids[:, :6], attention_mask=mask[:, :6], use_cache=True).past_key_values
+    copied = copy.deepcopy(cache)
+    assert copied.get_seq_length() == cache.get_seq_length() == 6
+    ends = [
+        model(ids[:, 6:], attention_mask=mask, past_key_values=each).logits
+        for each in (cache, copied)
+    ]
+    assert torch.equal(*ends)
+    close(ends[0], model(ids, attention_mask=mask).logits[:, 6:])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", NAMES + OTHERS)
 def test_a_folder_is_the_same_model_for_transformers_and_for_amor(name, tmp_path):
     model, ids = small(name), tokens(2, 12)
