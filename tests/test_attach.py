@@ -301,6 +301,17 @@ def test_data_of_another_tokenizer_is_refused(backbone, tmp_path, capsys):
     assert "another tokenizer" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+def test_a_llama_is_refused_by_its_config_before_a_tensor_is_read(data, tmp_path, capsys):
+    tree = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300}
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama/config.json").write_text(json.dumps(tree | {"num_attention_heads": 4}))
+    words = ["attach", str(tmp_path / "llama"), "--out", str(tmp_path / "out"), "--data", str(data)]
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert "attention throughout" in captured.err and captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
 def test_what_blocks_cannot_stand_behind_is_refused():
     with pytest.raises(AmorError, match="gated blocks already"):
         attached(small("amor-mamba2"), AttachOptions(head_size=16))

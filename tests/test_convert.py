@@ -242,6 +242,32 @@ def test_every_source_is_converted_and_shown_to_say_the_same(
     close(model.logits(model(TEXT).hidden), wanted[..., :vocab].float(), name)
 
 
+@pytest.mark.parametrize("to", ["amor", "hf"])
+def test_the_bos_that_a_tokenizer_adds_is_reported_and_stays(sources, tmp_path, capsys, to):
+    from tokenizers import processors
+
+    folder = copied(sources / "llama", tmp_path / "source")
+    tokenizer = bytes_tokenizer()
+    post = processors.TemplateProcessing(
+        single="<|end_of_text|> $A", special_tokens=[("<|end_of_text|>", 256)]
+    )
+    tokenizer.post_processor = post
+    tokenizer.save(str(folder / "tokenizer.json"))
+    words = ["convert", str(folder), "--out", str(tmp_path / "ours"), "--to", to, "--json"]
+    assert main(words) == 0
+    *lines, last = capsys.readouterr().out.strip().splitlines()
+    line = "its tokenizer begins every text with <|end_of_text|> (token 256)"
+    assert sum(line in printed for printed in lines) == 1
+    assert json.loads(last)["prefix_ids"] == [256]
+    model, tokenizer = amor.load(tmp_path / "ours")
+    assert amor.generate(model, tokenizer, "a", max_tokens=1).prompt_tokens == [256, 97]
+    if to == "hf":
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+        assert theirs("a")["input_ids"] == [256, 97] and theirs.bos_token_id == 256
+        config = transformers.GenerationConfig.from_pretrained(tmp_path / "ours")
+        assert config.bos_token_id == 256
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -437,6 +463,25 @@ def test_what_our_skeleton_cannot_do_is_refused_with_the_reason(
         json.dumps({k: v for k, v in tree.items() if v is not None or k != "model_type"})
     )
     assert words in refusal(folder, tmp_path / "out", capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", {"use_cache": "x"}),
+        ("llama", {"pad_token_id": "x"}),
+        ("mamba2-hf", {"chunk_size": 0}),
+        ("mamba2-hf", {"auto_map": 5, "eos_token_id": {"a": 1}}),
+    ],
+    ids=str,
+)
+def test_what_transformers_itself_refuses_is_a_wrong_input_and_no_bug(
+    sources, tmp_path, capsys, name, changes
+):
+    folder = copied(sources / name, tmp_path / "source")
+    tree = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(tree))
+    assert "transformers cannot run it (" in refusal(folder, tmp_path / "out", capsys)
 
 
 class Code:

@@ -420,6 +420,21 @@ def test_a_gate_that_has_met_no_data_is_not_written(tmp_path, capsys):
     assert "has met no data" in capsys.readouterr().err
 
 
+def test_an_offset_is_no_longer_fixed_where_one_gate_of_several_has_another_std(tmp_path):
+    source = released(tmp_path / "theirs", model_kwargs(offset_mode="fixed"))
+    model = amor.load(converted(source, tmp_path / "ours"))[0]
+    model.each_block()[1].gate.sigma.fill_(0.3)
+    amor.save(model, tmp_path / "ours")
+    back = converted(tmp_path / "ours", tmp_path / "back", "--to", "authors")
+    assert "offset_mode" not in json.loads((back / "config.json").read_text())["model_kwargs"]
+
+
+def test_no_shard_is_larger_than_asked_for_unless_it_is_one_tensor(ours, tmp_path):
+    back = converted(ours, tmp_path / "back", "--to", "authors", "--shard-size", "60KB")
+    sizes = [sorted(t.nbytes for t in load_file(p).values()) for p in back.glob("model-*")]
+    assert len(sizes) > 4 and all(sum(part) <= 60_000 or len(part) == 1 for part in sizes)
+
+
 def test_a_model_that_was_changed_since_is_written_as_it_is_now(ours, tmp_path):
     """The config that a converted folder keeps is for the way back, and no more
     than the model itself says."""
@@ -486,6 +501,16 @@ def fitted_router(blocks=3, hidden=20, seed=0):
         )
 
     return tuple(one(k) for k in range(blocks))
+
+
+def test_a_router_is_compared_with_the_threshold_of_a_fixed_offset(tmp_path):
+    folder = released(tmp_path / "theirs", model_kwargs(offset_mode="fixed"))
+    write_router(folder, fitted_router())
+    ours = amor.load(converted(folder, tmp_path / "ours"))[0]
+    medians = tensors_of(folder)
+    for k, block in enumerate(ours.each_block()):
+        median = float(medians[f"amor_blocks.{k}.gate.running_threshold"])
+        assert float(block.gate.threshold) == pytest.approx(median + 0.03, abs=1e-6)
 
 
 @pytest.mark.parametrize("shards", [1, 2])

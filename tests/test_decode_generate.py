@@ -126,6 +126,36 @@ def test_a_metaspace_tokenizer_keeps_its_spaces():
     assert "".join(detokenizer.add(token) for token in (0, 1, 0)) == "one two one"
 
 
+def sentencepiece():
+    """A tokenizer as Llama's: words begin with a space, other characters are bytes."""
+    from tokenizers import Tokenizer, decoders, models
+
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁one", "▁two", "t"]
+    vocab = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.add_special_tokens(names[:3])
+    steps = (decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse())
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def test_the_first_word_after_a_prompt_keeps_its_space():
+    tokenizer = sentencepiece()
+    one, two = (tokenizer.token_to_id(name) for name in ("▁one", "▁two"))
+    assert [Detokenizer(tokenizer).add(one), Detokenizer(tokenizer, [1]).add(one)] == ["one"] * 2
+    assert Detokenizer(tokenizer, [1, two]).add(one) == " one"
+
+
+def test_bytes_between_words_are_whole_characters_or_marks_and_hold_nothing_up():
+    tokenizer = sentencepiece()
+    one = tokenizer.token_to_id("▁one")
+    ids = [one, *(byte + 3 for byte in "注意\n🙂".encode()), one, 0xE6 + 3, one, 0xF0 + 3]
+    detokenizer = Detokenizer(tokenizer)
+    parts = [detokenizer.add(token) for token in ids]
+    assert "".join(parts) == "one注意\n🙂 one\ufffd one" and detokenizer.flush() == "\ufffd"
+    assert parts[1:4] == ["", "", "注"]
+
+
 def test_a_stop_string_is_found_across_pieces_and_never_shown():
     for cut in range(1, 6):
         stopper = Stopper(["END", "\n\n"])

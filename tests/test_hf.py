@@ -153,6 +153,22 @@ def test_a_cache_is_reordered_repeated_and_never_run_backwards():
 
 
 @torch.no_grad()
+def test_a_deep_copy_of_a_cache_counts_the_pads_where_every_row_is_padded():
+    model, ids = face("amor-mamba2"), tokens(2, 8)
+    mask = torch.ones(2, 8, dtype=torch.long)
+    mask[0, :2] = mask[1, :3] = 0
+    cache = model(ids[:, :6], attention_mask=mask[:, :6], use_cache=True).past_key_values
+    copied = copy.deepcopy(cache)
+    assert copied.get_seq_length() == cache.get_seq_length() == 6
+    ends = [
+        model(ids[:, 6:], attention_mask=mask, past_key_values=each).logits
+        for each in (cache, copied)
+    ]
+    assert torch.equal(*ends)
+    close(ends[0], model(ids, attention_mask=mask).logits[:, 6:])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", NAMES + OTHERS)
 def test_a_folder_is_the_same_model_for_transformers_and_for_amor(name, tmp_path):
     model, ids = small(name), tokens(2, 12)
@@ -278,6 +294,34 @@ def test_a_folder_that_is_damaged_is_refused_by_both(said, sound, tmp_path):
     for load in (amor.load, AutoModelForCausalLM.from_pretrained, AmorForCausalLM.from_pretrained):
         with pytest.raises(AmorError, match=said):
             load(folder)
+
+
+def generation(text):
+    return lambda folder: (folder / "generation_config.json").write_text(text)
+
+
+# values that transformers would fail over with an exception of its own
+WRONG_KEYS = {
+    "dtype: expected str": configured(lambda tree: tree.update(dtype=-1)),
+    "dtype is 'floaty'": configured(lambda tree: tree.update(dtype="floaty")),
+    "pad_token_id: expected int": configured(lambda tree: tree.update(pad_token_id="x")),
+    "eos_token_id.*expected int": configured(lambda tree: tree.update(eos_token_id=[1, "x"])),
+    "use_cache: expected bool": configured(lambda tree: tree.update(use_cache="x")),
+    "surrogate pair": configured(lambda tree: tree["amor"].update(width="\ud800")),
+    "generation_config.json: expected an object of keys, not bool": generation("true"),
+    "generation_config.json: not JSON": generation("{"),
+    "generation_config.json: pad_token_id: expected int": generation('{"pad_token_id": "x"}'),
+}
+
+
+@pytest.mark.parametrize("problem", WRONG_KEYS)
+def test_keys_of_transformers_with_values_of_another_type_are_refused(problem, sound, tmp_path):
+    folder = shutil.copytree(sound, tmp_path / "damaged")
+    WRONG_KEYS[problem](folder)
+    for load in (AutoModelForCausalLM.from_pretrained, AmorForCausalLM.from_pretrained):
+        with pytest.raises(AmorError, match=problem) as refused:
+            load(folder)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_folder_of_another_model_is_refused(sound, tmp_path):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amor.config import Config
 from amor.convert.opened import Opened
 from amor.errors import AmorError
 from amor.files import atomic_folder
@@ -62,8 +63,18 @@ def gate_with_rate(gate: str) -> str:
 
 
 def attached(backbone: Amor, options: AttachOptions, seed: int = 42) -> Amor:
-    """The backbone with fresh blocks behind it."""
+    """The backbone with fresh blocks behind it; `seed`: of their initial weights."""
     config = backbone.config
+    check_backbone(config)
+    changed = config.change(name=f"{config.name}-amor", **options.keys())
+    model = build(changed, seed)
+    missing, unexpected = model.load_state_dict(backbone.state_dict(), strict=False)
+    assert not unexpected and all(name.startswith("blocks.") for name in missing)
+    return model.eval()
+
+
+def check_backbone(config: Config) -> None:
+    """Refuse a model that blocks cannot stand behind; its config decides that."""
     if config.blocks.count:
         raise AmorError(
             f"{config.name} has {config.blocks.count} gated blocks already; give a model without"
@@ -73,11 +84,6 @@ def attached(backbone: Amor, options: AttachOptions, seed: int = 42) -> Amor:
             f"{config.name} is attention throughout: gated attention behind it saves nothing; "
             "give a recurrent model"
         )
-    changed = config.change(name=f"{config.name}-amor", **options.keys())
-    model = build(changed, seed)
-    missing, unexpected = model.load_state_dict(backbone.state_dict(), strict=False)
-    assert not unexpected and all(name.startswith("blocks.") for name in missing)
-    return model.eval()
 
 
 def table(model: Amor, backbone: str, frozen: bool) -> list[str]:

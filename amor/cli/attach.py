@@ -17,14 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from amor.attach.blocks import AttachOptions, attached, table, write, write_start
+from amor.attach.blocks import (
+    AttachOptions,
+    attached,
+    check_backbone,
+    table,
+    write,
+    write_start,
+)
 from amor.attach.proof import judged, moved, same_output
 from amor.attach.text import adapts, calibrate, calibration
 from amor.cli import Parser
 from amor.cli._training import run_result, train_observed
 from amor.config import CHOICES
 from amor.convert.compare import compare
-from amor.convert.opened import Opened, open_model
+from amor.convert.opened import Opened, open_model, open_source, source_config
 from amor.errors import AmorError
 from amor.files import require_empty
 from amor.models.amor import Amor
@@ -63,6 +70,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     blocks = AttachOptions(args.blocks, args.gate, args.fire_rate, args.head_size, args.probe)
     blocks.keys()
     check_options(args)
+    check_backbone(source_config(*open_source(args.backbone)))
     opened = open_model(args.backbone, args.vocab)
     result = compare_converted(opened)
     if not result.get("ok", True):

@@ -28,6 +28,7 @@ from amor.data.tokenizer import load as load_tokenizer
 from amor.errors import AmorError, nearest
 from amor.files import atomic_folder, require_empty
 from amor.models.folder import MODEL_TYPE
+from amor.vocabulary import prefix_ids
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -96,6 +97,7 @@ def describe(opened: Opened, to: str) -> dict[str, Any]:
     )
     for note in opened.notes:
         print(f"note: {note}")
+    tokenizer = opened.tokenizer()
     return {
         "source": opened.title,
         "to": to,
@@ -104,5 +106,6 @@ def describe(opened: Opened, to: str) -> dict[str, Any]:
         "vocab": config.vocab,
         "tied": config.tied,
         "parameters": parameters,
+        "prefix_ids": [] if tokenizer is None else prefix_ids(tokenizer),
         "notes": list(opened.notes),
     }

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from amor.convert.source import CONFIG, SourceFolder, SourceTensors
 from amor.errors import AmorError
 from amor.models.amor import Amor
 from amor.tensors import WEIGHTS
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CONTEXT = 2048  # training length of published recurrent models, whose configs name none
 NO_TOKENIZER = "no tokenizer.json lies there: text cannot be read or written until one does"
@@ -56,9 +59,14 @@ class FolderLayout:
     unused: ClassVar[tuple[str, ...]] = ()  # patterns of tensors with nothing learned in them
 
     @classmethod
+    def open(cls, path: Path) -> SourceFolder | None:
+        """The model at a path that is no folder with a config.json, if it is of this layout."""
+        return None
+
+    @classmethod
     def recognises(cls, tree: Mapping[str, Any]) -> bool:
-        """Whether a config.json is of this layout."""
-        raise NotImplementedError
+        """Whether a config.json is of this layout; False for layouts without such a file."""
+        return False
 
     @classmethod
     def config(cls, source: SourceFolder, name: str) -> Config:
@@ -119,6 +127,11 @@ class FolderLayout:
     def notes(cls, source: SourceFolder) -> list[str]:
         """Remarks on this folder for the user, one line each."""
         return []
+
+    @classmethod
+    def tokenizer(cls, source: SourceFolder) -> Tokenizer | None:
+        """The tokenizer of a source that has one, but no tokenizer.json."""
+        return None
 
     @classmethod
     def no_tokenizer(cls, source: SourceFolder) -> str:

@@ -72,9 +72,7 @@ class Llama(TransformersLayout):
             for n in "kv":
                 name = f"model.layers.{i}.self_attn.{n}_proj.weight"
                 t = tensors.take(name, shared * o.head_size, config.width)
-                # head h of queries reads keys h // (heads / shared)
-                each = t.unflatten(0, (shared, -1)).repeat_interleave(heads // shared, 0)
-                tensors.remaining[name] = each.flatten(0, 1)
+                tensors.remaining[name] = repeat_heads(t, shared, heads)
 
     @classmethod
     def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
@@ -90,6 +88,12 @@ class Llama(TransformersLayout):
         tree |= {"head_dim": o.head_size, "rope_theta": o.rope_theta, "rope_parameters": rope}
         tree |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
         return tree, cls.their_tensors(config, weights)
+
+
+def repeat_heads(t: Tensor, shared: int, heads: int) -> Tensor:
+    """Rows [shared * size, D] as [heads * size, D]: head h of queries reads keys h // (heads /
+    shared)."""
+    return t.unflatten(0, (shared, -1)).repeat_interleave(heads // shared, 0).flatten(0, 1)
 
 
 def theta(s: Settings) -> float:

@@ -17,8 +17,8 @@ from amor.convert.peer import run_by_transformers
 from amor.convert.source import CONFIG, SourceFolder
 from amor.errors import AmorError, nearest
 from amor.models.amor import Amor
-from amor.models.folder import LATEST, MODEL_TYPE, TOKENIZER, load_model, resolve
-from amor.vocabulary import load_file, vocabulary
+from amor.models.folder import LATEST, MODEL_TYPE, TOKENIZER, load_config, load_model, resolve
+from amor.vocabulary import load_file, prefix_ids, vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,7 +41,7 @@ class Opened:
     folder: Path
     notes: tuple[str, ...] = ()
     by_transformers: bool = False  # whether it is our model as transformers saves it
-    replaced_tokenizer: Tokenizer | None = None  # instead of the folder's own
+    replaced_tokenizer: Tokenizer | None = None  # instead of the folder's own tokenizer.json
 
     @property
     def title(self) -> str:
@@ -104,12 +104,9 @@ def layout_of(kind: str) -> type[FolderLayout]:
 def open_model(
     folder: str | Path, vocab: int | None = None, tokenizer: Tokenizer | None = None
 ) -> Opened:
-    """The model of a folder; vocab: keep this many rows; tokenizer: instead of the folder's own."""
-    folder = Path(folder)
-    if (folder / LATEST).exists() or (folder / "checkpoints").is_dir():
-        folder = resolve(folder)
-    source = SourceFolder.open(folder)
-    layout = recognise(source)
+    """The model of a folder or file; vocab: keep this many rows; tokenizer: instead of its own."""
+    source, layout = open_source(folder)
+    folder = source.folder
     if vocab is not None and layout is not None and layout.gated:
         raise AmorError(
             f"--vocab {vocab}: {layout.title} has gates, "
@@ -128,9 +125,33 @@ def open_model(
         layout,
         folder,
         by_transformers=vocab is None and source.tree.get("model_type") == MODEL_TYPE,
-        replaced_tokenizer=tokenizer,
+        replaced_tokenizer=tokenizer or (layout.tokenizer(source) if layout else None),
     )
     return replace(opened, notes=(*notes, *vocabulary_notes(opened)))
+
+
+def open_source(path: str | Path) -> tuple[SourceFolder, type[FolderLayout] | None]:
+    """A folder or file with a model and its layout, None for ours; no tensor is read."""
+    path = Path(path)
+    if (path / LATEST).exists() or (path / "checkpoints").is_dir():
+        path = resolve(path)
+    for layout in map(layout_of, registry.kinds("convert")):
+        if (file := layout.open(path)) is not None:
+            return file, layout
+    source = SourceFolder.open(path)
+    return source, recognise(source)
+
+
+def source_config(source: SourceFolder, layout: type[FolderLayout] | None) -> Config:
+    """Our config of a source; refused with the reason where our model cannot be one."""
+    if layout is None:
+        return load_config(source.folder)
+    path = source.folder.resolve()
+    name = path.stem if path.is_file() else path.name
+    try:
+        return layout.config(source, name[:200] or layout.kind)
+    except AmorError as error:
+        raise AmorError(f"{error} (of {layout.title})") from None
 
 
 def recognise(source: SourceFolder) -> type[FolderLayout] | None:
@@ -161,10 +182,7 @@ def is_ours(tree: Mapping[str, Any]) -> bool:
 
 def converted(source: SourceFolder, layout: type[FolderLayout]) -> Amor:
     """A source as our model, every tensor in its place."""
-    try:
-        config = layout.config(source, source.folder.resolve().name[:200] or layout.kind)
-    except AmorError as error:
-        raise AmorError(f"{error} (of {layout.title})") from None
+    config = source_config(source, layout)
     layout.check_files(source)
     tensors = source.tensors()
     weights = layout.weights(source, tensors, config)
@@ -192,17 +210,25 @@ def cut(model: Amor, vocab: int) -> Amor:
 
 
 def vocabulary_notes(opened: Opened) -> list[str]:
-    """Remarks where the sizes of tokenizer and head differ, or there is no tokenizer."""
+    """Remarks on the tokenizer: that there is none, the tokens it puts before every text, and
+    another size than that of the head."""
     tokenizer, rows, layout = opened.tokenizer(), opened.model.config.vocab, opened.layout
     if tokenizer is None:
         if layout is None or opened.source is None:
             return [NO_TOKENIZER]
         return [layout.no_tokenizer(opened.source)]
-    known = vocabulary(tokenizer)
+    known, added = vocabulary(tokenizer), prefix_ids(tokenizer)
+    notes = []
+    if added:
+        words = " ".join(tokenizer.id_to_token(token) for token in added)
+        ids = ", ".join(map(str, added))
+        notes = [
+            f"its tokenizer begins every text with {words} (token {ids}), and so do our commands"
+        ]
     sizes = f"its tokenizer has {known:,} tokens and its head {rows:,} rows"
     if known > rows:
-        return [f"{sizes}: texts with a token of the difference cannot be read"]
+        notes.append(f"{sizes}: texts with a token of the difference cannot be read")
     if known < rows and layout is not None:
         advice = "" if layout.gated else f"; --vocab {known} cuts them off"
-        return [f"{sizes}: the others count in entropy and take probability{advice}"]
-    return []
+        notes.append(f"{sizes}: the others count in entropy and take probability{advice}")
+    return notes

@@ -30,10 +30,15 @@ def library() -> Any:
 def run_by_transformers(folder: Path, name: str, tokens: Tensor) -> tuple[Any, str]:
     """The outputs of the class `name` for tokens [B, T], and the version that ran it."""
     transformers = library()
-    model_class = getattr(transformers, name)
     try:
-        model = model_class.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    except (ValueError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise AmorError(f"{folder}: transformers cannot open it ({reason})") from None
-    return model.eval()(tokens, use_cache=False), f"transformers {transformers.__version__}"
+        model = getattr(transformers, name).from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True
+        )
+        outputs = model.eval()(tokens, use_cache=False)
+    except (AmorError, MemoryError):
+        raise
+    except Exception as error:
+        # its classes raise whatever a wrong value of config.json leads to: AttributeError, KeyError
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise AmorError(f"{folder}: transformers cannot run it ({reason[:300]})") from None
+    return outputs, f"transformers {transformers.__version__}"

@@ -166,10 +166,9 @@ class Generator:
         ids = [self.encode(text) for text in texts]
         session = self.prefill(ids)
         sampler = Sampler(self.sampling, names, ids, self.engine.model.config.vocab)
-        for name in names:
-            self.rows.append(
-                _Row(name, Detokenizer(self.tokenizer), Stopper(self.stop), self.max_tokens)
-            )
+        for name, prompt in zip(names, ids, strict=True):
+            detokenizer = Detokenizer(self.tokenizer, prompt)
+            self.rows.append(_Row(name, detokenizer, Stopper(self.stop), self.max_tokens))
         if self.session is None or self.sampler is None:
             self.session, self.sampler = session, sampler
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,32 +12,50 @@ from amor.data.spelling import Speller
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # the name of a byte in a tokenizer with byte fallback
+LONGEST_CHARACTER = 4  # bytes in UTF-8, each of which may be a token
+
 
 class Detokenizer:
     """Turns tokens into text as soon as it is final; special tokens have no text."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
+        """before: the tokens of the prompt. Many tokenizers leave out the space that begins the
+        first word of a text, and the first word after a prompt is not that."""
         self.tokenizer, self.speller = tokenizer, Speller(tokenizer)
-        if self.speller.byte:
-            self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        else:
-            from tokenizers.decoders import DecodeStream
-
-            self.stream = DecodeStream(skip_special_tokens=True)
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.last = [token for token in before if token not in self.speller.special][-1:]
+        self.pending: list[int] = []  # tokens after the last one that may be part of a character
 
     def add(self, token: int) -> str:
         """The text that this token completes."""
-        if token in self.speller.special or self.tokenizer.id_to_token(token) is None:
+        name = self.tokenizer.id_to_token(token)
+        if token in self.speller.special or name is None:
             return ""
-        if not self.speller.byte:
-            return self.stream.step(self.tokenizer, token) or ""
-        return self.decoder.decode(
-            self.speller(token, "surrogateescape").encode("utf-8", "surrogateescape")
-        )
+        if self.speller.byte:
+            letters = self.speller(token, "surrogateescape")
+            return self.decoder.decode(letters.encode("utf-8", "surrogateescape"))
+        byte = BYTE.fullmatch(name)
+        if byte and self.tokenizer.decode([token]) != name:  # a byte, not a word of that name
+            rest, self.last = self._decode_pending(), [token]
+            return rest + self.decoder.decode(bytes.fromhex(byte[1]))
+        rest = self.decoder.decode(b"", True)
+        self.pending.append(token)
+        more = len(self.pending) < LONGEST_CHARACTER
+        if more and self.tokenizer.decode([*self.last, *self.pending]).endswith("\ufffd"):
+            return rest
+        return rest + self._decode_pending()
 
     def flush(self) -> str:
         """The rest at the end: an incomplete character."""
-        return self.decoder.decode(b"", True) if self.speller.byte else ""
+        return self._decode_pending() + self.decoder.decode(b"", True)
+
+    def _decode_pending(self) -> str:
+        """The text of the pending tokens; the last token before them decides on a space."""
+        tokens = [*self.last, *self.pending]
+        before, after = self.tokenizer.decode(self.last), self.tokenizer.decode(tokens)
+        self.last, self.pending = tokens[-1:], []
+        return after[len(before) :]
 
 
 class Stopper:

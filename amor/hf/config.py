@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar
 
+import torch
 from transformers import PreTrainedConfig
 
+from amor import typed
 from amor.config import Config
 from amor.errors import AmorError
 
@@ -53,12 +56,14 @@ class AmorConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As transformers', but a config.json of amor's own is refused."""
+        """As transformers', but a config.json of amor's own, or a value of another type than
+        transformers takes, is refused."""
         if {"pattern", "vocab"} <= config_dict.keys():
             raise AmorError(
                 "this config.json is of a folder of amor's own: "
                 "open that with amor.load, or amor.hf.export it first"
             )
+        check_keys(config_dict, "config.json")
         return super().from_dict(config_dict, **kwargs)
 
     @classmethod
@@ -76,6 +81,33 @@ class AmorConfig(PreTrainedConfig):
         elif value != getattr(self, key):
             own = f"it follows from this model's own config, which says {getattr(self, key)!r}"
             raise AmorError(f"{key} = {value!r}: {own}")
+
+
+@dataclass(frozen=True)
+class TransformersKeys:
+    """Keys of transformers in config.json and generation_config.json, as far as a wrong type would
+    end in an exception of its own."""
+
+    use_cache: bool | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+    dtype: str | None = None  # of torch, e.g. "float16"
+    torch_dtype: str | None = None  # its name in older files
+
+
+def check_keys(tree: Any, where: str) -> None:
+    """Refuse a file of transformers whose values have other types than TransformersKeys."""
+    if not isinstance(tree, dict):
+        raise AmorError(f"{where}: expected an object of keys, not {type(tree).__name__}")
+    known = {field.name for field in fields(TransformersKeys)}
+    # a caller's own dtype may be torch's, not the name of one
+    some = {k: v for k, v in tree.items() if k in known and not isinstance(v, torch.dtype)}
+    keys = typed.convert(TransformersKeys, some, where)
+    for name in (keys.dtype, keys.torch_dtype):
+        dtype = getattr(torch, (name or "float32").removeprefix("torch."), None)
+        if name != "auto" and not isinstance(dtype, torch.dtype):
+            raise AmorError(f"{where}: dtype is {name!r}; torch has none of that name")
 
 
 @lru_cache(maxsize=64)

@@ -9,21 +9,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amor import tensors
+from amor import tensors, typed
 from amor.config import Config
 from amor.data.tokenizer import end_of_text
 from amor.errors import AmorError
 from amor.files import replace_file
 from amor.hf.card import MARK, card
+from amor.hf.config import check_keys
 from amor.models.folder import CONFIG, TOKENIZER, list_weights, load, load_config
-from amor.vocabulary import vocabulary
+from amor.vocabulary import prefix_ids, vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from amor.hf.model import AmorPreTrainedModel
 
-STUB, README = "modeling_amor.py", "README.md"
+STUB, README, GENERATION = "modeling_amor.py", "README.md", "generation_config.json"
 STUB_TEXT = '''"""The code of this model is the package amor, with its extra hf; see README.md."""
 
 from amor.hf import AmorConfig, AmorForCausalLM, AmorModel  # noqa: F401
@@ -53,6 +54,9 @@ def load_strictly(
         )
     local = None if path is None else Path(path) / more.get("subfolder", "")
     partial = any(more.get(name) is not None for name in ("state_dict", "variant", "gguf_file"))
+    if local is not None and (local / GENERATION).is_file():
+        text = typed.read_text(local / GENERATION)
+        check_keys(typed.json_tree(text, str(local / GENERATION)), str(local / GENERATION))
     if local is not None and not partial and (local / CONFIG).is_file():
         config = getattr(more.get("config"), "built", None)
         list_weights(local, config if isinstance(config, Config) else load_config(local))
@@ -132,18 +136,22 @@ def export(
             sizes = f"its tokenizer has {known:,} tokens, but the model knows {rows:,}"
             raise AmorError(f"{source}: {sizes}; they do not belong together")
         out.mkdir(parents=True, exist_ok=True)
-        write_tokenizer(tokenizer, ending, out)
+        prefix = prefix_ids(tokenizer)
+        bos = prefix[0] if len(prefix) == 1 else None
+        write_tokenizer(tokenizer, ending, out, bos)
         for config in (wrapped.config, wrapped.generation_config):
             config.eos_token_id = config.pad_token_id = ending
+            config.bos_token_id = bos
     wrapped.save_pretrained(out, max_shard_size=shard)
     return out
 
 
-def write_tokenizer(tokenizer: Tokenizer, end: int, folder: Path) -> None:
+def write_tokenizer(tokenizer: Tokenizer, end: int, folder: Path, begin: int | None = None) -> None:
     """Write tokenizer.json, and the tokenizer_config.json that transformers needs.
 
-    A name that is not in tokenizer.json would silently become a new token. No token begins a text:
-    ours are trained on documents that follow the end of another.
+    A name that is not in tokenizer.json would silently become a new token. `begin` is the token
+    that its post-processor puts before every text; tokenizers that `amor prepare` trains put none,
+    since documents follow the end of another.
     """
     word = tokenizer.id_to_token(end)
     settings = {
@@ -155,5 +163,7 @@ def write_tokenizer(tokenizer: Tokenizer, end: int, folder: Path) -> None:
         "clean_up_tokenization_spaces": False,
     }
     replace_file(folder / TOKENIZER, tokenizer.to_str(pretty=True))
+    if begin is not None:
+        settings["bos_token"] = tokenizer.id_to_token(begin)
     text = json.dumps(settings, indent=2, ensure_ascii=False)
     replace_file(folder / "tokenizer_config.json", text + "\n")
