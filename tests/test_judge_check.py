@@ -174,7 +174,7 @@ def test_a_format_of_weights_that_is_not_there_is_refused():
         check(small("mamba2"), formats=["int9"])
 
 
-@pytest.mark.parametrize("words", [["--length", "9" * 20], ["--rows", "9" * 20], ["--length", "7"]])
+@pytest.mark.parametrize("words", [["--length", "9" * 15], ["--rows", "9" * 15], ["--length", "7"]])
 def test_a_size_that_no_machine_can_check_is_refused_in_one_line(words, capsys):
     assert main(["check", "amor-mamba2", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()

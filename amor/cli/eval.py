@@ -25,6 +25,7 @@ from amor.eval import suites
 from amor.eval.subject import EvalSubject, Ranks, describe_model
 from amor.eval.tasks import SUITES
 from amor.files import folder_to_write
+from amor.models.build import build
 from amor.records import evals
 from amor.study.table import Cell, Table, TableRow, as_text
 
@@ -76,14 +77,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         add_bos=args.bos,
         limit=args.limit,
     )
-    if request.data is not None and not request.data.is_dir():
-        raise AmorError(f"--data {args.data}: no such folder")
     model, own_tokenizer = open_trained(args)
     tokenizer = require_tokenizer(own_tokenizer)
     if gates != ["model"] and not model.each_block():
         raise AmorError(f"--gates {args.gates}: {model.config.name} has no gates; leave it out")
     if args.untrained:
-        model = suites.untrained(model, args.seed)
+        model = build(model.config, args.seed).eval()
     about = describe_model(model, args.name or args.model, args.untrained)
     out = Path(args.out or f"evals/{re.sub(r'[^A-Za-z0-9._-]+', '-', about.name)}")
     folder_to_write(out)

@@ -1,7 +1,7 @@
 """A model of ours as lm-evaluation-harness wants one.
 
     from amor.eval.lm import AmorLM
-    lm_eval.simple_evaluate(model=AmorLM.of("runs/demo"), tasks=["piqa", "hellaswag"])
+    lm_eval.simple_evaluate(model=AmorLM.of("runs/demo"), tasks=["boolq", "wikitext"])
 
 Requests become token ids here, as in the harness's own models; a Judge answers them.
 """
@@ -59,8 +59,8 @@ class AmorLM(TemplateLM):
         """The model and the tokenizer of a folder, ready for the harness.
 
             lm = AmorLM.of("runs/demo")
-            lm_eval.simple_evaluate(model=lm, tasks=["piqa"], limit=100)
-            lm.judge.gates["piqa"]  # how often each block fired
+            lm_eval.simple_evaluate(model=lm, tasks=["boolq"], limit=100)
+            lm.judge.gates["boolq"]  # how often each block fired
 
         Args:
             folder: a model folder with a tokenizer, or a run of `amor train` (its newest model).

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from amor import typed
 from amor.errors import AmorError, nearest
 from amor.eval import harness, lengths, perplexity, tasks, texts
@@ -16,8 +18,6 @@ from amor.eval.lengths import SEGMENTS
 from amor.eval.run import PreparedSuite, Scores, SuiteOutcome, read_scores, run_suite
 from amor.eval.subject import EvalSubject
 from amor.eval.tasks import HELD_OUT, LENGTHS, NEEDLE_LENGTHS
-from amor.models.amor import Amor
-from amor.models.build import build
 from amor.records.evals import Data, EvalSettings, Gates, LengthCurve, Phases
 from amor.records.evals import Path as EvalPath
 from amor.vocabulary import prefix_ids
@@ -50,19 +50,14 @@ class EvalRequest:
 
     def settings(self, suite: str, gates: Gates, tokenizer: Tokenizer) -> EvalSettings:
         """What scores depend on; the loop over text has neither path nor max_length."""
-        common = {"gates": gates, "limit": self.limit}
-        common |= {"bos": bool(prefix_ids(tokenizer, self.add_bos))}
+        bos = bool(prefix_ids(tokenizer, self.add_bos))
+        settings = EvalSettings(gates=gates, limit=self.limit, bos=bos)
         if not tasks.SUITES[suite].harness:
-            return EvalSettings(**common)
+            return settings
         import lm_eval
 
-        own = {"path": self.path, "max_length": self.max_length}
-        return EvalSettings(**common, **own, harness=lm_eval.__version__)
-
-
-def untrained(model: Amor, seed: int) -> Amor:
-    """A model of the same config with fresh weights."""
-    return build(model.config, seed).eval()
+        own = {"path": self.path, "max_length": self.max_length, "harness": lm_eval.__version__}
+        return msgspec.structs.replace(settings, **own)
 
 
 def evaluate(

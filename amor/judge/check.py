@@ -146,9 +146,11 @@ def compare(
             end = b.start + same if tied else None
             depth = len(model.backbone.layers)
             states.append(_state_difference(a.state, b.state, depth, end))
-    gaps = [max(each, default=float("nan")) for each in (logits, scores, states)]
-    ok = flips == 0 and tokens > 0 and not any(gap > allowed for gap in gaps)
-    return Finding(way, *gaps, tokens, flips, ties, ok)
+    far = any(gap > allowed for gap in (*logits, *scores, *states))
+    gaps = (max(each, default=float("nan")) for each in (logits, scores, states))
+    of_logits, of_scores, of_states = gaps
+    ok = flips == 0 and tokens > 0 and not far
+    return Finding(way, of_logits, of_scores, of_states, tokens, flips, ties, ok)
 
 
 def decisions(a: FeedOutput, b: FeedOutput, near: Tensor) -> tuple[int, int, int]:
