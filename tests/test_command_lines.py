@@ -53,6 +53,7 @@ WRONG = [
     (["info", "mamba2", "--set=vocab=300", "--set=--"], "--set: '--' is no value"),
     (["check", "plain", "--length=" + "9" * 20], "too large"),
     (["demo", "--steps", "9" * 5000], "too large"),
+    (["generate", "model", "--prompt", "a", "--seed=-" + "9" * 20], "too large"),
     (["generate", "model", "--prompt", "a", "--stop-id", "x"], "invalid int value: 'x'"),
     (["generate", "model", "--prompt", "a", "--stop-id", "-1"], "an id is 0 to 256"),
     (["train", ""], "no recipe ''"),

@@ -317,6 +317,15 @@ def test_the_end_of_a_single_text_is_held_out(tmp_path, capsys, workers):
     assert valid.startswith(b"line ")
 
 
+def test_a_single_text_killed_between_its_two_parts_goes_on_with_the_second(tmp_path):
+    (tmp_path / "play.txt").write_text("a line\n" * 100)
+    request = Request((str(tmp_path / "play.txt"),), "bytes", valid=0.1)
+    preparation = Preparation(request, tmp_path / "data", workers=1)
+    whole = list(preparation._documents(room.Place(0, 0)))
+    assert [document.split for document in whole] == ["train", "valid"]
+    assert list(preparation._documents(room.Place(0, 1))) == whole[1:]
+
+
 def test_a_share_that_no_document_falls_into_is_refused_before_any_is_encoded(
     tmp_path, capsys, monkeypatch
 ):

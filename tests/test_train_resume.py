@@ -1,8 +1,10 @@
 """Stopping: a run stopped anywhere, by anything, ends with the bits of one never stopped."""
 
 import errno
+import inspect
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,13 +17,17 @@ from training import QUICK, KilledError, Killer, Watch, corpus, left_by, same, s
 
 import amor
 from amor.cli import main
+from amor.cli._training import Reporter
 from amor.errors import AmorError
+from amor.files import locked
 from amor.presets import NAMES
-from amor.train import checkpoint, retention
+from amor.train import checkpoint, loop, retention
+from amor.train.display import Display, Lines
 from amor.train.distributed import init_world
-from amor.train.loop import Trainer, train
+from amor.train.loop import LOCK, Trainer, train
 from amor.train.recipe import load
-from amor.train.watch import Observer
+from amor.train.trackers import TensorBoard, Tracker
+from amor.train.watch import MetricsWriter, Observer
 
 
 @pytest.fixture(scope="module")
@@ -457,3 +463,16 @@ def test_a_second_train_into_one_folder_is_refused_and_a_killed_one_is_taken_ove
         holder.kill()
         holder.wait()
     assert train(recipe, out).done
+    with (
+        locked(out, LOCK, "amor train"),  # the message names the newest owner, not the killed one
+        pytest.raises(AmorError, match=rf"\(process {os.getpid()} on "),
+    ):
+        train(recipe, out)
+
+
+def test_every_moment_that_an_observer_takes_is_one_that_the_trainer_calls():
+    moments = {name for name in vars(Observer) if name.startswith("on_")}
+    assert set(re.findall(r"observer\.(on_\w+)\(", inspect.getsource(loop))) == moments
+    kinds = [MetricsWriter, Lines, Display, Tracker, TensorBoard, Reporter]
+    assert all(issubclass(kind, Observer) for kind in kinds)
+    assert {name for kind in kinds for name in vars(kind) if name.startswith("on_")} <= moments

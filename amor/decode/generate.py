@@ -143,11 +143,12 @@ class Generator:
 
         An empty prompt begins as training texts do: with the BOS, or else with end-of-text.
         """
-        ids = prompt
         if isinstance(prompt, str):
             check_text(prompt, "the prompt")
             ids = self.prefix + self.tokenizer.encode(prompt, add_special_tokens=False).ids
-        ids = list(ids) or self.prefix or ([] if self.last is None else [self.last])
+        else:
+            ids = list(prompt)
+        ids = ids or self.prefix or ([] if self.last is None else [self.last])
         vocab = self.engine.model.config.vocab
         if not ids:
             raise AmorError("the prompt is empty, and the tokenizer has no token to begin with")
