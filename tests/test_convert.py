@@ -532,6 +532,8 @@ def garbage(folder):
     yield "no weights", "holds no weights"
     (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04 not a zip")
     yield "no zip", "cannot be read as weights"
+    (folder / "pytorch_model.bin").write_bytes(b"NaN\n")
+    yield "no pickle", "cannot be read as weights"
     torch.save([1, 2], folder / "pytorch_model.bin")
     yield "a list", "expected names and tensors"
     (folder / "pytorch_model.bin").unlink()

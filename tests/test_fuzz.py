@@ -11,7 +11,7 @@ import fuzz_surfaces
 import pytest
 from fuzz import Case
 
-PER_SURFACE = 2
+PER_SURFACE = 1
 # one act of each kind of input that is opened, as it is; `python -m tests.fuzz` runs all of them
 SOUND = ("model/config", "tokenizer/bpe", "state", "hf/config", "eval/rows", "results/scores")
 
