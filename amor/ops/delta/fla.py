@@ -15,7 +15,7 @@ from amor.ops.documents import documents
 
 def missing() -> str | None:
     """Why this backend cannot run here (no GPU, say), or None."""
-    return doors.absent("fla", doors.FLA, "fla.ops.gated_delta_rule", "fla.ops.kda")
+    return doors.absent("fla", doors.FLA, "fla.ops.gated_delta_rule")
 
 
 def delta(
