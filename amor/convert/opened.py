@@ -229,7 +229,7 @@ def vocabulary_notes(opened: Opened) -> list[str]:
     known, added = vocabulary(tokenizer), prefix_ids(tokenizer)
     notes = []
     if added:
-        words = " ".join(tokenizer.id_to_token(token) for token in added)
+        words = " ".join(str(tokenizer.id_to_token(token)) for token in added)
         ids = ", ".join(map(str, added))
         notes = [
             f"its tokenizer begins every text with {words} (token {ids}), and so do our commands"
