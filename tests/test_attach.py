@@ -319,7 +319,7 @@ def test_what_blocks_cannot_stand_behind_is_refused():
         attached(small("transformer"), AttachOptions(head_size=16))
     with pytest.raises(AmorError, match="nearest that does is"):
         attached(small("mamba2"), AttachOptions(head_size=48))
-    with pytest.raises(AmorError, match="holds no firing rate"):
+    with pytest.raises(AmorError, match="has no target firing rate"):
         AttachOptions(gate="margin", rate=0.2).keys()
 
 

@@ -24,13 +24,21 @@ from amor.models.folder import load_config, save
 
 @dataclass(frozen=True)
 class AttachOptions:
-    """The blocks to attach; defaults are the paper's."""
+    """The blocks to attach; defaults are the paper's.
+
+    Attributes:
+        blocks: how many gated attention blocks stand behind the backbone.
+        gate: a kind of amor/gates.
+        rate: target fraction of tokens that fire, between 0 and 1; None: the gate's own rule.
+        head_size: channels of one attention head; the backbone's width is a multiple of it.
+        probe: the vector that gates read the head with, as blocks.probe in a config.
+    """
 
     blocks: int = 3
-    gate: str = "entropy"  # a kind of amor/gates
-    rate: float | None = None  # target fraction of tokens that fire; None: the gate's own rule
-    head_size: int = 64  # of the blocks' attention
-    probe: str = "block"  # the vector that gates read the head with, as blocks.probe
+    gate: str = "entropy"
+    rate: float | None = None
+    head_size: int = 64
+    probe: str = "block"
 
     def keys(self) -> dict[str, Any]:
         """The changes of the backbone's config, by dotted key."""
@@ -56,7 +64,7 @@ def gate_with_rate(gate: str) -> str:
     kind = "quantile" if gate == "entropy" else gate
     if "rate" not in getattr(find_gate(kind).Options, "__dataclass_fields__", {}):
         raise AmorError(
-            f"--fire-rate: gate {gate!r} holds no firing rate; use entropy (which becomes "
+            f"--fire-rate: gate {gate!r} has no target firing rate; use entropy (which becomes "
             "quantile), learned, gain or random"
         )
     return kind

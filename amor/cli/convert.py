@@ -7,10 +7,11 @@
   amor convert models/transformer --out LLAMA --to llama       ours -> another library's layout
 
 SOURCE is a local folder as it is published: config.json, and safetensors or .bin files
-(transformers Mamba2, state-spaces Mamba2, fla Gated DeltaNet, Llama); a model folder or run of ours
-too. What our skeleton cannot do is refused with the reason. The result is read back and compared
-with the source, run by its own library (or, where that cannot run on a CPU, by its recurrence
-written out in float64); if they differ nothing is written and the exit code is 1.
+(transformers Mamba2, state-spaces Mamba2, fla Gated DeltaNet, Llama), a checkpoint file of llama2.c
+with its tokenizer.bin, or a model folder or run of ours. What our skeleton cannot do is refused
+with the reason. The result is read back and compared with the source, run by its own library (or,
+where that cannot run on a CPU, written out in float64); if they differ nothing is written and the
+exit code is 1.
 docs/how-to/convert.md has more.
 """
 

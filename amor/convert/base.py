@@ -38,25 +38,43 @@ Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Outputs of a model for tokens [B, T], and what ran it."""
+    """Outputs of a model for tokens [B, T], and what ran it.
 
-    logits: Tensor  # [B, T, V]
+    Attributes:
+        logits: [B, T, V].
+        by: the library or the written-out forward that computed them, for people.
+        entropy: [K, B, T], divided by log V; None without gates that compare it.
+        fire: [K, B, T] decisions of the gates; None as entropy.
+        ties: decisions within rounding of a threshold, taken over from the other model.
+    """
+
+    logits: Tensor
     by: str
-    entropy: Tensor | None = None  # [K, B, T] over log V; None without gates that compare it
-    fire: Tensor | None = None  # [K, B, T]
-    ties: int = 0  # decisions within rounding of a threshold, taken over from the other model
+    entropy: Tensor | None = None
+    fire: Tensor | None = None
+    ties: int = 0
 
 
 class FolderLayout:
-    """How another library names and shapes a model in a folder; one subclass per layout."""
+    """How another library names and shapes a model in a folder; one subclass per layout.
+
+    Attributes:
+        kind: the name of its file and, with "-" for "_", of `amor convert --to`.
+        title: its name for people.
+        model_type: that of its config.json; "" where it has none.
+        sharded: whether `write` can split the weights into several files.
+        gated: whether its models have gates, whose thresholds fix the size of the vocabulary.
+        names: regular expressions in our tensor names -> theirs, applied in this order.
+        unused: regular expressions of its tensors with nothing learned in them.
+    """
 
     kind: ClassVar[str]
-    title: ClassVar[str]  # for people
-    model_type: ClassVar[str] = ""  # of its config.json; "": it has none
-    sharded: ClassVar[bool] = False  # whether `write` can split the weights into several files
-    gated: ClassVar[bool] = False  # whether models have gates, whose entropies fix the vocabulary
-    names: ClassVar[Mapping[str, str]] = {}  # patterns in our tensor names -> theirs, in this order
-    unused: ClassVar[tuple[str, ...]] = ()  # patterns of tensors with nothing learned in them
+    title: ClassVar[str]
+    model_type: ClassVar[str] = ""
+    sharded: ClassVar[bool] = False
+    gated: ClassVar[bool] = False
+    names: ClassVar[Mapping[str, str]] = {}
+    unused: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def open(cls, path: Path) -> SourceFolder | None:
@@ -174,15 +192,25 @@ class TransformersLayout(FolderLayout):
     """A layout whose config.json is that of a class of transformers.
 
     The same tables of keys read a config and write one.
+
+    Attributes:
+        architecture: the class of transformers that runs it.
+        mixer: our mixer of every layer.
+        mlp: whether layers have MLPs.
+        layers: the default of its num_hidden_layers.
+        norm_eps: its key of the norms' epsilon, and the default.
+        sizes: keys of our config -> its key and default.
+        options: options of our mixer -> its key and default.
+        required: its keys -> the values that our model can have, and why no others.
     """
 
-    architecture: ClassVar[str]  # the class that runs it
-    mixer: ClassVar[str]  # of every layer
-    mlp: ClassVar[bool] = True  # whether layers have MLPs
-    layers: ClassVar[int]  # their default
-    norm_eps: ClassVar[tuple[str, float]]  # their key and default
-    sizes: ClassVar[Sizes]  # keys of our config
-    options: ClassVar[Sizes] = {}  # options of our mixer
+    architecture: ClassVar[str]
+    mixer: ClassVar[str]
+    mlp: ClassVar[bool] = True
+    layers: ClassVar[int]
+    norm_eps: ClassVar[tuple[str, float]]
+    sizes: ClassVar[Sizes]
+    options: ClassVar[Sizes] = {}
     required: ClassVar[Required]
 
     @classmethod

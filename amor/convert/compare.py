@@ -27,12 +27,19 @@ TEXT = (
 
 @dataclass(frozen=True)
 class GatesCompared:
-    """Gate decisions of two models on the same tokens, all blocks together."""
+    """Gate decisions of two models on the same tokens, all blocks together.
+
+    Attributes:
+        decisions: blocks times tokens.
+        differing: how many of them differ, ties left out.
+        ties: entropies within float32 rounding of the threshold, on different sides of it.
+        entropy_difference: the largest, divided by log V.
+    """
 
     decisions: int
     differing: int
-    ties: int  # within float32 rounding of the threshold, on different sides of it
-    entropy_difference: float  # the largest, over log V
+    ties: int
+    entropy_difference: float
 
     @property
     def ok(self) -> bool:
@@ -49,15 +56,26 @@ class GatesCompared:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two models on the same tokens."""
+    """Outputs of two models for the same tokens.
 
-    by: str  # what ran the source
+    Attributes:
+        by: what ran the source.
+        tokens: how many were read.
+        difference: the largest difference of a logit.
+        largest: the largest absolute logit.
+        allowed: the largest difference that rounding explains: 1e-4 of the largest logit, which
+            `amor check` allows float32 too.
+        same_best: tokens after which both models have the same likeliest next token.
+        gates: of layouts that have gates.
+    """
+
+    by: str
     tokens: int
-    difference: float  # the largest of a logit
-    largest: float  # logit
+    difference: float
+    largest: float
     allowed: float
-    same_best: int  # tokens after which both have the same likeliest next token
-    gates: GatesCompared | None = None  # of layouts that have gates
+    same_best: int
+    gates: GatesCompared | None = None
 
     @property
     def ok(self) -> bool:

@@ -84,7 +84,7 @@ class Llama2cFile(SourceFolder):
         """Tensors by llama2.c's names, those of layer i as layers.i.NAME."""
         numbers = torch.from_numpy(np.fromfile(self.path, "<f4", self.size // 4)[len(FIELDS) :])
         sizes = [math.prod(shape) for _, shape in self.parts]
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for (name, shape), t in zip(self.parts, numbers.split(sizes), strict=True):
             every, _, inside = name.partition(".")
             layers = enumerate(t.view(shape)) if inside else ()

@@ -33,15 +33,24 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Opened:
-    """A model, the folder it comes from, and remarks for the user."""
+    """A model, the folder it comes from, and remarks for the user.
+
+    Attributes:
+        model: as ours, in float32.
+        source, layout: the folder as its library publishes it; None where the layout is ours.
+        folder: the folder, or the file of a layout of one file.
+        notes: remarks for the user, one line each.
+        by_transformers: whether it is our model as transformers saves it.
+        replaced_tokenizer: used instead of the folder's own tokenizer.json.
+    """
 
     model: Amor
-    source: SourceFolder | None  # None: the folder is in our own layout
+    source: SourceFolder | None
     layout: type[FolderLayout] | None
     folder: Path
     notes: tuple[str, ...] = ()
-    by_transformers: bool = False  # whether it is our model as transformers saves it
-    replaced_tokenizer: Tokenizer | None = None  # instead of the folder's own tokenizer.json
+    by_transformers: bool = False
+    replaced_tokenizer: Tokenizer | None = None
 
     @property
     def title(self) -> str:
@@ -220,7 +229,7 @@ def vocabulary_notes(opened: Opened) -> list[str]:
     known, added = vocabulary(tokenizer), prefix_ids(tokenizer)
     notes = []
     if added:
-        words = " ".join(tokenizer.id_to_token(token) for token in added)
+        words = " ".join(str(tokenizer.id_to_token(token)) for token in added)
         ids = ", ".join(map(str, added))
         notes = [
             f"its tokenizer begins every text with {words} (token {ids}), and so do our commands"

@@ -1,4 +1,4 @@
-"""The door to transformers: a published folder run by it in float32, for comparison with ours."""
+"""A published folder run by transformers in float32, for comparison with ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The face to transformers: importing it registers our models with the Auto classes."""
+"""Our models in transformers: importing this registers them with its Auto classes."""
 
 import importlib.util
 

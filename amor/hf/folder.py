@@ -133,7 +133,7 @@ def export(
         ending = end_of_text(tokenizer, end)
         known, rows = vocabulary(tokenizer), model.config.vocab
         if known > rows:
-            sizes = f"its tokenizer has {known:,} tokens, but the model knows {rows:,}"
+            sizes = f"its tokenizer has {known:,} tokens, but the model has {rows:,} rows"
             raise AmorError(f"{source}: {sizes}; they do not belong together")
         out.mkdir(parents=True, exist_ok=True)
         prefix = prefix_ids(tokenizer)

@@ -35,32 +35,45 @@ MODES = (
     *(GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE),
     *(GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE),
 )
-# cache_implementation -> whether room for the longest text is made at once
+# cache_implementation -> whether memory for the longest text is allocated at once
 CACHES = {None: 0, "dynamic": 0, "static": 1}
 
 
 @dataclass
 class AmorOutput(ModelOutput):
-    """As transformers' output of a causal language model, and scores and decisions of the gates."""
+    """As transformers' output of a causal language model, and scores and decisions of the gates.
+
+    Attributes:
+        loss: mean negative log-likelihood of the targets in nats, with labels.
+        logits: [B, T, V], or the columns of `logits_to_keep`; None with labels and without
+            `logits_to_keep`, because a loss needs no logits in memory.
+        last_hidden_state: [B, T, D], what the head reads; of AmorModel alone.
+        past_key_values: the cache to continue from; None where `use_cache` is False.
+        gate_scores: per gated block the score [B, T] that is compared with its threshold.
+        gate_fires: per gated block whether attention ran, [B, T]; None without blocks, as scores.
+    """
 
     loss: Tensor | None = None
-    # [B, T, V], or the columns of logits_to_keep; None beside a loss without logits_to_keep
     logits: Tensor | None = None
-    last_hidden_state: Tensor | None = None  # [B, T, D], of AmorModel
+    last_hidden_state: Tensor | None = None
     past_key_values: AmorCache | None = None
-    gate_scores: tuple[Tensor, ...] | None = None  # [B, T] per block
+    gate_scores: tuple[Tensor, ...] | None = None
     gate_fires: tuple[Tensor, ...] | None = None
 
 
 class AmorPreTrainedModel(PreTrainedModel):
-    """What both models share: `core`, folders, one call of the core."""
+    """What both models share: `core`, folders, one call of the core.
+
+    Attributes:
+        gates_follow: whether thresholds follow training, which amor.hf.GateStatistics sets to
+            True. None: undecided, so that training warns once; False: they shall stay.
+    """
 
     config: AmorConfig
     config_class = AmorConfig
     base_model_prefix = ""
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True  # Trainer: forward takes num_items_in_batch
-    # whether thresholds follow training (amor.hf.GateStatistics); None: undecided, with a warning
     gates_follow: bool | None = None
     _is_stateful = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (as transformers declares it)
@@ -112,12 +125,15 @@ class AmorPreTrainedModel(PreTrainedModel):
         on_disk.save_with_card(self, super().save_pretrained, save_directory, *args, **more)
 
     def get_input_embeddings(self) -> nn.Module:
+        """The embedding [V, D]."""
         return self.embed
 
     def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding."""
         self.embed = value
 
     def get_output_embeddings(self) -> nn.Module:
+        """The head [V, D]; the embedding where it is tied."""
         tied = self.core.config.tied
         return self.core.embed if tied else self.core.get_submodule("head")
 
@@ -151,7 +167,7 @@ class AmorPreTrainedModel(PreTrainedModel):
         if self.core.config.tied and not isinstance(self.core.embed, nn.Embedding):
             raise AmorError(
                 f"the embedding was replaced by a {type(self.core.embed).__name__}: the tied head "
-                "reads its weight alone and would not hear it; "
+                "reads its weight alone and would ignore it; "
                 "leave `embed` out of an adapter's targets"
             )
         read = inputs.tokens(input_ids, inputs_embeds)
@@ -200,6 +216,7 @@ class AmorModel(AmorPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> AmorOutput | tuple[Any, ...]:
+        """The vectors that the head reads; arguments as those of AmorForCausalLM.forward."""
         inputs.refuse(
             output_attentions=output_attentions, output_hidden_states=output_hidden_states
         )
@@ -219,23 +236,36 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor | None = None,  # [B, T]
-        # [B, T], or of the whole text so far; 0 at pads, wherever they are
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        # checked; where they restart at 0, a packed document begins
         position_ids: Tensor | None = None,
         past_key_values: AmorCache | None = None,
-        inputs_embeds: Tensor | None = None,  # refused
-        labels: Tensor | None = None,  # [B, T] the tokens again, -100 where none is scored
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_attentions: bool | None = None,  # refused
-        output_hidden_states: bool | None = None,  # refused
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        # last columns, 0 for all; None: all, or none beside a loss
         logits_to_keep: int | Tensor | None = None,
-        # the loss is the sum over targets over this number; None: their mean
         num_items_in_batch: Tensor | int | None = None,
     ) -> AmorOutput | tuple[Any, ...]:
+        """Logits or loss of a batch, the gates' scores and decisions, and the cache after it.
+
+        Args:
+            input_ids: tokens [B, T].
+            attention_mask: [B, T] of this call or of the whole text so far; 0 at pads, which may
+                be on either side.
+            position_ids: only checked. Where they restart at 0 a packed document begins.
+            past_key_values: the cache of the call before, which this call changes.
+            inputs_embeds, output_attentions, output_hidden_states: refused.
+            labels: [B, T] the tokens again, -100 where none is scored; shifted here.
+            use_cache: whether to return a cache; None: as in the config, and never in training.
+            return_dict: False for a tuple; None: as in the config.
+            logits_to_keep: how many last columns, 0 for all, or which ones; None: all, or none
+                with labels. With 1 it is each row's last real token.
+            num_items_in_batch: the loss is the sum over targets divided by it, as Trainer wants
+                with gradient accumulation; None: divided by the number of targets.
+        """
         inputs.refuse(
             output_attentions=output_attentions, output_hidden_states=output_hidden_states
         )
@@ -282,15 +312,15 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
         if kind not in CACHES:
             raise AmorError(
                 f"cache_implementation={kind!r}: no such cache here; "
-                "leave it out, or give 'static' to make room at once"
+                "leave it out, or give 'static' to allocate memory at once"
             )
         if cache is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = AmorCache(room=CACHES[kind] * max_cache_length)
+            model_kwargs["past_key_values"] = AmorCache(capacity=CACHES[kind] * max_cache_length)
 
     def generate_batch(self, *args: Any, **more: Any) -> Any:
         """Refused."""
         raise AmorError(
-            "continuous batching of transformers knows attention only; "
+            "continuous batching of transformers is for attention only; "
             "amor.generate_batch writes many texts at once"
         )
 

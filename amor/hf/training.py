@@ -116,6 +116,7 @@ class GateStatistics(TrainerCallback):
             scores.append(real_scores(score, valid))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Hook into the model of a Trainer."""
         self.attach(more["model"])
         if hasattr(more["model"], "peft_config"):
             logger.warning(
@@ -124,9 +125,11 @@ class GateStatistics(TrainerCallback):
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Update the gates after an optimiser step of a Trainer."""
         self.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Remove the hooks."""
         self.detach()
 
 
