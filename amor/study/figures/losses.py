@@ -5,7 +5,7 @@ from typing import Any
 
 from amor.measures.loss import losses
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import BLOCKS, FAINT, INK, Figure, figure, label
+from amor.study.figures.canvas import BLOCKS, FAINT, INK, Figure, figure
 from amor.study.results import Results
 
 
@@ -30,10 +30,9 @@ class LossesFigure(FigureKind):
             axes.errorbar([grid.mean], [place], xerr=[grid.error], fmt="o", capsize=2, **bar)
         axes.set_yticks(range(len(grids)), grids)
         axes.invert_yaxis()
-        # below the axis: a title above it would begin at the names' right and be cut off
-        label(
-            axes, "held-out loss (nats per token)\ngrey: each seed; bars: standard error", "model"
-        )
+        words = "held-out loss (nats per token)\ngrey: each seed; bars: standard error"
+        axes.set_xlabel(words, loc="right")  # beside long names the axes are narrower than this
+        axes.set_ylabel("model")
         axes.grid(visible=False, axis="y")
         drawing.tight_layout()
         return drawing
