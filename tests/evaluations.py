@@ -170,6 +170,16 @@ def extrapolated(folder, name, slope, sets=("govreport", "pg19"), blocks=3, **mo
     return evaluated(folder, "length-extrapolation", {}, name=name, curves=curves, **more)
 
 
+def fits_a_column(drawing):
+    """A figure is as wide as a column of a paper, and both axes of every panel have titles."""
+    assert drawing.get_figwidth() <= 3.3
+    for axes in drawing.axes:
+        if axes.axison and axes.get_visible():
+            place = axes.get_subplotspec()
+            assert axes.get_xlabel() or not place.is_last_row()
+            assert axes.get_ylabel() or not place.is_first_col()
+
+
 def folders(root):
     """Two trained models, one of them with gates closed and open too, and an untrained one,
     in every suite that is drawn."""

@@ -7,7 +7,7 @@ import statistics
 
 import numpy as np
 import pytest
-from evaluations import LONG, drawn, evaluated, extrapolated, folders, needles
+from evaluations import LONG, drawn, evaluated, extrapolated, fits_a_column, folders, needles
 
 from amor.cli import main
 from amor.errors import AmorError
@@ -644,6 +644,7 @@ def test_every_figure_is_drawn(root, tmp_path, kind, name, panels):
         kind, eval_tables.read(name, asked(root / "a", root / "b", gates=kind == "accuracy"))
     )
     assert len(drawing.axes) == panels
+    fits_a_column(drawing)
     assert figures.save(drawing, tmp_path / "figure.svg").stat().st_size > 1000
 
 

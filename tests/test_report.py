@@ -14,7 +14,9 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 import torch
+from evaluations import fits_a_column
 from laws import plain
+from msgspec.structs import replace
 from rich.console import Console
 from training import small_recipe, trained
 
@@ -24,7 +26,7 @@ from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
 from amor.judge import findings
-from amor.records.findings import Findings, HeldOutLoss, Histogram, Loss
+from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss, Worth
 from amor.records.run import (
     EvalTiming,
     Evaluated,
@@ -200,6 +202,7 @@ def test_panels_draw_what_the_metrics_say_inside_their_frames(run):
     ]
     assert len(bars) == 60 and all((alpha is None) == right for right, alpha in bars)
     for drawing in (loss, threshold, held):
+        fits_a_column(drawing)
         paper, inside = drawing.bbox_inches, drawing.get_tightbbox()
         assert (
             paper.x0 <= inside.x0
@@ -209,13 +212,51 @@ def test_panels_draw_what_the_metrics_say_inside_their_frames(run):
         )
 
 
-def test_fired_tokens_are_marked_and_say_why(run):
-    spans = [
-        attrs for tag, attrs in Reader(drawn(run)).tags if tag == "span" and "data-tip" in attrs
-    ]
-    assert [s["class"] for s in spans] == ["t h2 given", "t h4"]
-    assert "block 0: entropy 0.900, threshold 0.700: fired" in spans[0]["data-tip"]
-    assert "block 1: entropy 0.800: passed over" in spans[0]["data-tip"]
+def texts_of(page):
+    """The traced texts that a page draws."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])["traces"]
+
+
+def test_the_texts_of_a_report_are_drawn_from_the_trace_as_those_of_a_trace_page_are(run):
+    (text,) = texts_of(drawn(run))
+    assert [token["fire"] for token in text["tokens"]] == [[True, False], [True, True]]
+    assert text["thresholds"] == [0.7, None] and text["given"] == 1
+
+
+def test_a_report_begins_with_its_conclusion_and_its_tiles_hold_one_number_each(run):
+    worth = {name: Worth(saved=s, se=0.001) for name, s in RATES.items()}
+    found = replace(run.read_findings(), attention=AttentionWorth(fire=0.4, **worth))
+    run.write(run.findings, found)
+    text = drawn(run)
+    assert 0 < text.index('class="lead"') < text.index('class="tiles"') < text.index("<h2>")
+    words = Reader(text).words
+    assert (
+        "Held-out text has a perplexity of 190.6; guessing by token frequencies has 665." in words
+    )
+    saved = "Attention runs on 42 / 42 % of held-out tokens and saves 0.016 ± 0.001 nats per token"
+    assert f"{saved}, more than on as many tokens chosen by chance." in words
+    tiles = dict(re.findall(r'"tile"><b>(.*?)</b><span>(.*?)</span>', text))
+    assert len(tiles) >= 10 and {"0.016", "0.006", "0.010"} <= tiles.keys()
+    for value in tiles:
+        assert re.fullmatch(r"[\d,]+(\.\d+)?(%| s| min)?", value), value
+
+
+RATES = {"gate": 0.016, "chance": 0.006, "everywhere": 0.010}
+
+
+def test_what_the_demo_recalls_by_where_attention_runs_stands_in_its_report(run):
+    assert "attention is needed" not in drawn(run)
+    means = {"gate": 0.97, "chance": 0.21, "everywhere": 0.985, "never": 0.04}
+    by_policy = {name: {"mean": mean, "se": 0.01} for name, mean in means.items()}
+    page = report.add_recall(run, {"rate": 0.146} | by_policy).read_text()
+    assert Reader(page).words.count("Where attention is needed: recall") == 1
+    for words in ("where the gate chose", "97.0±1.0", "21.0±1.0", "98.5±1.0", "4.0±1.0"):
+        assert words in page, words
+    sentence = (
+        "97% of the answers are right with attention on 15% of the tokens, where the gate chose"
+    )
+    assert sentence in Reader(page).words
+    assert report.write(run).read_text() == page  # read again from the run directory
 
 
 def test_a_run_without_findings_or_numbers_that_are_not_finite_still_has_a_report(run):
@@ -241,7 +282,8 @@ def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
     assert f"report: {run_result(ended)['report']}\n" in capsys.readouterr().out
     assert "Written by the model" in page.words and "of the machine's ceiling" in page.words
     assert ("Gates over training" in page.words) == (name == "amor-mamba2")
-    assert sum("data-tip" in attrs for _, attrs in page.tags) > 100
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert sum(len(each["tokens"]) for each in texts_of(text)) > 100
 
 
 def test_findings_judge_as_the_trainer_did(prepared, tmp_path):

@@ -24,8 +24,9 @@ from amor.records.findings import Findings
 from amor.records.run import Event, GateLine, Machine, Step, StepTiming
 from amor.records.trace import Traces
 from amor.run import Run
-from amor.study import decode, figures, page, report, runs
+from amor.study import decode, figures, report, runs
 from amor.study.table import as_text
+from amor.study.trace import trace_page
 from amor.train import checkpoint, retention
 from amor.train.look import summarise_run
 from amor.train.loop import train
@@ -295,7 +296,7 @@ def test_a_broken_trace_is_refused_in_one_line(whole, tmp_path):
     cases = [(where, value) for where in nodes(tree) for value in NONSENSE]
     for where, value in random.Random(0).sample(cases, 150):
         text = json.dumps(replaced(tree, where, value))
-        drawn += survives(file, text, lambda: page.trace_page(typed.read(Traces, file)))
+        drawn += survives(file, text, lambda: trace_page(typed.read(Traces, file)))
     assert drawn < 60
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluations import fits_a_column
 from laws import small, tokens
 from msgspec.structs import replace
 from studying import finished, killed
@@ -118,6 +119,9 @@ def test_a_study_ends_in_tables_figures_and_a_page_that_needs_nothing_else(smoke
     for table in make_tables(results.read(smoke)):
         assert table.title in page and table.title in (smoke / "tables.txt").read_text()
     assert page.count("<svg") == 3
+    assert 0 < page.index(" has the lowest held-out loss, ") < page.index('class="tiles"')
+    for name in results.read(smoke).study.figures:
+        fits_a_column(figures.draw(name, results.read(smoke)))
 
 
 def test_a_table_says_what_the_files_say(smoke):

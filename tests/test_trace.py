@@ -5,8 +5,10 @@ import re
 
 import pytest
 import torch
+from evaluations import fits_a_column
 from laws import close, plain, small, tokens
 
+from amor import typed
 from amor.cli import main
 from amor.data.spelling import Speller, kinds, rare
 from amor.data.tokenizer import bytes_tokenizer
@@ -18,6 +20,8 @@ from amor.judge.trace import trace
 from amor.models.folder import save
 from amor.models.gated import PassOptions
 from amor.records.trace import Traces
+from amor.records.value import Value
+from amor.study import figures
 
 TEXT = "The old tower, 12 m tall, is é-shaped.\nIt fell."
 
@@ -179,7 +183,7 @@ def test_trace_writes_a_page_that_fetches_nothing(folder, tmp_path, capsys):
     ]
     page = (out / "trace.html").read_text()
     assert page.count("</script>") == 2 and not re.search(
-        r"(src|href)=|https?://(?!www.w3.org)|@import|url\(", page
+        r"(src|href)=(?!\"#)|https?://(?!www.w3.org)|@import|url\((?!#)", page
     )
     held = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     assert (
@@ -188,7 +192,7 @@ def test_trace_writes_a_page_that_fetches_nothing(folder, tmp_path, capsys):
 
 
 def test_no_text_can_end_the_script_that_holds_it():
-    from amor.study.page import trace_page
+    from amor.study.trace import trace_page
 
     model, tokenizer, ids = reading()
     shown = trace_page(
@@ -253,7 +257,10 @@ def test_value_judges_a_file_and_prepared_data(folder, prepared, tmp_path, capsy
         "tokens": 48,
         "documents": "joined",
     }
-    assert "<svg" in (out / "value.html").read_text() and (out / "value.png").stat().st_size > 1000
+    page = (out / "value.html").read_text()
+    assert "<svg" in page and page.index(found["verdict"][0]) < page.index('class="tiles"')
+    fits_a_column(figures.draw("value", typed.read(Value, out / "value.json")))
+    assert (out / "value.png").stat().st_size > 1000
     assert (
         main(
             ["trace", folder, "--value", "--data", f"{prepared}/valid", "--windows", "2", "--json"]

@@ -40,6 +40,7 @@ from amor.models.folder import load_model
 from amor.records.findings import Findings
 from amor.records.run import Step
 from amor.run import Run
+from amor.study import report
 from amor.train import loop
 from amor.train.checkpoint import listed, step_of
 from amor.train.recipe import Recipe, load
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         recalled = train_recall(out.folder / "recall")
         if recalled is None:  # stopped
             return run_result(ended)
+        report.add_recall(out, recalled)
     return run_result(ended) | show(out, time.perf_counter() - began, recalled)
 
 

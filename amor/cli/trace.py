@@ -43,6 +43,7 @@ from amor.progress import Progress
 from amor.records.trace import Traces
 from amor.records.value import Choosing, Value
 from amor.study import figures, page
+from amor.study.trace import trace_page
 from amor.study.value import value_page
 from amor.study.verdict import sentences
 
@@ -182,7 +183,7 @@ def write(args: argparse.Namespace, name: str, result: Traces | Value) -> list[s
 
     files = [page.write_json(Path(path), result) for path in paths(kinds=("json",))]
     for path in paths(args.html, kinds=("html",)):
-        text = page.trace_page(result) if isinstance(result, Traces) else value_page(result)
+        text = trace_page(result) if isinstance(result, Traces) else value_page(result)
         files.append(page.put(path, text))
     pictures = paths(args.png, args.svg, kinds=("png", "svg"))
     if pictures:

@@ -46,3 +46,13 @@ class Recall(typed.File, frozen=True):
     nll_elsewhere: Mean
     blocks: Annotated[tuple[Rate, ...], Meta(max_length=MOST_BLOCKS)]
     state: StateSize
+
+
+class RecallByPolicy(typed.File, frozen=True):
+    """RUN/recall/by_policy.json: right answers of one model by where its attention runs."""
+
+    rate: typed.Share  # of tokens that fire, mean of blocks
+    gate: Mean  # where the gate chose
+    chance: Mean  # on as many tokens chosen by chance
+    everywhere: Mean
+    never: Mean

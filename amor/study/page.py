@@ -1,13 +1,13 @@
-"""HTML pages, each one file with nothing to fetch, by the templates of amor/study/templates; and
-JSON beside them.
+"""HTML pages, each one file with nothing to fetch, by one template (templates/page.html); and JSON
+beside them.
 
-All pages share templates/base.html: one style and one palette, legible on light and dark screens,
-wide and narrow.
+All pages have one style and one palette, legible on light and dark screens, wide and narrow. A page
+begins with its conclusion in words, then tiles of one number each, then sections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import msgspec
 
 from amor import typed
 from amor.files import disk_errors, replace_file
-from amor.records.trace import Traces
+from amor.records.trace import Trace, Traces
 from amor.records.value import Choosing, Value
 from amor.study.figures.canvas import BLOCKS
 from amor.study.table import Cell, Table, as_cell, one_line, remarks
@@ -38,21 +38,6 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class MarkedToken:
-    """A token of a text: its CSS classes, and what is shown beside it under the pointer."""
-
-    text: str
-    classes: str
-    tip: str
-
-
-@dataclass(frozen=True)
-class MarkedText:
-    title: str
-    tokens: tuple[MarkedToken, ...]
-
-
-@dataclass(frozen=True)
 class Details:
     """A table or a preformatted text below a heading that opens."""
 
@@ -66,38 +51,34 @@ class PageSection:
     """A part of a page; what is empty takes no space."""
 
     title: str
-    points: tuple[str, ...] = ()  # a list
     notes: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     figures: tuple[Drawing, ...] = ()
-    size: str = "many"  # of figures: "many" small ones in a row, "few" larger ones, or "one"
-    key: tuple[tuple[str, int], ...] = ()  # name and shade of the colours in texts
-    texts: tuple[MarkedText, ...] = ()
+    strips: str = ""  # traced texts, as `strips` encodes them; at most one section of a page
     details: tuple[Details, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return not any(
-            (self.points, self.notes, self.tables, self.figures, self.texts, self.details)
-        )
+        """Whether it shows nothing, and is left out."""
+        return not any((self.notes, self.tables, self.figures, self.strips, self.details))
 
 
 def render_page(
     title: str,
     subtitle: str,
-    sections: Sequence[PageSection],
-    facts: Mapping[str, str] | None = None,
+    conclusion: Sequence[str],
+    facts: Mapping[str, str],
+    sections: Iterable[PageSection],
     footer: str = "",
 ) -> str:
-    """A page of sections; facts: name -> value, shown as tiles at the top."""
+    """The HTML of a page.
+
+    conclusion: sentences that stand first; facts: label -> one number, shown as tiles.
+    """
     kept = [section for section in sections if not section.empty]
-    return render(
-        "page.html", title=title, subtitle=subtitle, facts=facts or {}, sections=kept, footer=footer
-    )
-
-
-def render(template: str, **values: Any) -> str:
-    return _environment().get_template(template).render(blocks=BLOCKS, **values)
+    template = _environment().get_template("page.html")
+    words: dict[str, Any] = {"title": title, "subtitle": subtitle, "conclusion": conclusion}
+    return template.render(blocks=BLOCKS, facts=facts, sections=kept, footer=footer, **words)
 
 
 @cache
@@ -112,7 +93,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["cell"] = _html_cell
-    made.filters["remarks"] = _html_remarks
+    made.filters["remarks"] = lambda table: remarks(table, "bold")
     return made
 
 
@@ -122,26 +103,32 @@ def _html_cell(cell: Cell | str | None) -> str:
     return Markup(as_cell(cell, "<b>{}</b>".format, lambda text: str(escape(one_line(text)))))
 
 
-def _html_remarks(table: Table) -> list[str]:
-    return remarks(table, "bold")
-
-
 def json_details(title: str, tree: Any) -> Details:
     """Nested data below a heading that opens."""
     return Details(title, text=msgspec.json.format(msgspec.json.encode(tree), indent=2).decode())
 
 
-def trace_page(found: Traces) -> str:
-    """Traces with details under the pointer: the data in the page, drawn there."""
-    data = typed.line(found).strip().replace("<", "\\u003c")  # no text can end the script
-    return render("trace.html", title="Where attention ran", data=data)
+def strips(traces: Sequence[Trace]) -> str:
+    """Traced texts for a section: the page draws one box per token, with its numbers under the
+    pointer."""
+    if not traces:
+        return ""
+    text = typed.line(Traces(traces=tuple(traces))).strip()
+    return text.replace("<", "\\u003c")  # no text can end the script
 
 
-def write_json(path: str | Path, found: Traces | Value | Choosing) -> Path:
-    return put(path, typed.line(found))
+def percents(shares: Iterable[float]) -> str:
+    """Shares of several blocks, such as "40 / 38 / 44 %"."""
+    return " / ".join(f"{100 * share:.0f}" for share in shares) + " %"
+
+
+def write_json(path: str | Path, result: Traces | Value | Choosing) -> Path:
+    """Write a result beside its page."""
+    return put(path, typed.line(result))
 
 
 def put(path: str | Path, text: str) -> Path:
+    """Write a file as a whole, and the folders above it."""
     path = Path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

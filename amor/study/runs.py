@@ -1,6 +1,7 @@
 """Several runs side by side: what each reached, after how many tokens and minutes."""
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -115,6 +116,16 @@ def summarise(run: Run) -> RunSummary:
             if line.blocks
         ),
     )
+
+
+def running_mean(values: Sequence[float], width: int) -> list[float]:
+    """The mean of the last `width` values at each place, of as many as there are at the
+    beginning."""
+    total, out = 0.0, []
+    for index, value in enumerate(values):
+        total += value - (values[index - width] if index >= width else 0.0)
+        out.append(total / min(index + 1, width))
+    return out
 
 
 class Vocabulary(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 from amor.records.value import Agreement, Choosing, Value
 from amor.study import page
 from amor.study.table import Cell, Table, TableRow
-from amor.study.verdict import sentences
+from amor.study.verdict import main_sentences, order_sentences
 
 SHARES = (
     "fire_rate",
@@ -21,19 +21,26 @@ SHARES = (
     "captured_by_chance",
 )
 
+# policy -> label of its tile: nats per token saved over never firing
+TILES = {
+    "gate": "nats saved per token, gate",
+    "random": "nats saved, tokens by chance",
+    "always": "nats saved, all tokens",
+    "oracle": "nats saved, best tokens",
+}
+
 
 def value_page(value: Value) -> str:
-    """The sentences, the figure and the tables."""
+    """The sentences, the numbers a reader looks for first, the figure and the tables."""
     from amor.study import figures
 
-    figure = page.Drawing(svg=figures.inline(figures.draw("value", value)))
-    verdict = page.PageSection(
-        "Verdict", points=tuple(sentences(value)), figures=(figure,), size="one"
-    )
+    figure = page.Drawing(figures.inline(figures.draw("value", value)), "Loss, gain and overlap")
+    saved = {name: getattr(value.losses, name).saved for name in TILES}
+    facts = {words: f"{saved[name]:+.4f}" for name, words in TILES.items()}
+    drawn = page.PageSection("In one figure", notes=order_sentences(value), figures=(figure,))
     numbers = page.PageSection("In numbers", notes=value.notes, tables=tuple(tables(value)))
-    return page.render_page(
-        f"What the gate of {value.model} is worth", about(value), (verdict, numbers)
-    )
+    title = f"What the gate of {value.model} is worth"
+    return page.render_page(title, about(value), main_sentences(value), facts, (drawn, numbers))
 
 
 def about(value: Value) -> str:
@@ -50,9 +57,8 @@ def tables(value: Value) -> list[Table]:
 def losses(value: Value) -> Table:
     rows = []
     for name, row in msgspec.structs.asdict(value.losses).items():
-        rates = " / ".join(f"{100 * rate:.0f} %" for rate in row.fire_rate)
         nll, saved = Cell(row.nll, row.se, 4), f"{row.saved:+.4f}±{row.saved_se:.4f}"
-        rows.append(TableRow(name.replace("_", ", "), (nll, saved, rates)))
+        rows.append(TableRow(name.replace("_", ", "), (nll, saved, page.percents(row.fire_rate))))
     return Table("Loss by policy", "policy", ("nll", "saved over never", "fires on"), tuple(rows))
 
 

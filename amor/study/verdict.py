@@ -6,12 +6,18 @@ FEW = 2.0  # standard errors below which a difference is within the noise
 
 
 def sentences(value: Value) -> list[str]:
-    return [
-        attention(value),
-        gate(value),
-        against_random(value),
-        *(order(g) for g in value.gains[:-1]),
-    ]
+    """The whole account."""
+    return [*main_sentences(value), *order_sentences(value)]
+
+
+def main_sentences(value: Value) -> tuple[str, ...]:
+    """What attention and the gate save."""
+    return attention(value), gate(value), against_random(value)
+
+
+def order_sentences(value: Value) -> tuple[str, ...]:
+    """Whether entropy orders the tokens as their gains do, block by block."""
+    return tuple(order(gains) for gains in value.gains[:-1])
 
 
 def attention(value: Value) -> str:
@@ -34,9 +40,9 @@ def attention(value: Value) -> str:
 def gate(value: Value) -> str:
     """What share of the oracle's saving the gate has, at the same count."""
     mine, best = value.losses.gate, value.losses.oracle
-    rates = " / ".join(f"{100 * rate:.0f} %" for rate in mine.fire_rate)
+    rates = " / ".join(f"{100 * rate:.0f}" for rate in mine.fire_rate)
     text = (
-        f"the gate fires on {rates} of tokens and gains {mine.saved:+.4f} ± "
+        f"the gate fires on {rates} % of tokens and gains {mine.saved:+.4f} ± "
         f"{mine.saved_se:.4f} nats per token"
     )
     if not any(mine.fire_rate):
@@ -73,6 +79,7 @@ def against_random(value: Value) -> str:
 
 
 def order(block: Gains) -> str:
+    """The rank correlation of entropy and gain of one block."""
     rho = block.rank_correlation
     if rho is None:
         return f"{block.name}: entropy or gain is the same for all tokens."
@@ -84,4 +91,5 @@ def order(block: Gains) -> str:
 
 
 def clear(difference: float, error: float) -> bool:
+    """Whether a difference is more than noise: beyond FEW standard errors."""
     return abs(difference) > FEW * error

@@ -26,12 +26,16 @@ def draw(name: str, data: Any) -> Figure:
 
 
 def inline(drawing: Figure) -> str:
-    """An <svg> element to stand in a page, whose text colour and background it takes."""
+    """An <svg> element to stand in a page, whose colours (templates/page.html) and background it
+    takes."""
     file = io.StringIO()
     with canvas.style():
         drawing.savefig(file, format="svg", transparent=True, metadata=canvas.NO_METADATA)
     text = file.getvalue()
-    return text[text.index("<svg") :].replace(canvas.INK, "currentColor")
+    text = text[text.index("<svg") :].replace(canvas.INK, "currentColor")
+    for number, colour in enumerate(canvas.BLOCKS):
+        text = text.replace(colour.lower(), f"var(--c{number})")
+    return text
 
 
 def study_figure(name: str) -> type[FigureKind]:

@@ -1,16 +1,18 @@
 """Accuracy against firing rate: each model with its gates closed, as they are and open. A model
 without gates is a level."""
 
-from typing import Any
-
 from amor.errors import AmorError
 from amor.study import evals
 from amor.study.eval_tables import SuiteRows, level
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import DASHED, INK, Figure, beside, colour, figure
+from amor.study.figures.canvas import DASHED, INK, Figure, below, colour, figure, label
 
-MARKS = {"closed": "v", "model": "o", "open": "^"}
-WORDS = {"closed": "gates closed", "model": "gates of the model", "open": "gates open"}
+# how the gates were run -> marker and name
+GATES = {
+    "closed": ("v", "gates closed"),
+    "model": ("o", "gates of the model"),
+    "open": ("^", "gates open"),
+}
 
 
 class AccuracyFigure(FigureKind):
@@ -29,39 +31,31 @@ class AccuracyFigure(FigureKind):
             raise AmorError(
                 f"{rows[0].file}: no task that every row has, so there is no average to draw"
             )
-        drawing = figure(4.6, 3.0)
-        axes = drawing.add_axes((0.12, 0.15, 0.52, 0.74))
-        for number, folder in enumerate(dict.fromkeys(row.file.parent for row in rows)):
-            mine = [
-                (r, name) for r, name in zip(rows, suite_rows.labels) if r.file.parent == folder
-            ]
-            line: dict[str, Any] = {"color": colour(number)}
-            name = next(name for row, name in mine if row.gates == "model")
-            gated = sorted(
-                (row for row, _ in mine if row.rate is not None), key=lambda row: row.rate or 0
+        drawing = figure(3.2)
+        axes = drawing.subplots()
+        names = {r.file.parent: n for r, n in zip(rows, suite_rows.labels) if r.gates == "model"}
+        for number, (folder, name) in enumerate(names.items()):
+            mine = [row for row in rows if row.file.parent == folder]
+            points = sorted(
+                (
+                    (row.rate, *level(row, columns), row.gates)
+                    for row in mine
+                    if row.rate is not None
+                ),
+                key=lambda point: point[0],
             )
-            if not gated:
-                height = level(mine[0][0], columns)[0]
-                axes.axhline(height, linewidth=1.0, linestyle=DASHED, label=name, **line)
+            if not points:
+                height = level(mine[0], columns)[0]
+                axes.axhline(height, linestyle=DASHED, label=name, color=colour(number))
                 continue
-            rates, levels = (
-                [row.rate or 0.0 for row in gated],
-                [level(row, columns) for row in gated],
-            )
-            axes.plot(rates, [value for value, _ in levels], label=name, **line)
-            for row, rate, (value, error) in zip(gated, rates, levels):
-                bar: dict[str, Any] = {
-                    "marker": MARKS[row.gates],
-                    "markersize": 5,
-                    "elinewidth": 0.8,
-                    "zorder": 3,
-                }
-                axes.errorbar(rate, value, yerr=error, **line, **bar)
-        for gates, mark in MARKS.items():
-            axes.plot([], [], mark, color=INK, markersize=4.5, label=WORDS[gates])
+            line = axes.plot(*zip(*(point[:2] for point in points)), label=name)[0]
+            line.set_color(colour(number))
+            for rate, value, error, gates in points:
+                mark = GATES[gates][0]
+                axes.errorbar(rate, value, error, color=colour(number), marker=mark, markersize=5)
+        for mark, words in GATES.values():
+            axes.plot([], [], mark, color=INK, markersize=4.5, label=words)
         axes.set_xlim(-0.04, 1.04)
-        axes.set_xlabel("firing rate, mean of blocks")
-        axes.set_ylabel(f"accuracy, mean of {len(columns)} (%)")
-        axes.set_title(f"{suite_rows.name}; bars are one standard error")
-        beside(axes)
-        return drawing
+        name = f"{suite_rows.name}; bars are one standard error"
+        label(axes, "firing rate, mean of blocks", f"accuracy, mean of {len(columns)} (%)", name)
+        return below(drawing)

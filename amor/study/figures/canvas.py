@@ -24,6 +24,7 @@ ENTROPY = ("#ffffff", "#fdf0d5", "#fbd9a0", "#f5b862", "#e6903a", "#c96a1e")
 MARKERS = "osv^DPX*"
 DASHED = (0, (4, 2))
 FORMATS = (".png", ".svg", ".pdf")
+COLUMN = 3.3  # inches: the column of a two-column paper, and a phone's screen at reading size
 NO_METADATA: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 STYLE: Any = {
     # outlines in SVG, so that the layout does not depend on the reader's fonts; real fonts in PDF
@@ -61,7 +62,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def figure(width: float, height: float) -> Figure:
+def figure(height: float, width: float = COLUMN) -> Figure:
     """An empty figure, in inches, that belongs to no window."""
     from matplotlib.figure import Figure
 
@@ -85,7 +86,7 @@ def heat(share: float) -> Any:
     return LinearSegmentedColormap.from_list("entropy", ENTROPY)(share)
 
 
-def panels(drawing: Figure, count: int, across: int, **options: Any) -> list[Axes]:
+def panels(drawing: Figure, count: int, across: int = 1, **options: Any) -> list[Axes]:
     """`count` panels in rows of `across`; the rest of the last row stays empty."""
     down = -(-count // across)
     every = drawing.subplots(down, across, squeeze=False, **options).flatten()
@@ -94,22 +95,28 @@ def panels(drawing: Figure, count: int, across: int, **options: Any) -> list[Axe
     return list(every[:count])
 
 
-def beside(axes: Axes) -> None:
-    """The legend to the right of the axes, where it covers nothing."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+def label(axes: Axes, x: str, y: str, title: str = "") -> None:
+    """The titles of both axes, and that of the panel."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if title:
+        axes.set_title(title)
 
 
-def below(drawing: Figure, columns: int) -> None:
-    """One legend below all panels, of every label in them once."""
+def below(drawing: Figure, columns: int = 2) -> Figure:
+    """The figure, laid out, with one legend below all panels, of every label in them once."""
     known = {
         label: handle
         for axes in drawing.axes
         for handle, label in zip(*axes.get_legend_handles_labels())
     }
-    columns = min(len(known), columns)
-    drawing.legend(known.values(), known.keys(), loc="lower center", ncols=columns)
-    inches = 0.14 * -(-len(known) // columns) + 0.1
-    drawing.tight_layout(rect=(0, inches / drawing.get_figheight(), 1, 1))
+    rows = -(-len(known) // columns)
+    if known:
+        drawing.legend(
+            known.values(), known.keys(), loc="lower center", ncols=min(len(known), columns)
+        )
+    drawing.tight_layout(rect=(0, (0.14 * rows + 0.1) / drawing.get_figheight(), 1, 1))
+    return drawing
 
 
 def write(drawing: Figure, path: str | Path) -> Path:

@@ -3,9 +3,7 @@ error over segments."""
 
 from amor.study.eval_tables import SuiteRows, text_sets
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import Axes, Figure, below, colour, figure, marker, panels
-
-ACROSS = 3  # panels in a row
+from amor.study.figures.canvas import Axes, Figure, below, colour, figure, label, marker, panels
 
 
 class ExtrapolationFigure(FigureKind):
@@ -16,23 +14,22 @@ class ExtrapolationFigure(FigureKind):
 
     @staticmethod
     def draw(suite_rows: SuiteRows) -> Figure:
+        """A panel per set of texts."""
         sets = text_sets(suite_rows.rows)
-        across = min(len(sets), ACROSS)
-        drawing = figure(max(2.5 * across, 3.6), 2.1 * -(-len(sets) // across) + 0.5)
-        for name, panel in zip(sets, panels(drawing, len(sets), across)):
+        drawing = figure(1.7 * len(sets) + 0.5)
+        for name, panel in zip(sets, panels(drawing, len(sets))):
             _draw_set(panel, suite_rows, name)
-        below(drawing, columns=3)
-        return drawing
+        return below(drawing)
 
 
 def _draw_set(panel: Axes, suite_rows: SuiteRows, name: str) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    for number, (label, row) in enumerate(zip(suite_rows.labels, suite_rows.rows)):
+    for number, (model, row) in enumerate(zip(suite_rows.labels, suite_rows.rows)):
         curve, line = row.evaluation.amor.curves.get(name), colour(number)
         x = [length / 1024 for length in curve.lengths] if curve else []
         y = (curve.bucket if suite_rows.bucket else curve.prefix) if curve else ()
-        panel.plot(x, y, color=line, marker=marker(number), label=label)
+        panel.plot(x, y, color=line, marker=marker(number), label=model)
         if curve and not suite_rows.bucket:
             low = [max(value - error, value / 10) for value, error in zip(y, curve.errors)]
             high = [value + error for value, error in zip(y, curve.errors)]
@@ -41,8 +38,6 @@ def _draw_set(panel: Axes, suite_rows: SuiteRows, name: str) -> None:
     panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
-    panel.set_title(name)
     panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}K"))
-    panel.set_xlabel("tokens")
     last = "perplexity, last 1,024" if suite_rows.bucket else "perplexity of the prefix"
-    panel.set_ylabel(last)
+    label(panel, "length (tokens)", last, name)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from amor.measures.speed import DecodeSpeed, decode_speeds
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import Figure, beside, colour, figure, marker
+from amor.study.figures.canvas import Figure, below, colour, figure, label, marker, panels
 from amor.study.results import Results
 from amor.study.tables.frontier import FrontierTable, frontier_points
 
@@ -25,15 +25,13 @@ class FrontierFigure(FigureKind):
 
     @staticmethod
     def draw(results: Results) -> Figure:
-        drawing = figure(8.4, 2.8)
-        for axes, (label, cost) in zip(drawing.subplots(1, 2), COSTS.items(), strict=True):
+        """One panel above the other."""
+        drawing = figure(5.0)
+        for axes, (unit, cost) in zip(panels(drawing, len(COSTS)), COSTS.items(), strict=True):
             for number, (row, points) in enumerate(_points_by_row(results, cost).items()):
                 axes.plot(*zip(*points), color=colour(number), marker=marker(number), label=row)
-            axes.set_xlabel(label)
-            axes.set_ylabel("held-out loss (nats per token)")
-        beside(axes)  # beside the last one, for both
-        drawing.tight_layout(w_pad=1.6)
-        return drawing
+            label(axes, unit, "held-out loss (nats per token)")
+        return below(drawing)
 
 
 def _points_by_row(

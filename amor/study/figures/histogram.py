@@ -7,7 +7,7 @@ import numpy as np
 
 from amor.records.findings import Histogram
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import INK, Figure, colour, figure
+from amor.study.figures.canvas import INK, Figure, colour, figure, label
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class HistogramFigure(FigureKind):
 
     @staticmethod
     def draw(data: BlockScores) -> Figure:
+        """One panel."""
         scores = data.scores
-        drawing = figure(4.2, 2.1)
+        drawing = figure(1.9)
         axes = drawing.subplots()
         edges = np.linspace(scores.low, scores.high, len(scores.shares) + 1)
         middle, width = (edges[:-1] + edges[1:]) / 2, 0.9 * (edges[1] - edges[0])
@@ -37,7 +38,6 @@ class HistogramFigure(FigureKind):
             axes.bar(middle[bars], percent[bars], width, color=colour(data.block), alpha=alpha)
         if scores.threshold is not None and scores.low <= scores.threshold <= scores.high:
             axes.axvline(scores.threshold, color=INK)
-        axes.set_xlabel(data.label)
-        axes.set_ylabel("% of tokens")
+        label(axes, data.label, "tokens (%)")
         drawing.tight_layout()
         return drawing

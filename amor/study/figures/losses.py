@@ -17,25 +17,22 @@ class LossesFigure(FigureKind):
 
     @staticmethod
     def draw(results: Results) -> Figure:
+        """Rows in the order of the study."""
         by_row = {row: losses(results, row) for row in results.ledger.rows}
         grids = {row: grid for row, grid in by_row.items() if grid is not None}
-        drawing = figure(5.2, 1.0 + 0.24 * max(len(grids), 1))
+        drawing = figure(1.0 + 0.24 * max(len(grids), 1))
         axes = drawing.subplots()
         for place, (row, grid) in enumerate(grids.items()):
             gated = any(each.fire for each in results.of(row, "loss").values())
-            bar: dict[str, Any] = {
-                "color": BLOCKS[0] if gated else INK,
-                "marker": "o",
-                "markersize": 4,
-            }
+            bar: dict[str, Any] = {"color": BLOCKS[0] if gated else INK, "markersize": 4}
             seeds = grid.values.mean(1)
             axes.plot(seeds, [place] * len(seeds), "o", color=FAINT, markersize=2)
-            axes.errorbar([grid.mean], [place], xerr=[grid.error], capsize=2, **bar)
+            axes.errorbar([grid.mean], [place], xerr=[grid.error], fmt="o", capsize=2, **bar)
         axes.set_yticks(range(len(grids)), grids)
         axes.invert_yaxis()
-        axes.set_xlabel(
-            "held-out loss (nats per token)\nsmall: each seed, bars: one standard error"
-        )
+        words = "held-out loss (nats per token)\ngrey: each seed; bars: standard error"
+        axes.set_xlabel(words, loc="right")  # beside long names the axes are narrower than this
+        axes.set_ylabel("model")
         axes.grid(visible=False, axis="y")
         drawing.tight_layout()
         return drawing

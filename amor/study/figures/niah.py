@@ -8,9 +8,8 @@ from amor.study import evals
 from amor.study.eval_tables import SuiteRows
 from amor.study.evals import SuiteResult
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import FAINT, Axes, Figure, figure, heat, panels
+from amor.study.figures.canvas import FAINT, INK, Axes, Figure, figure, heat, label, panels
 
-ACROSS = 3  # panels in a row
 Percentages = dict[tuple[str, int], float]  # (task, length) -> share of needles
 
 
@@ -22,24 +21,22 @@ class NiahFigure(FigureKind):
 
     @staticmethod
     def draw(suite_rows: SuiteRows) -> Figure:
+        """Panels below each other."""
         rows = suite_rows.rows
         scores = [_scores(suite_rows.name, row) for row in rows]
         tasks = list(dict.fromkeys(task for each in scores for task, _ in each))
         lengths = sorted({length for each in scores for _, length in each})
         if not tasks:
             raise AmorError(f"{rows[0].file}: results hold no niah task to draw")
-        across = min(len(rows), ACROSS)
-        tall = -(-len(rows) // across) * (0.34 * len(tasks) + 0.75)
-        drawing = figure(across * (0.5 * len(lengths) + 0.3) + 1.3, tall)
+        drawing = figure(len(rows) * (0.3 * len(tasks) + 0.7))
         names = [
             task.replace("niah_single_", "S-NIAH-").replace("niah_stock_", "stock ")
             for task in tasks
         ]
-        each_panel = panels(drawing, len(rows), across, sharey=True)
-        for panel, label, shares in zip(each_panel, suite_rows.labels, scores):
+        for panel, model, shares in zip(panels(drawing, len(rows)), suite_rows.labels, scores):
             _draw_grid(panel, shares, tasks, lengths)
             panel.set_yticks(range(len(tasks)), names)
-            panel.set_title(label)
+            label(panel, "length (tokens, at most)", "task", f"{model}: needles found (%)")
         drawing.tight_layout()
         return drawing
 
@@ -59,7 +56,7 @@ def _draw_grid(panel: Axes, shares: Percentages, tasks: list[str], lengths: list
             cell: dict[str, Any] = {"facecolor": fill, "edgecolor": FAINT, "linewidth": 0.4}
             panel.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, **cell))
             if share is not None:
-                panel.text(x, y, f"{100 * share:.0f}", ha="center", va="center", fontsize=7)
+                panel.text(x, y, f"{100 * share:.0f}", ha="center", va="center", color=INK)
     panel.set_xlim(-0.5, len(lengths) - 0.5)
     panel.set_ylim(len(tasks) - 0.5, -0.5)
     names = [f"{n // 1024}K" if n % 1024 == 0 else str(n) for n in lengths]
@@ -67,4 +64,3 @@ def _draw_grid(panel: Axes, shares: Percentages, tasks: list[str], lengths: list
     panel.tick_params(length=0, labelsize=7)
     panel.spines[:].set_visible(False)
     panel.grid(visible=False)
-    panel.set_xlabel("tokens, at most")

@@ -1,4 +1,4 @@
-"""Curves over the steps of a run, between two axes: a panel of its report."""
+"""Curves between two axes, over the steps of a run or the tokens of a text: a panel of a page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import FAINT, INK, Figure, colour, figure
+from amor.study.figures.canvas import FAINT, INK, Figure, colour, figure, label
 
 POINTS = 400  # drawn per curve at most; longer ones are averaged
 STYLES: dict[str, dict[str, Any]] = {
@@ -34,12 +34,14 @@ class Panel:
     """What is drawn between two axes."""
 
     title: str
-    caption: str = ""  # what the y axis shows
+    y: str  # title of the y axis, with its unit
     curves: Sequence[PanelCurve] = ()
     band: tuple[PanelCurve, PanelCurve] | None = None  # the region between two curves
     zero: bool = False  # the y axis begins at 0
     log: bool = False
     limits: tuple[float, float] | None = None  # of the y axis
+    x: str = "step"  # title of the x axis
+    values: bool = True  # whether the legend gives the last value of every curve
     level: tuple[float, str] | None = None  # a horizontal line and its name
 
 
@@ -50,13 +52,14 @@ class PanelFigure(FigureKind):
 
     @staticmethod
     def draw(panel: Panel) -> Figure:
-        drawing = figure(4.2, 2.1)
+        """One pair of axes."""
+        drawing = figure(1.9)
         axes = drawing.subplots()
         for curve in panel.curves:
             x, y = thin(curve.x, curve.y)
-            last = f"{curve.name} {curve.y[-1]:.4g}" if len(curve.y) else curve.name
-            label = "_" if curve.style == "thin" else last
-            axes.plot(x, y, color=colour(curve.block), label=label, **STYLES[curve.style])
+            last = f" {curve.y[-1]:.4g}" if panel.values and len(curve.y) else ""
+            name = "_" if curve.style == "thin" else f"{curve.name}{last}"
+            axes.plot(x, y, color=colour(curve.block), label=name, **STYLES[curve.style])
         if panel.band:
             (x, low), (_, high) = (thin(curve.x, curve.y) for curve in panel.band)
             shade = colour(panel.band[0].block)
@@ -73,7 +76,7 @@ class PanelFigure(FigureKind):
             axes.set_ylim(*panel.limits)
         if len(axes.get_legend_handles_labels()[0]) > 1:
             axes.legend(labelcolor=INK)
-        axes.set_xlabel("step")
+        label(axes, panel.x, panel.y)
         drawing.tight_layout()
         return drawing
 

@@ -4,8 +4,8 @@ on the way."""
 from typing import Any
 
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import Figure, colour, figure
-from amor.study.runs import RunSummary
+from amor.study.figures.canvas import Figure, below, colour, figure, label, panels
+from amor.study.runs import RunSummary, running_mean
 
 SMOOTH = 20  # steps a firing rate is averaged over
 
@@ -17,34 +17,24 @@ class RunsFigure(FigureKind):
 
     @staticmethod
     def draw(rows: list[RunSummary]) -> Figure:
+        """Panels below each other."""
         gated = [row for row in rows if row.firing]
-        drawing = figure(7.2 if gated else 5.0, 2.5)
-        axes = drawing.subplots(1, 3 if gated else 2)
+        drawing = figure(6.0 if gated else 4.2)
+        by_tokens, by_time, *fires = panels(drawing, 3 if gated else 2)
         for number, row in enumerate(rows):
             style: dict[str, Any] = {"color": colour(number), "marker": "o", "markersize": 2}
             nll = [point.nll for point in row.curve]
-            axes[0].plot([point.tokens / 1e6 for point in row.curve], nll, label=row.run, **style)
-            axes[1].plot([point.minutes for point in row.curve], nll, **style)
+            by_tokens.plot([p.tokens / 1e6 for p in row.curve], nll, label=row.run, **style)
+            by_time.plot([point.minutes for point in row.curve], nll, **style)
         for row in gated:
             for block in range(len(row.firing[0].fire)):
-                rates = [point.fire[block] for point in row.firing]
-                smooth = [
-                    sum(rates[max(0, i - SMOOTH + 1) : i + 1]) / min(i + 1, SMOOTH)
-                    for i in range(len(rates))
-                ]
-                label = f"block {block}" if len(gated) == 1 else f"{row.run}, block {block}"
-                tokens_read = [point.tokens / 1e6 for point in row.firing]
-                axes[2].plot(
-                    tokens_read, smooth, color=colour(block + 3), linewidth=1.0, label=label
-                )
-        tokens, loss = "million tokens", "held-out loss (nats per token)"
-        names = ((tokens, loss), ("minutes in steps", ""), (tokens, "firing rate"))
-        for panel, (x, y) in zip(axes, names):
-            panel.set_xlabel(x)
-            panel.set_ylabel(y)
-        axes[0].legend()
-        if gated:
-            axes[2].set_ylim(0, 1)
-            axes[2].legend()
-        drawing.tight_layout(w_pad=1.4)
-        return drawing
+                rates = running_mean([point.fire[block] for point in row.firing], SMOOTH)
+                name = f"block {block}" if len(gated) == 1 else f"{row.run}, block {block}"
+                tokens = [point.tokens / 1e6 for point in row.firing]
+                fires[0].plot(tokens, rates, color=colour(block + 3), linewidth=1.0, label=name)
+        label(by_tokens, "million tokens", "held-out loss (nats)")
+        label(by_time, "minutes in steps", "held-out loss (nats)")
+        for panel in fires:
+            panel.set_ylim(0, 1)
+            label(panel, "million tokens", "firing rate")
+        return below(drawing)

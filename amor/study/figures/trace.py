@@ -8,16 +8,28 @@ words.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from amor.records.trace import Token, Trace, Traces
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import DASHED, FAINT, INK, Axes, Figure, colour, figure, heat
+from amor.study.figures.canvas import (
+    COLUMN,
+    DASHED,
+    FAINT,
+    INK,
+    Axes,
+    Figure,
+    colour,
+    figure,
+    heat,
+)
 
-WIDTH = 504.0  # points: the text width of a page, 7 inches; a short text takes less
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 6.0, 12.0  # BOTTOM holds the legend
-TITLE, STRIP, ROW, CURVE, GAP = 16.0, 15.0, 9.0, 52.0, 14.0
-LEGEND = 330.0  # points it takes
-FONT = 7.5
+WIDTH = 72 * COLUMN  # points
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 4.0, 4.0, 24.0  # BOTTOM holds the legend, two lines
+TITLE, STRIP, ROW, CURVE, GAP = 16.0, 14.0, 8.0, 40.0, 10.0
+FONT = 7.0
+SMALL: dict[str, Any] = {"fontsize": 6.5, "va": "center"}
+PALE, EDGE = "#efefef", "#c8c8c8"
 MOST = 400  # tokens drawn of one text
 VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
@@ -52,20 +64,16 @@ class TraceFigure(FigureKind):
         traces = data.traces
         systems = [(one, lines(one.tokens[:MOST])) for one in traces]
         tall = TOP + sum(TITLE + len(rows) * (height(one) + GAP) for one, rows in systems) + BOTTOM
-        wide = RIGHT + max(LEFT + LEGEND, *(row[-1].right for _, rows in systems for row in rows))
-        drawing = figure(wide / 72, tall / 72)
+        drawing = figure(tall / 72)
         sheet = drawing.add_axes((0, 0, 1, 1))
-        sheet.set(xlim=(0, wide), ylim=(tall, 0))
+        sheet.set(xlim=(0, WIDTH), ylim=(tall, 0))
         sheet.axis("off")
-        scale = span(traces)
-        y = TOP
+        y, scale = TOP, span(traces)
         for one, rows in systems:
-            sheet.text(
-                LEFT, y + 8, heading(one), fontsize=8.5, color=INK, va="center", weight="bold"
-            )
+            sheet.text(RIGHT, y + 6, heading(one), fontsize=8, va="center", weight="bold")
             y += TITLE
-            for cells in rows:
-                system(sheet, one, cells, y, scale)
+            for boxes in rows:
+                system(sheet, one, boxes, y, scale)
                 y += height(one) + GAP
         legend(sheet, traces[0], y)
         return drawing
@@ -150,138 +158,84 @@ def thresholds(trace: Trace) -> list[float]:
 
 
 def system(
-    sheet: Axes, trace: Trace, cells: Sequence[TokenBox], y: float, scale: tuple[float, float]
+    sheet: Axes, trace: Trace, boxes: Sequence[TokenBox], y: float, scale: tuple[float, float]
 ) -> None:
     """One line of text: the strip, a row of marks per block, and the curve below."""
-    strip(sheet, cells, y, scale)
+    strip(sheet, boxes, y, scale)
     y += STRIP + 4
     for block in range(trace.blocks):
         row = y + ROW * (block + 0.5)
-        sheet.text(
-            LEFT - 6,
-            row,
-            f"block {block}",
-            fontsize=6.5,
-            ha="right",
-            va="center",
-            color=colour(block),
-        )
-        marks(sheet, cells, block, row)
-    curves(sheet, trace, cells, y + ROW * trace.blocks + 5, scale)
+        sheet.text(LEFT - 6, row, f"block {block}", ha="right", color=colour(block), **SMALL)
+        marks(sheet, boxes, block, row)
+    curves(sheet, trace, boxes, y + ROW * trace.blocks + 5, scale)
 
 
-def strip(sheet: Axes, cells: Sequence[TokenBox], y: float, scale: tuple[float, float]) -> None:
-    """The tokens, on the shade of the first block's entropy."""
+def rectangle(
+    sheet: Axes, x: float, y: float, width: float, height: float, fill: Any, edge: str = "none"
+) -> None:
+    """A filled rectangle, in points."""
     from matplotlib.patches import Rectangle
 
-    for cell in cells:
-        share = (entropies(cell.token)[0] - scale[0]) / (scale[1] - scale[0])
-        sheet.add_patch(
-            Rectangle(
-                (cell.left, y),
-                cell.width,
-                STRIP,
-                facecolor=heat(share),
-                edgecolor="#c8c8c8",
-                linewidth=0.4,
-            )
-        )
-        word = printable(cell.token.text).replace("$", r"\$")
-        sheet.text(
-            cell.middle,
-            y + STRIP / 2 + 0.3,
-            word,
-            fontsize=FONT,
-            ha="center",
-            va="center_baseline",
-            color=INK,
-        )
+    box = Rectangle((x, y), width, height, facecolor=fill, edgecolor=edge, linewidth=0.4, zorder=0)
+    sheet.add_patch(box)
 
 
-def marks(sheet: Axes, cells: Sequence[TokenBox], block: int, y: float) -> None:
+def strip(sheet: Axes, boxes: Sequence[TokenBox], y: float, scale: tuple[float, float]) -> None:
+    """The tokens, on the shade of the first block's entropy."""
+    for box in boxes:
+        share = (entropies(box.token)[0] - scale[0]) / (scale[1] - scale[0])
+        rectangle(sheet, box.left, y, box.width, STRIP, heat(share), EDGE)
+        word = printable(box.token.text).replace("$", r"\$")
+        at: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": FONT}
+        sheet.text(box.middle, y + STRIP / 2 + 0.3, word, color=INK, **at)
+
+
+def marks(sheet: Axes, boxes: Sequence[TokenBox], block: int, y: float) -> None:
     """A large dot where a block fired, a small one where it did not."""
-    for fired, size, shade in ((True, 22, colour(block)), (False, 2.5, "#bdbdbd")):
-        here = [cell.middle for cell in cells if cell.token.fire[block] is fired]
+    for fired, size, shade in ((True, 22, colour(block)), (False, 2.5, FAINT)):
+        here = [box.middle for box in boxes if box.token.fire[block] is fired]
         sheet.scatter(here, [y] * len(here), s=size, color=shade, linewidths=0, zorder=3)
 
 
 def curves(
-    sheet: Axes, trace: Trace, cells: Sequence[TokenBox], y: float, scale: tuple[float, float]
+    sheet: Axes, trace: Trace, boxes: Sequence[TokenBox], y: float, scale: tuple[float, float]
 ) -> None:
     """Entropy and thresholds below the tokens; grey where a block fired."""
-    from matplotlib.patches import Rectangle
-
     low, high = scale
 
     def place(h: float) -> float:
         return y + CURVE * (high - h) / (high - low)
 
-    end = cells[-1].right
-    for cell in cells:
-        if any(cell.token.fire):
-            sheet.add_patch(
-                Rectangle(
-                    (cell.left, y), cell.width, CURVE, facecolor="#efefef", linewidth=0, zorder=0
-                )
-            )
+    for box in boxes:
+        if any(box.token.fire):
+            rectangle(sheet, box.left, y, box.width, CURVE, PALE)
+    end = boxes[-1].right
     for tick in (low, (low + high) / 2, high):
-        sheet.plot([LEFT, end], [place(tick)] * 2, color="#e2e2e2", linewidth=0.4, zorder=1)
-        sheet.text(
-            LEFT - 6, place(tick), f"{tick:.2g}", fontsize=6.5, ha="right", va="center", color=FAINT
-        )
-    sheet.text(
-        LEFT - 30,
-        y + CURVE / 2,
-        "entropy",
-        fontsize=6.5,
-        rotation=90,
-        ha="center",
-        va="center",
-        color=INK,
-    )
+        sheet.plot([LEFT, end], [place(tick)] * 2, color=EDGE, linewidth=0.4, zorder=1)
+        sheet.text(LEFT - 4, place(tick), f"{tick:.2g}", ha="right", color=FAINT, **SMALL)
+    sheet.text(LEFT - 28, y + CURVE / 2, "entropy", rotation=90, ha="center", **SMALL)
+    across = [box.middle for box in boxes]
     for block in range(max(trace.blocks, 1)):
-        shade = colour(block)
-        values = [place(entropies(cell.token)[block]) for cell in cells]
-        sheet.plot(
-            [c.middle for c in cells],
-            values,
-            color=shade,
-            linewidth=1.1,
-            marker="o",
-            markersize=1.8,
-            zorder=4 - block / 10,
-        )
+        values = [place(entropies(box.token)[block]) for box in boxes]
+        line: dict[str, Any] = {"linewidth": 1.1, "markersize": 1.8, "zorder": 4 - block / 10}
+        sheet.plot(across, values, "o-", color=colour(block), **line)
     for block, threshold in enumerate(thresholds(trace)):
-        shade = colour(block)
-        sheet.plot(
-            [LEFT, end],
-            [place(threshold)] * 2,
-            color=shade,
-            linewidth=0.8,
-            linestyle=DASHED,
-            zorder=2,
-        )
+        line = {"linewidth": 0.8, "linestyle": DASHED, "zorder": 2}
+        sheet.plot([LEFT, end], [place(threshold)] * 2, color=colour(block), **line)
 
 
 def legend(sheet: Axes, trace: Trace, y: float) -> None:
-    """What the signs mean, on one line under everything."""
-    from matplotlib.patches import Rectangle
-
-    def word(x: float, text: str) -> None:
-        sheet.text(x, y, text, fontsize=6.5, va="center", color=INK)
-
+    """What the signs mean, on two lines under everything."""
     for step in range(24):
-        sheet.add_patch(
-            Rectangle((LEFT + step, y - 3), 1.2, 6, facecolor=heat(step / 23), linewidth=0)
-        )
-    sheet.add_patch(Rectangle((LEFT, y - 3), 25, 6, fill=False, edgecolor="#c8c8c8", linewidth=0.4))
-    word(LEFT + 29, "entropy of the next token / log V")
+        rectangle(sheet, LEFT + step, y - 3, 1.2, 6, heat(step / 23))
+    rectangle(sheet, LEFT, y - 3, 25, 6, "none", EDGE)
+    sheet.text(LEFT + 29, y, "entropy of the next token / log V", **SMALL)
+    y += 11
     if trace.blocks:
-        sheet.scatter(
-            [LEFT + 150, LEFT + 208], [y, y], s=[22, 2.5], color=[INK, FAINT], linewidths=0
-        )
-        word(LEFT + 156, "attention ran")
-        word(LEFT + 213, "skipped")
+        places = [LEFT + 3, LEFT + 62]
+        sheet.scatter(places, [y, y], s=[22, 2.5], color=[INK, FAINT], linewidths=0)
+        sheet.text(LEFT + 9, y, "attention ran", **SMALL)
+        sheet.text(LEFT + 67, y, "skipped", **SMALL)
     if thresholds(trace):
-        sheet.plot([LEFT + 252, LEFT + 268], [y, y], color=INK, linewidth=0.8, linestyle=DASHED)
-        word(LEFT + 272, "threshold")
+        sheet.plot([LEFT + 106, LEFT + 122], [y, y], color=INK, linewidth=0.8, linestyle=DASHED)
+        sheet.text(LEFT + 126, y, "threshold", **SMALL)

@@ -14,6 +14,8 @@ from amor.study.figures.canvas import (
     Figure,
     colour,
     figure,
+    label,
+    panels,
 )
 
 LINES = {
@@ -30,14 +32,14 @@ class ValueFigure(FigureKind):
 
     @staticmethod
     def draw(value: Value) -> Figure:
-        drawing = figure(7.2, 2.5)
-        axes = drawing.subplots(1, 3, width_ratios=(1.15, 1, 0.85))
-        curve(axes[0], value)
-        calibration(axes[1], value)
-        captured(axes[2], value)
-        for letter, panel in zip("abc", axes, strict=True):
-            panel.set_title(letter, loc="left", weight="bold", fontsize=9)
-        drawing.tight_layout(w_pad=1.6)
+        """Panels below each other, named a, b and c for a caption."""
+        drawing = figure(6.2)
+        parts = (curve, calibration, captured)
+        for letter, part, panel in zip("abc", parts, panels(drawing, 3), strict=True):
+            part(panel, value)
+            panel.set_title(letter, weight="bold")
+            panel.legend()
+        drawing.tight_layout()
         return drawing
 
 
@@ -52,57 +54,31 @@ def curve(axes: Axes, value: Value) -> None:
             axes.plot(*zip(*points), color=shade, marker=mark, label=words)
     here = value.losses.gate
     rate = sum(here.fire_rate) / len(here.fire_rate)
-    star: dict[str, Any] = {
-        "color": BLOCKS[1],
-        "marker": "*",
-        "markersize": 8,
-        "linestyle": "",
-        "label": "as it is",
-    }
-    axes.errorbar([rate], [here.nll], yerr=[here.saved_se], zorder=5, **star)
-    axes.set_xlabel("firing rate, mean of blocks")
-    axes.set_ylabel("loss (nats per token)")
-    axes.legend()
+    star: dict[str, Any] = {"color": BLOCKS[1], "fmt": "*", "markersize": 8, "zorder": 5}
+    axes.errorbar([rate], [here.nll], yerr=[here.saved_se], label="as it is", **star)
+    label(axes, "firing rate, mean of blocks", "loss (nats per token)")
 
 
 def calibration(axes: Axes, value: Value) -> None:
     """The mean gain of firing in bins of entropy: a good gate's rises from left to right."""
     axes.axhline(0, color=INK, linewidth=0.6)
     for block, bins in enumerate(value.calibration):
-        x, y, error = [b.entropy for b in bins], [b.gain for b in bins], [b.se or 0 for b in bins]
-        shade = colour(block)
-        axes.plot(
-            x, y, color=shade, marker="o", markersize=2.5, linewidth=1.1, label=f"block {block}"
-        )
-        axes.errorbar(x, y, yerr=error, color=shade, linestyle="", elinewidth=0.7)
-    axes.set_xlabel("entropy (ten equal groups)")
-    axes.set_ylabel("gain of firing (nats)")
-    axes.legend()
+        points = [(b.entropy, b.gain, b.se or 0) for b in bins]
+        style: dict[str, Any] = {"color": colour(block), "fmt": "o-", "markersize": 2.5}
+        axes.errorbar(*zip(*points), elinewidth=0.7, label=f"block {block}", **style)
+    label(axes, "entropy (ten equal groups)", "gain of firing (nats)")
 
 
 def captured(axes: Axes, value: Value) -> None:
     """Of the tokens the best choice would fire on, how many the gate fired on; chance is the firing
     rate."""
     rows = value.agreement
+    chance: dict[str, Any] = {"color": INK, "linestyle": DASHED}
     for place, row in enumerate(rows):
-        shade = colour(row.block)
-        axes.bar(
-            place,
-            row.best or 0,
-            0.62,
-            yerr=row.best_se or 0,
-            color=shade,
-            error_kw={"linewidth": 0.8},
-        )
-        axes.plot(
-            [place - 0.4, place + 0.4],
-            [row.fire_rate] * 2,
-            color=INK,
-            linewidth=1.2,
-            linestyle=DASHED,
-        )
-    axes.plot([], [], color=INK, linewidth=1.2, linestyle=DASHED, label="by chance")
-    axes.set_xticks(range(len(rows)), [f"block {row.block}" for row in rows])
+        axes.bar(place, row.best or 0, 0.62, color=colour(row.block))
+        axes.errorbar(place, row.best or 0, row.best_se or 0, color=INK, elinewidth=0.8)
+        axes.plot([place - 0.4, place + 0.4], [row.fire_rate] * 2, **chance)
+    axes.plot([], [], label="by chance", **chance)
+    axes.set_xticks(range(len(rows)), [str(row.block) for row in rows])
     axes.set_ylim(0, 1)
-    axes.set_ylabel("overlap with the best tokens")
-    axes.legend(loc="upper right")
+    label(axes, "block", "overlap with the best tokens")
