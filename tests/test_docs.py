@@ -123,7 +123,7 @@ def test_no_page_installs_from_an_index_that_does_not_have_amor(page):
 
 
 def test_private_words_do_not_come_back():
-    """Rooms, doors, guests and laws of the house: packages, backends, dependencies and invariants."""
+    """Rooms, doors, guests, the house: packages, backends, optional dependencies, invariants."""
     private = re.compile(r"\bthe house\b|\brooms\b|\bguests?\b|\bdoors?\b")
     assert not [page for page in PAGES if private.search(prose(page.read_text()))]
 
