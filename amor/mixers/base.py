@@ -22,8 +22,6 @@ from amor.parts import Cost
 
 
 class Mixer(nn.Module):
-    """Carries information from token to token in a layer: attention, Mamba2 and their like."""
-
     kind: str
     Options: ClassVar[type[MixerOptions]]
 
