@@ -1,5 +1,6 @@
 """AMOR: a language model that pays for attention only where it is unsure."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from amor.errors import AmorError
@@ -46,11 +47,8 @@ _HOMES = {
 }
 
 
-def __getattr__(
-    name: str,
-) -> Any:  # names are imported on first use, so that `import amor` stays quick
+def __getattr__(name: str) -> Any:
+    """Import a name on first use, so that `import amor` stays quick."""
     if name not in _HOMES:
         raise AttributeError(f"module 'amor' has no attribute {name!r}")
-    import importlib
-
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -13,13 +13,14 @@ from msgspec import Meta
 from amor.errors import AmorError
 
 MOST_LAYERS = 4096  # of a backbone; and as many blocks
-MOST_PARAMETERS = 2**41
+MOST_PARAMETERS = 2**41  # 2.2e12, 8.8 TB in float32
 MOST_TOKENS = 2**21  # of a vocabulary: what counts tokens, or holds a row for each, stays in memory
 
-# at least 2: entropy is divided by log(vocab)
+# The types of config fields, by what they count. A vocabulary has at least 2 tokens: entropy is
+# divided by its logarithm.
 Vocab = Annotated[int, Meta(ge=2, le=MOST_TOKENS)]
 Width = Annotated[int, Meta(ge=1, le=2**17)]
-InnerWidth = Annotated[int, Meta(ge=0, le=2**20)]  # 0: none, or as its owner says
+InnerWidth = Annotated[int, Meta(ge=0, le=2**20)]  # 0: none
 Context = Annotated[int, Meta(ge=1, le=2**20)]
 Blocks = Annotated[int, Meta(ge=0, le=MOST_LAYERS)]
 Pattern = Annotated[tuple[Annotated[str, Meta(max_length=256)], ...], Meta(max_length=MOST_LAYERS)]
@@ -32,7 +33,7 @@ Taps = Annotated[int, Meta(ge=2, le=256)]  # of a convolution
 Theta = Annotated[float, Meta(ge=1, le=1e12)]
 Std = Annotated[float, Meta(gt=0, le=10)]  # of initial weights
 Eps = Annotated[float, Meta(gt=0, le=1)]
-Floor = Annotated[float, Meta(ge=0, lt=1)]  # of alpha, a sigmoid
+Floor = Annotated[float, Meta(ge=0, lt=1)]  # lower bound of alpha, a sigmoid
 Seed = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 
 
@@ -60,7 +61,9 @@ def divides(where: str, whole: int, part: int, what: str) -> None:
 
 
 def even_heads(where: str, head_size: int) -> None:
+    """Refuse an odd head size: rotary embedding turns pairs of channels."""
     if head_size % 2:
         raise AmorError(
-            f"{where} is {head_size}; rotary embedding turns pairs, so it must be even, e.g. {head_size + 1}"
+            f"{where} is {head_size}; rotary embedding turns pairs, so it must be even, "
+            f"e.g. {head_size + 1}"
         )

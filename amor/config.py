@@ -29,7 +29,8 @@ def read_pattern(given: str | Mapping[str, Any]) -> tuple[str, ...]:
         match = re.fullmatch(r"(\S+?)(?:\s+x\s*(\d{1,18}))?", part)
         if not match:
             raise AmorError(
-                f"pattern: cannot read {part[:80]!r}; write it like 'mamba2 x4, attention, mamba2 x7'"
+                f"pattern: cannot read {part[:80]!r}; write it like "
+                "'mamba2 x4, attention, mamba2 x7'"
             )
         count = int(match[2] or 1)
         _few(len(layers) + count)
@@ -43,7 +44,8 @@ def _placed(given: Mapping[str, Any]) -> tuple[str, ...]:
     others = {kind: places for kind, places in given.items() if isinstance(places, list | tuple)}
     if len(bases) != 1 or len(others) != len(given) - 1:
         raise AmorError(
-            "pattern: needs one kind with a depth and others with their layers, e.g. {'mamba2': 12, 'attention': [4, 8]}"
+            "pattern: needs one kind with a depth and others with their layers, "
+            "e.g. {'mamba2': 12, 'attention': [4, 8]}"
         )
     depth = given[bases[0]]
     _few(depth)
@@ -70,7 +72,7 @@ NORMS = (  # which norms can have an epsilon of their own
     "final_norm",  # behind the gated blocks
 )
 CONV_INITS = ("normal", "uniform")
-CHOICES = {  # words of Blocks
+CHOICES = {  # allowed values of the keys of Blocks that are names
     "first": ("plain", "prenorm"),
     "probe": ("block", "final"),
     "decide": ("each", "once"),
@@ -85,15 +87,15 @@ class Blocks:
     The defaults are the paper's.
     """
 
-    count: checks.Blocks = 0
+    count: checks.Blocks = 0  # K
     # "plain": the output of norm_f is the residual of block 0; "prenorm": norm_f is the pre-norm of
     # block 0, and the residual stays unnormalised
     first: str = "plain"
-    mlp: bool = False
-    head_size: checks.HeadSize = 64
-    rope_theta: checks.Theta = 10_000.0
-    gate: str = "entropy"
-    gate_options: Mapping[str, Any] = field(default_factory=dict)
+    mlp: bool = False  # a SwiGLU of width d_ff behind the attention of every block
+    head_size: checks.HeadSize = 64  # channels per head; width / head_size heads
+    rope_theta: checks.Theta = 10_000.0  # base of the rotary frequencies
+    gate: str = "entropy"  # a kind of amor/gates, or package.module.Class
+    gate_options: Mapping[str, Any] = field(default_factory=dict)  # of that gate's Options
     # the vector whose next-token distribution gates look at: the input of the "block", or the
     # residual before it through the "final" norm
     probe: str = "block"
@@ -105,6 +107,7 @@ class Blocks:
     alpha_floor: checks.Floor = 0.0
 
     def check(self, width: int) -> None:
+        """Refuse names outside CHOICES, and shapes that cannot be built at a model width."""
         for key, words in CHOICES.items():
             if getattr(self, key) not in words:
                 raise AmorError(
@@ -112,7 +115,8 @@ class Blocks:
                 )
         if self.final == "none" and self.first == "prenorm":
             raise AmorError(
-                'blocks.final "none" needs blocks.first "plain": with "prenorm" no norm would stand before the head'
+                'blocks.final "none" needs blocks.first "plain": with "prenorm" no norm would '
+                "stand before the head"
             )
         if self.count:
             divides("blocks.head_size", width, self.head_size, "head size")
@@ -151,12 +155,12 @@ class Config:
     The ranges of its numbers are in checks.py.
     """
 
-    name: str
-    vocab: checks.Vocab
-    width: checks.Width
-    d_ff: checks.InnerWidth  # of the MLPs; 0: layers have none
-    pattern: checks.Pattern
-    context: checks.Context = 3072
+    name: str  # for people: of run folders, tables and model cards
+    vocab: checks.Vocab  # rows of the embedding
+    width: checks.Width  # channels of the residual stream
+    d_ff: checks.InnerWidth  # hidden width of the MLPs; 0: layers have none
+    pattern: checks.Pattern  # the mixer kind of every layer; `read_pattern` reads shorter forms
+    context: checks.Context = 3072  # tokens per row in training, the paper's; decode may go beyond
     norm_eps: checks.Eps = 1e-5  # of every norm that norm_eps_of does not name
     # epsilon by norm, one of NORMS
     norm_eps_of: Mapping[str, checks.Eps] = field(default_factory=dict)
@@ -168,8 +172,9 @@ class Config:
     tied: bool = True  # the head's weights are the embedding's; false: it has its own
     mixers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options by mixer kind
     blocks: Blocks = Blocks()
-    version: int = VERSION
+    version: int = VERSION  # of the file format
 
+    # keys of older files -> their names now
     RENAMED: ClassVar[Mapping[str, str]] = {"init_spread": "init_std"}
 
     def __post_init__(self) -> None:
@@ -203,7 +208,8 @@ class Config:
         self.blocks.check(self.width)
         if self.parameters > MOST_PARAMETERS:
             raise AmorError(
-                f"{self.parameters:.2g} parameters; more than {MOST_PARAMETERS:.2g} are a slip, so they are refused"
+                f"{self.parameters:.2g} parameters; more than {MOST_PARAMETERS:.2g} are a slip, "
+                "so they are refused"
             )
 
     def _options(self, kind: str) -> Any:
@@ -216,12 +222,14 @@ class Config:
         options = self._options(kind)
         if not isinstance(options, checks.MixerOptions):
             raise AmorError(
-                f"mixers: the Options of {kind!r} need check(width) and parameters(width); amor/checks.py says what each returns"
+                f"mixers: the Options of {kind!r} need check(width) and parameters(width), as "
+                "MixerOptions in amor/checks.py has them"
             )
         options.check(self.width)
         return options
 
     def gate_options(self) -> Any:
+        """The checked options of the gate."""
         return self.blocks.options()
 
     def eps(self, norm: str) -> float:
@@ -251,11 +259,13 @@ class Config:
         return Config.from_dict(tree)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values, as config.json holds them; `from_dict` reads them."""
         tree = dataclasses.asdict(self)
         tree["pattern"] = list(self.pattern)
         return tree
 
     def to_json(self) -> str:
+        """The text of config.json."""
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The one error a user can cause: its message says what was given, what would be right, and what to do."""
+"""The one error a user can cause: what was given, what would be right, and what to do."""
 
 import difflib
 from collections.abc import Iterable

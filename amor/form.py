@@ -29,7 +29,8 @@ class TensorSpec:
 
     def __str__(self) -> str:
         what = "keys and values of heads and size" if self.keys else "a tensor of"
-        return f"{what} {list(self.shape)} in {str(self.dtype).removeprefix('torch.')} on {self.device}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{what} {list(self.shape)} in {dtype} on {self.device}"
 
     def accepts(self, other: TensorSpec) -> bool:
         """Whether a model that expects this can read on from the other."""
@@ -91,5 +92,6 @@ def shape_error(entry: Tensor | KV, rows: int, max_position: int) -> str:
         keys, values = (f"{t.dtype} of shape {list(t.shape)}" for t in (k, v))
         return f"has keys {keys} and values {values}, not both [rows, heads, slots, size]"
     if not max_position <= entry.used <= entry.buffer.capacity:
-        return f"has {entry.used} slots of {entry.buffer.capacity}, but a row has read {max_position} tokens"
+        slots = f"{entry.used} slots of {entry.buffer.capacity}"
+        return f"has {slots}, but a row has read {max_position} tokens"
     return ""

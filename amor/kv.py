@@ -1,5 +1,8 @@
-"""The keys and values of one attention. They grow inside a shared buffer, so that reading on does not copy them; the buffer knows
-which State reads on in place, and copies for any other."""
+"""The keys and values of one attention, a value that grows in place where it can.
+
+They grow inside a shared buffer, so that reading on does not copy them. The State of the newest
+version appends in place; for any other the buffer is copied first.
+"""
 
 from __future__ import annotations
 
@@ -14,53 +17,62 @@ from amor.layout import Layout
 
 
 class Buffer:
-    """Room for keys and values, [B, H, capacity, size] each, and two numbers that keep readers out of each other's way.
+    """Memory for keys and values, [B, H, capacity, size] each, with a version and an epoch.
 
-    Several States may hold one buffer, each knowing the version and epoch it was made at. Say A has read 10 tokens and B grew
-    from it by one: B's key stands in slot 10, behind all that A may look at, so both stay right. If A now reads another token,
-    slot 10 is taken; A's version is not the newest, so its keys are copied to a buffer of its own first. A rollback cuts B back
-    to 9 tokens and will write over slot 9, which A still looks at: the epoch moves on, and A is refused from then on.
+    Several States may share one buffer, each with the version and epoch it was made at. Say A has
+    read 10 tokens and B grew from it by one: B's key stands in slot 10, behind all that A may look
+    at, so both stay right. If A now reads another token, slot 10 is taken; A's version is not the
+    newest, so its keys are copied to a buffer of its own first. A rollback cuts B back to 9 tokens
+    and will write over slot 9, which A still looks at: the epoch is incremented, and A is refused
+    from then on.
     """
 
     def __init__(self, k: Tensor, v: Tensor):
         self.k, self.v = k, v
-        self.version = (
-            0  # grows with every append; only the holder of the newest version may append in place
-        )
-        self.epoch = 0  # grows with every rollback; a State that was rolled back is refused
+        # incremented by every append; only the State of the newest version may append in place
+        self.version = 0
+        self.epoch = 0  # incremented by every rollback; a State that was rolled back is refused
 
     @property
     def capacity(self) -> int:
+        """Slots there is memory for."""
         return self.k.shape[2]
 
 
 @dataclass(frozen=True)
 class KV:
-    """The keys and values of one attention; slot = position. Slots past a row's position hold nothing."""
+    """The keys and values of one attention, [B, H, slots, size]; slot = position.
+
+    Slots past a row's position hold nothing.
+    """
 
     buffer: Buffer
-    version: int
-    epoch: int
-    used: int  # slots any row may use
+    version: int  # of the buffer when this was made
+    epoch: int  # of the buffer when this was made
+    used: int  # slots that some row uses
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor) -> KV:
+        """Keys and values in a new buffer, all slots used."""
         return cls(Buffer(k, v), 0, 0, k.shape[2])
 
     @classmethod
     def empty(
         cls, batch: int, heads: int, size: int, device: torch.device, dtype: torch.dtype
     ) -> KV:
+        """Keys and values of `batch` rows that have read nothing."""
         nothing = torch.zeros(batch, heads, 0, size, device=device, dtype=dtype)
         return cls.of(nothing, nothing)
 
     @property
     def k(self) -> Tensor:
+        """[B, H, used, size]; refused after a rollback."""
         self._fresh()
         return self.buffer.k[:, :, : self.used]
 
     @property
     def v(self) -> Tensor:
+        """[B, H, used, size]; refused after a rollback."""
         self._fresh()
         return self.buffer.v[:, :, : self.used]
 
@@ -71,6 +83,7 @@ class KV:
             )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> KV:
+        """New keys and values by a function of tensors [B, ...]."""
         return KV.of(change(self.k), change(self.v))
 
     def append(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
@@ -85,15 +98,15 @@ class KV:
 
     def _append_in_place(self, k: Tensor, v: Tensor, layout: Layout) -> KV:
         after = self.with_open_slots(layout)
-        for room, new in ((after.buffer.k, k), (after.buffer.v, v)):
+        for memory, new in ((after.buffer.k, k), (after.buffer.v, v)):
             if layout.rows_aligned:
-                room[:, :, layout.max_position : after.used] = new
+                memory[:, :, layout.max_position : after.used] = new
             else:
-                room[_rows(layout), :, layout.positions] = new.transpose(1, 2)
+                memory[_rows(layout), :, layout.positions] = new.transpose(1, 2)
         return after
 
     def with_open_slots(self, layout: Layout) -> KV:
-        """The keys and values after a call whose own are yet to be written, to the slots of their positions."""
+        """The keys and values after a call, with free slots where the call will write its own."""
         self._fresh()
         used = layout.max_position + layout.columns
         buffer = self.buffer
@@ -137,14 +150,17 @@ class KV:
         return KV.of(moved(self.k, k), moved(self.v, v))
 
     def reserve(self, slots: int) -> KV:
-        """The same keys and values with room for this many slots."""
+        """The same keys and values with capacity for this many slots."""
         if self.buffer.capacity == slots and self.buffer.version == self.version:
             return self
         k, v = (with_room(t, max(slots, self.used), exact=True) for t in (self.k, self.v))
         return KV(Buffer(k, v), 0, 0, self.used)
 
     def claim(self, used: int) -> KV:
-        """This buffer up to fewer slots, to be written on from there; every State that used more is gone."""
+        """This buffer cut to `used` slots, to be appended to from there.
+
+        Every other State of the buffer is refused from now on.
+        """
         self._fresh()
         self.buffer.epoch += 1
         self.buffer.version += 1
@@ -152,6 +168,7 @@ class KV:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the buffer, spare capacity included."""
         return self.buffer.k.nbytes + self.buffer.v.nbytes
 
 
@@ -162,8 +179,11 @@ def _rows(layout: Layout) -> Tensor:
 
 
 def with_room(t: Tensor, used: int, exact: bool = False) -> Tensor:
-    """A copy with room for more slots. Zeros, not empty memory: a masked slot still meets the softmax, and 0 * NaN is NaN."""
+    """A copy of t [B, H, slots, size] with capacity for `used` slots, by default half as many more.
+
+    Zeros, not empty memory: a masked slot still meets the softmax, and 0 * NaN is NaN.
+    """
     capacity = used if exact else max(64, used + used // 2)
-    room = t.new_zeros(*t.shape[:2], capacity, t.shape[3])
-    room[:, :, : t.shape[2]] = t[:, :, :capacity]
-    return room
+    larger = t.new_zeros(*t.shape[:2], capacity, t.shape[3])
+    larger[:, :, : t.shape[2]] = t[:, :, :capacity]
+    return larger

@@ -1,14 +1,13 @@
-"""Numbers as files and people take them."""
+"""Numbers as JSON and tables hold them."""
 
 import math
 
 
 def finite(value: float) -> float | None:
-    """A number JSON can hold; None where there is none."""
+    """The number, or None for NaN and infinity, which JSON cannot hold."""
     return value if math.isfinite(value) else None
 
 
 def perplexity(nll: float) -> float:
-    return math.exp(
-        min(nll, 700.0)
-    )  # past 700 a float overflows; such a model knows nothing anyway
+    """exp of a mean negative log-likelihood in nats per token."""
+    return math.exp(min(nll, 700.0))  # exp of more overflows a float

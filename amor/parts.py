@@ -1,4 +1,4 @@
-"""Small pieces every room uses: norm, SwiGLU, short convolution, and what a piece costs."""
+"""Small modules that mixers and models share: norm, linear, SwiGLU, short convolution, and Cost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from amor.ops.linear.reference import joined
 
 @dataclass(frozen=True)
 class Cost:
-    """What one more token costs at a context: FLOPs of matrix products, weights read, state read, state held (a row)."""
+    """Cost of one more token of one row at a context length."""
 
-    flops: float = 0.0
+    flops: float = 0.0  # of matrix products and recurrences
     weights: float = 0.0  # parameters read, in numbers, not bytes
-    state_read: float = 0.0  # bytes
-    state_held: float = 0.0  # bytes
+    state_read: float = 0.0  # bytes of recurrent state, keys and values that it reads
+    state_held: float = 0.0  # bytes of memory that a row occupies
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -42,16 +42,17 @@ class Cost:
 
 
 def same_anywhere(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A function of every number in float32, with the same bits wherever the number stands.
+    """An elementwise function in float32 whose bits do not depend on a number's place in x.
 
-    torch computes the ends of a tensor by another exponential than the middle, so a token's last bit would depend on its
-    neighbours in the batch. In float64 they differ too, far behind the digits that float32 keeps; Metal has no float64.
+    torch computes the ends of a tensor by another exponential than the middle, so a token's last
+    bit would depend on its neighbours in the batch. In float64 they differ too, far behind the
+    digits that float32 keeps; Metal has no float64.
     """
     return function(x.to(torch.float32 if x.device.type == "mps" else torch.float64)).float()
 
 
 def linear_cost(*layers: nn.Linear) -> Cost:
-    """One token through linear layers."""
+    """Cost of one token through linear layers."""
     count = sum(layer.weight.numel() for layer in layers)
     return Cost(flops=2 * count, weights=count)
 
@@ -65,6 +66,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> the same shape and dtype."""
         return rowwise.norm(x, self.weight, self.eps)
 
 
@@ -75,11 +77,12 @@ class Linear(nn.Linear):
         super().__init__(width, out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> [..., out]."""
         return linear(x, self.weight)
 
 
 def touched(module: nn.Module) -> str:
-    """Why a module does more than its class says: a hook watches it, or it was given another forward; "" where it does not."""
+    """Why a module does more than its class: a hook, or another forward set on it; else ""."""
     if (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -91,19 +94,19 @@ def touched(module: nn.Module) -> str:
 
 
 def plain(layer: nn.Module) -> bool:
-    """Whether a layer is nothing but its weight: not replaced or wrapped (as adapters do), and watched by no hook."""
+    """Whether a layer is its weight alone: not replaced or wrapped (as adapters do), no hook."""
     return type(layer) is Linear and not touched(layer)
 
 
 def linears_sharing_input(x: Tensor, *groups: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """Layers that read the same x; the results of a group stand side by side."""
+    """Layers that read the same x [..., D]; one result per group, its layers' side by side."""
     if all(plain(layer) for group in groups for layer in group):
         return linears(x, [[layer.weight for layer in group] for group in groups])
     return tuple(joined([layer(x) for layer in group]) for group in groups)
 
 
 def split_linear(x: Tensor, layer: nn.Linear, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """The result of one layer in parts, each dense in memory where the layer is plain."""
+    """The result of one layer split into `sizes`, each part dense in memory if it is plain."""
     if plain(layer):
         return linears(x, [[part] for part in layer.weight.split(sizes)])
     return layer(x).split(sizes, dim=-1)
@@ -119,16 +122,21 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(d_ff, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> [..., width]."""
         return self.down_proj(
             rowwise.swiglu(*linears_sharing_input(x, [self.gate_proj], [self.up_proj]))
         )
 
     def cost(self) -> Cost:
+        """Cost of one token."""
         return linear_cost(self.gate_proj, self.up_proj, self.down_proj)
 
 
 class ShortConv(nn.Module):
-    """A causal convolution over a few tokens, each channel by itself, and SiLU. Weights as in nn.Conv1d: [channels, 1, taps]."""
+    """Causal depthwise convolution over a few tokens, then SiLU.
+
+    Weights as in nn.Conv1d: [channels, 1, taps].
+    """
 
     def __init__(self, channels: int, taps: int, bias: bool):
         super().__init__()
@@ -136,14 +144,17 @@ class ShortConv(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
     def start(self, batch: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The window of rows that have read nothing: zeros [B, taps - 1, channels]."""
         channels, _, taps = self.weight.shape
         return torch.zeros(batch, taps - 1, channels, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, window: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
+        """x [B, T, channels] after the window -> the same shape, and the window after it."""
         return conv(
             x, self.weight[:, 0].to(x.dtype), self.bias, window, layout.lengths, layout.reset
         )
 
 
 def fan_heads(x: Tensor, head_size: int) -> Tensor:
+    """[..., H d] -> [..., H, d]."""
     return x.unflatten(-1, (-1, head_size))

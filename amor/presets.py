@@ -131,6 +131,7 @@ def pattern(name: str, depth: int) -> tuple[str, ...]:
     places = where.get(depth, ())
     if where and not places:
         raise AmorError(
-            f"{name} is laid out for depths {sorted(where)}, not {depth}; give a pattern of your own"
+            f"{name} is laid out for depths {sorted(where)}, not {depth}; give a pattern of "
+            "your own"
         )
     return tuple(special if layer in places else everywhere for layer in range(depth))

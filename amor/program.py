@@ -18,7 +18,7 @@ program) raises `NoProgramError`, and decode runs its own forward.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class StateRef:
-    """A tensor of the layer's part of the State, updated in place; keys and values have theta > 0."""
+    """A tensor of the layer's part of the State, updated in place; theta > 0: keys and values."""
 
     part: int  # index of the layer
     name: str
@@ -233,22 +233,7 @@ Instruction = (
     | DotOp
     | SiluDotOp
 )
-INSTRUCTIONS: tuple[type[Instruction], ...] = (
-    *(
-        ProductOp,
-        NormOp,
-        GatedNormOp,
-        GateOp,
-        AddOp,
-        ConvOp,
-        ScanOp,
-        DeltaOp,
-        KeysOp,
-        AttendOp,
-        DotOp,
-        SiluDotOp,
-    ),
-)
+INSTRUCTIONS: tuple[type[Instruction], ...] = get_args(Instruction)
 SCRATCH = -1
 
 
@@ -432,9 +417,8 @@ PLAIN = (Linear, RMSNorm, ShortConv, SwiGLU)
 def require_unwrapped(module: nn.Module) -> None:
     """Refuse a module that is more than its weights: replaced, wrapped by an adapter, or hooked."""
     if type(module) not in PLAIN:
-        raise NoProgramError(
-            f"{type(module).__name__} stands where {' or '.join(cls.__name__ for cls in PLAIN)} is expected"
-        )
+        expected = " or ".join(cls.__name__ for cls in PLAIN)
+        raise NoProgramError(f"{type(module).__name__} stands where {expected} is expected")
     if touched(module):
         raise NoProgramError(touched(module))
 

@@ -1,4 +1,4 @@
-"""Finds the class of a kind: in amor/<room>/<kind>.py, or by its path outside the package."""
+"""Finds the class of a kind: in amor/<package>/<kind>.py, or elsewhere by its dotted path."""
 
 import importlib
 import inspect
@@ -10,41 +10,42 @@ from amor.errors import AmorError, nearest
 
 
 @cache
-def kinds(room: str) -> tuple[str, ...]:
-    """Every kind of a room, sorted: its modules that define a class of that `kind`."""
-    package = importlib.import_module(f"amor.{room}")
-    modules = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
-    return tuple(sorted(name for name in modules if _class_in(f"amor.{room}.{name}", name)))
+def kinds(package: str) -> tuple[str, ...]:
+    """Every kind of a subpackage, sorted: its modules that define a class of that `kind`."""
+    paths = importlib.import_module(f"amor.{package}").__path__
+    modules = [m.name for m in pkgutil.iter_modules(paths) if not m.name.startswith("_")]
+    return tuple(sorted(name for name in modules if _class_in(f"amor.{package}.{name}", name)))
 
 
 @cache
-def find(room: str, kind: str, has: str = "Options") -> type[Any]:
-    """The class of a kind; `package.module.Class` reaches one that lives elsewhere,
-    if it has the attribute `has`.
+def find(package: str, kind: str, has: str = "Options") -> type[Any]:
+    """The class of a kind of a subpackage ("mixers", "gates", ...).
 
-    Callers that may import the room use its typed finder instead: `find_mixer`, `find_gate`,
+    kind: the name of a module there, or package.module.Class of a class that lives elsewhere.
+    has: an attribute that such a class must have.
+    Callers that may import the subpackage use its typed finder: `find_mixer`, `find_gate`,
     `layout_of`.
     """
     if "." in kind:
         module, _, name = kind.rpartition(".")
         if not all(word.isidentifier() for word in kind.split(".")):
-            raise AmorError(f"{room}: {kind!r} is no path of a class; give package.module.Class")
+            raise AmorError(f"{package}: {kind!r} is no path of a class; give package.module.Class")
         try:
             outside = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise AmorError(
-                f"{room}: cannot import {kind!r} ({error}); give package.module.Class"
+                f"{package}: cannot import {kind!r} ({error}); give package.module.Class"
             ) from error
         if not isinstance(outside, type) or not hasattr(outside, has):
             raise AmorError(
-                f"{room}: {kind!r} is not a class with {has}, as those of amor/{room} are"
+                f"{package}: {kind!r} is not a class with {has}, as those of amor/{package} are"
             )
         return outside
-    if kind not in kinds(room):
-        raise AmorError(f"{room}: no kind {kind!r}; {nearest(kind, kinds(room))}")
-    found = _class_in(f"amor.{room}.{kind}", kind)
-    assert found is not None
-    return found
+    if kind not in kinds(package):
+        raise AmorError(f"{package}: no kind {kind!r}; {nearest(kind, kinds(package))}")
+    own = _class_in(f"amor.{package}.{kind}", kind)
+    assert own is not None
+    return own
 
 
 def _class_in(module: str, kind: str) -> type | None:

@@ -1,8 +1,7 @@
 """The state of a model: recurrent states, convolution windows, keys and values, positions.
 
 A State is a value: reading on from it gives a new one and leaves it as it was. Keys and values grow
-inside a shared buffer, so that reading on does not copy them; the buffer knows which State reads on
-in place, and copies for any other.
+inside a shared buffer, so that reading on does not copy them (amor/kv.py).
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ from amor.kv import KV, with_room
 from amor.layout import Layout
 
 
-class Facts(typed.File, frozen=True):
+class StateMetadata(typed.File, frozen=True):
     """The metadata of a saved State, beside its tensors."""
 
     layers: Annotated[int, Meta(ge=1, le=2 * MOST_LAYERS)]  # its parts: layers, then blocks
-    even: bool
+    even: bool  # rows_aligned
+    # max_position
     longest: Annotated[int, Meta(ge=0, le=2**40)]
 
 
@@ -47,8 +47,8 @@ class HistoryStep:
     """One call kept for `rollback`: the State before it, and its tokens."""
 
     before: State
-    tokens: Tensor
-    lengths: Tensor | None
+    tokens: Tensor  # [B, T]
+    lengths: Tensor | None  # [B] real tokens per row; None: all of them
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class State:
     rows_aligned: bool = True  # all rows stand at the same position
     max_position: int = 0  # the largest position of a row
     memory: int = 0  # how many tokens can be taken back
-    steps: tuple[HistoryStep, ...] = field(default=(), repr=False)
+    steps: tuple[HistoryStep, ...] = field(default=(), repr=False)  # that hold these tokens
     ownership: Ownership = field(default_factory=Ownership, repr=False, compare=False)
     generation: int = field(default=0, repr=False, compare=False)
     # the specification it was checked against; None for a State made by hand or by replace, which
@@ -82,20 +82,20 @@ class State:
     def _unsound(self) -> str:
         """Why its tensors and positions contradict each other, or ""."""
         if self.position.ndim != 1 or self.position.dtype != torch.long:
-            return f"position is {self.position.dtype} of shape {list(self.position.shape)}, not one int64 a row"
+            position = f"{self.position.dtype} of shape {list(self.position.shape)}"
+            return f"position is {position}, not one int64 per row"
         for index, part in enumerate(self.parts):
-            for name, held in part.items():
-                wrong = shape_error(held, self.rows, self.max_position)
+            for name, entry in part.items():
+                wrong = shape_error(entry, self.rows, self.max_position)
                 if wrong:
                     return f"{name!r} of part {index} {wrong}"
         if self.position.device.type == "meta" or not self.rows:
             return ""
         least, most = (int(t) for t in self.position.aminmax())
         if least < 0 or most != self.max_position or (self.rows_aligned and least != most):
-            return (
-                f"its rows stand at {least} to {most}, but the largest position is given as {self.max_position}"
-                + (" for all of them" if self.rows_aligned else "")
-            )
+            largest = f"the largest position is given as {self.max_position}"
+            every = " for all of them" if self.rows_aligned else ""
+            return f"its rows stand at {least} to {most}, but {largest}{every}"
         return ""
 
     def check_not_consumed(self) -> None:
@@ -108,22 +108,24 @@ class State:
 
     @property
     def rows(self) -> int:
+        """The number of rows, B."""
         return len(self.position)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, including spare capacity of key buffers and rollback history."""
-        own = sum(held.nbytes for part in self.parts for held in part.values())
+        own = sum(entry.nbytes for part in self.parts for entry in part.values())
         recurrent = sum(
-            held.nbytes
+            entry.nbytes
             for step in self.steps
             for part in step.before.parts
-            for held in part.values()
-            if isinstance(held, Tensor)
+            for entry in part.values()
+            if isinstance(entry, Tensor)
         )
         return own + self.position.nbytes + recurrent
 
     def layout(self, columns: int, lengths: Tensor | None, reset: Tensor | None) -> Layout:
+        """The Layout of a call of `columns` tokens per row that continues this State."""
         self.check_not_consumed()
         return Layout(self.position, columns, self.rows_aligned, self.max_position, lengths, reset)
 
@@ -145,7 +147,8 @@ class State:
         if self.memory:
             if layout.reset is not None:
                 raise AmorError(
-                    "a state that remembers tokens cannot read packed documents; feed one document a row"
+                    "a state that remembers tokens cannot read packed documents; feed one document "
+                    "per row"
                 )
             steps = (*self.steps, HistoryStep(replace(self, steps=()), tokens, layout.lengths))
             after = replace(after, steps=_needed(steps, self.memory))
@@ -204,12 +207,12 @@ class State:
         longest = max(s.max_position for s in states)
 
         def joined(name: str, layer: int) -> Tensor | KV:
-            held = [s.parts[layer][name] for s in states]
-            if kvs := [entry for entry in held if isinstance(entry, KV)]:
+            entries = [s.parts[layer][name] for s in states]
+            if kvs := [entry for entry in entries if isinstance(entry, KV)]:
                 k = torch.cat([with_room(kv.k, longest, exact=True) for kv in kvs])
                 v = torch.cat([with_room(kv.v, longest, exact=True) for kv in kvs])
                 return KV.of(k, v)
-            return torch.cat([entry for entry in held if isinstance(entry, Tensor)])
+            return torch.cat([entry for entry in entries if isinstance(entry, Tensor)])
 
         parts = tuple(
             {name: joined(name, i) for name in part} for i, part in enumerate(states[0].parts)
@@ -265,12 +268,12 @@ class State:
         parts: list[Part] = []
         for mine, theirs in zip(self.parts, later.parts, strict=True):
             part: Part = {}
-            for name, held in mine.items():
+            for name, entry in mine.items():
                 other = theirs[name]
-                if isinstance(held, KV) and isinstance(other, KV):
-                    part[name] = other.claim(self.max_position) if held.used else held
+                if isinstance(entry, KV) and isinstance(other, KV):
+                    part[name] = other.claim(self.max_position) if entry.used else entry
                 else:
-                    part[name] = held
+                    part[name] = entry
             parts.append(part)
         return replace(self, parts=tuple(parts))
 
@@ -281,16 +284,18 @@ class State:
         self.check_not_consumed()
         named = {"position": self.position}
         for layer, part in enumerate(self.parts):
-            for name, held in part.items():
-                if isinstance(held, KV):
-                    named[f"{layer}.{name}.k"], named[f"{layer}.{name}.v"] = held.k, held.v
+            for name, entry in part.items():
+                if isinstance(entry, KV):
+                    named[f"{layer}.{name}.k"], named[f"{layer}.{name}.v"] = entry.k, entry.v
                 else:
-                    named[f"{layer}.{name}"] = held
-        facts = Facts(layers=len(self.parts), even=self.rows_aligned, longest=self.max_position)
+                    named[f"{layer}.{name}"] = entry
+        metadata = StateMetadata(
+            layers=len(self.parts), even=self.rows_aligned, longest=self.max_position
+        )
         save_file(
             {k: t.contiguous().clone() for k, t in named.items()},
             str(path),
-            metadata={"amor": typed.line(facts)},
+            metadata={"amor": typed.line(metadata)},
         )
 
     @staticmethod
@@ -307,12 +312,15 @@ class State:
             ) from None
         if text is None or "position" not in named:
             raise AmorError(
-                f"{path} is a safetensors file but not a saved state; write one with state.save(path)"
+                f"{path} is a safetensors file but not a saved state; write one with "
+                "state.save(path)"
             )
-        facts = typed.from_json(Facts, text, f"{path}, its facts")
+        metadata = typed.from_json(StateMetadata, text, f"{path}, its metadata")
         position = named.pop("position")
         tensors.check_finite(named, path)
-        state = State(position, _parts(named, facts.layers, path), facts.even, facts.longest)
+        state = State(
+            position, _parts(named, metadata.layers, path), metadata.even, metadata.longest
+        )
         wrong = state._unsound() or ("" if state.rows else "it has no rows")
         if wrong:
             raise AmorError(f"{path} is not a sound state: {wrong}")
@@ -334,9 +342,8 @@ def _parts(named: Mapping[str, Tensor], count: int, path: Path) -> tuple[Part, .
                 raise AmorError(f"{path}: tensor {key!r} is alone; keys and values come together")
             k, v = named[f"{whole}.k"], named[f"{whole}.v"]
             if k.ndim != 4:
-                raise AmorError(
-                    f"{path}: tensor {key!r} has shape {list(k.shape)}, not [rows, heads, slots, size]"
-                )
+                shape = f"{list(k.shape)}, not [rows, heads, slots, size]"
+                raise AmorError(f"{path}: tensor {key!r} has shape {shape}")
             parts[int(layer)][name[:-2]] = KV.of(k, v)
         else:
             parts[int(layer)][name] = tensor
@@ -351,9 +358,9 @@ def _lengths(step: HistoryStep) -> Tensor:
 
 def _needed(steps: tuple[HistoryStep, ...], memory: int) -> tuple[HistoryStep, ...]:
     """The newest steps that together hold `memory` tokens of every row."""
-    held = torch.zeros_like(steps[-1].before.position)
+    covered = torch.zeros_like(steps[-1].before.position)
     for count, step in enumerate(reversed(steps), 1):
-        held = held + _lengths(step)
-        if bool((held >= memory).all()):
+        covered = covered + _lengths(step)
+        if bool((covered >= memory).all()):
             return steps[-count:]
     return steps

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files, alone or as shards that an index names; or one line that says what is wrong."""
+"""Tensors on disk: safetensors files, alone or as shards that an index names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Listed:
-    """A tensor as the head of a file lists it."""
+    """Dtype and shape of a tensor, as the header of a file lists them."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -39,6 +39,7 @@ class Listed:
 
 @contextmanager
 def opened(path: Path, device: str | torch.device = "cpu") -> Iterator[Any]:
+    """An open safetensors file inside a `with`; whatever is wrong with it is one line."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -52,23 +53,26 @@ def opened(path: Path, device: str | torch.device = "cpu") -> Iterator[Any]:
 
 def listed(file: Any, path: Path) -> dict[str, Listed]:
     """Every tensor of an opened file, none of them read."""
-    found: dict[str, Listed] = {}
+    headers: dict[str, Listed] = {}
     for name in file.keys():  # noqa: SIM118 (not a dict)
-        one = file.get_slice(name)
-        kind = one.get_dtype()
+        part = file.get_slice(name)
+        kind = part.get_dtype()
         if kind not in DTYPES:
             raise AmorError(f"{path}: {name} is {kind}; read are {', '.join(DTYPES)}")
-        found[name] = Listed(DTYPES[kind], tuple(one.get_shape()))
-    return found
+        headers[name] = Listed(DTYPES[kind], tuple(part.get_shape()))
+    return headers
 
 
 def read(file: Any, names: Iterable[str]) -> dict[str, Tensor]:
-    """Copies in memory of their own: in a file tensors lie at any address, and torch's products of few rows round by it."""
+    """The named tensors of an opened file, copied to aligned memory.
+
+    In a file tensors lie at any address, and torch's products of few rows round by it.
+    """
     return {name: file.get_tensor(name).clone() for name in names}
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors in host memory as a safetensors file; a disk that refuses is an OSError, as for any other file.
+    """Write tensors in host memory as a safetensors file; a full disk is an OSError as elsewhere.
 
     safetensors raises an error type of its own and puts the system's error number into the text.
     """
@@ -93,7 +97,10 @@ def read_file(path: Path, device: str | torch.device = "cpu") -> dict[str, Tenso
 def read_files(
     paths: Iterable[Path], reader: Callable[[Path], dict[str, Tensor]] = read_file
 ) -> dict[str, Tensor]:
-    """The tensors of several files, each in one of them only and all finite; `reader` opens one file."""
+    """The tensors of several files, all finite; one that stands in two of them is refused.
+
+    reader: reads one file.
+    """
     tensors: dict[str, Tensor] = {}
     for path in paths:
         part = reader(path)
@@ -105,9 +112,9 @@ def read_files(
 
 
 def weight_files(folder: Path, names: Iterable[str] = (WEIGHTS, INDEX)) -> list[Path]:
-    """The files with the weights of a folder: the first of `names` that is there, or the shards it lists if it is an index.
+    """The weight files of a folder: the first of `names` that exists, or the shards an index lists.
 
-    An empty list where the folder has none of them.
+    Empty where the folder has none of them.
     """
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
@@ -116,9 +123,9 @@ def weight_files(folder: Path, names: Iterable[str] = (WEIGHTS, INDEX)) -> list[
 
 
 def _shards(index: Path) -> list[Path]:
-    """The files that an index of shards names (weight_map: tensor name -> file name), each a file beside it.
+    """The files beside an index that its weight_map (tensor name -> file name) names.
 
-    An index comes from elsewhere, so a name with a path in it (such as ../secret) is refused, not opened.
+    An index comes from elsewhere, so a name with a path in it (../secret) is refused, not opened.
     """
     tree = typed.json_tree(typed.read_text(index), str(index))
     names = tree.get("weight_map") if isinstance(tree, dict) else None
@@ -140,7 +147,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """A NaN or an infinity names its tensor here, not some step of a model much later."""
+    """Refuse NaN and infinity by the name of their tensor, before a model computes with them."""
     for name, t in tensors.items():
         # the least and largest number: one pass, no memory, and a NaN is both
         if (

@@ -1,11 +1,11 @@
-"""How OpenMP's threads wait for each other: they spin briefly, then sleep. Set before torch is imported, which
-loads OpenMP.
+"""How OpenMP's threads wait for each other: they spin briefly, then sleep.
 
-Left as it comes, a thread that waits turns in place some hundred thousand times. On a quiet machine that is the fastest; beside
-another program that takes a core, the thread that is waited for does not run while the others turn, and everything stands still.
-Decode, whose pieces of work are too short to sleep between them, has threads of its own (ops/native/team.cpp).
-Whoever says in the environment how threads should wait (VARIABLES) is left alone, in decode too; whoever imports torch before
-amor has the waiting of torch.
+Set before torch is imported, which loads OpenMP. By default a waiting thread spins some hundred
+thousand turns. On a quiet machine that is the fastest; beside another program that takes a core,
+the thread that is waited for does not run while the others spin, and everything stands still.
+Decode, whose pieces of work are too short to sleep between them, has threads of its own
+(ops/native/team.cpp). An environment that sets how threads wait (VARIABLES) is respected, in decode
+too; a program that imports torch before amor keeps the defaults of torch.
 """
 
 import os
@@ -23,9 +23,8 @@ def set_waiting() -> None:
     """Called once, when amor is imported. Programs that are started from here inherit it."""
     global _waiting, _ours
     given = [f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ]
-    _ours = not given or given == [
-        f"{OURS}={SPINS}"
-    ]  # the second: set by amor in the process that started this one
+    # the second: set by amor in the process that started this one
+    _ours = not given or given == [f"{OURS}={SPINS}"]
     if "torch" in sys.modules:
         _waiting = (
             f"as it came: torch was imported before amor{''.join(f', {words}' for words in given)}"

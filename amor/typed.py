@@ -31,9 +31,10 @@ MOST_BELOW = 16  # files that extend each other
 MOST_DOTS = 16  # of a dotted key; none of ours has more than five
 # keys whose value may be a table: {mamba2 = 12, attention = [4]} is one pattern
 WHOLE = frozenset({"pattern"})
-Count = Annotated[int, Meta(ge=0, le=2**53)]  # a number of things
+# 2**53: whole numbers up to here survive readers of JSON that hold floats
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
-Share = Annotated[float, Meta(ge=0, le=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]  # a fraction
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
@@ -45,7 +46,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     newest: ClassVar[int] = 1
     earlier: ClassVar[tuple[int, ...]] = ()
-    version: int = 1
+    version: int = 1  # of the file
 
 
 def convert(kind: type[T], value: Any, where: str) -> T:
@@ -58,6 +59,8 @@ def convert(kind: type[T], value: Any, where: str) -> T:
         result: T = msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
         raise AmorError(_format_error(where, error, value)) from None
+    except UnicodeEncodeError as error:
+        raise AmorError(f"{where}: {_lone_surrogate(error)}") from None
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
     if isinstance(result, File) and result.version not in (result.newest, *result.earlier):
@@ -68,6 +71,7 @@ def convert(kind: type[T], value: Any, where: str) -> T:
 
 
 def from_json(kind: type[T], text: str | bytes, where: str) -> T:
+    """Parse JSON text and convert it to a type."""
     return convert(kind, json_tree(text, where), where)
 
 
@@ -82,6 +86,7 @@ def json_tree(text: str | bytes, where: str) -> Any:
 
 
 def toml_tree(text: str, where: str) -> dict[str, Any]:
+    """Parse TOML text; at most MOST_LEVELS tables inside each other."""
     try:
         tree = tomllib.loads(text)
     # a number of too many digits is a ValueError
@@ -239,7 +244,15 @@ def text(thing: Any) -> str:
 
 def line(thing: Any) -> str:
     """A typed value as one line of JSON."""
-    return msgspec.json.encode(thing).decode() + "\n"
+    try:
+        return msgspec.json.encode(thing).decode() + "\n"
+    except UnicodeEncodeError as error:
+        raise AmorError(f"not written: {_lone_surrogate(error)}") from None
+
+
+def _lone_surrogate(error: UnicodeEncodeError) -> str:
+    """What is wrong with text that JSON's \\ud800 can spell and UTF-8 cannot."""
+    return f"text with a lone surrogate, {error.object[error.start]!a}, which UTF-8 lacks"
 
 
 def _format_error(where: str, error: Exception, value: Any) -> str:

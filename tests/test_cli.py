@@ -6,9 +6,11 @@ from functools import cache
 import pytest
 import torch
 from laws import small
+from rich.console import Console
 
 import amor
 from amor.cli import main, verbs
+from amor.cli.doctor import POSSIBLE, OperatorBackend, draw_operators
 from amor.data.tokenizer import bytes_tokenizer
 from amor.models.folder import save
 from amor.ops import chunks
@@ -98,6 +100,21 @@ def test_doctor_says_which_backend_runs_and_why(capsys, monkeypatch):
     assert rows["scan"]["backend"] == "reference" and "AMOR_KERNELS" in rows["scan"]["why"]
     monkeypatch.setenv("AMOR_KERNELS", "scan=fast")
     assert main(["doctor", "--quick"]) == 2
+
+
+def test_doctor_has_a_line_per_operator_and_each_reason_once_at_80_columns(capsys):
+    rows = [
+        OperatorBackend("scan", "cpu", "chunked", "", {"native": "no compiler", "fla": "no GPU"}),
+        OperatorBackend("conv", "cpu", "reference", "", {"native": "no compiler"}),
+        OperatorBackend("head", "cpu", "chunked", "", {"reference": POSSIBLE}),
+    ]
+    draw_operators(Console(width=80), rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    starts = [line.split()[0] for line in lines]
+    assert all(starts.count(name) == 1 for name in ("scan", "conv", "head"))
+    assert sum("no compiler" in line for line in lines) == 1
+    assert any(line.split() == ["native", "no", "compiler"] for line in lines)
 
 
 def test_doctor_names_the_code_of_a_decode_step(capsys):

@@ -1,4 +1,4 @@
-"""Configs and presets: the paper's parameter counts, and every impossible model refused with its numbers."""
+"""Configs and presets: the paper's parameter counts, and every impossible model refused."""
 
 import json
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def test_a_config_written_before_init_spread_was_renamed_is_refused_with_the_new
         Config.from_dict(old, "FILE")
 
 
-def test_a_config_written_before_heads_could_be_untied_or_the_final_norm_left_out_is_the_same_model():
+def test_a_config_written_before_untied_heads_and_optional_final_norms_is_the_same_model():
     config = amor.preset("amor-mamba2", "tiny")
     old = json.loads(config.to_json())
     del old["tied"], old["blocks"]["final"]

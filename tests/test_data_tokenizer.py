@@ -1,6 +1,7 @@
-"""Laws of tokenizers: every text comes back, the same text trains the same tokenizer, words are cut where it does not matter."""
+"""Tokenizers: every text comes back, the same text trains the same one, cuts do not matter."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -22,7 +23,7 @@ from amor.data.tokenizer import (
     train_bpe,
 )
 from amor.errors import AmorError
-from amor.vocabulary import vocabulary
+from amor.vocabulary import load_file, vocabulary
 
 PROSE = (
     "It was the best of times, it was the worst of times; it wasn't 1859 (nor 1,234.5)!\n\nHe said: \u201cno\u201d.\n"
@@ -113,6 +114,56 @@ def test_the_hash_follows_the_ids_and_not_the_spelling_of_the_file(bpe):
 
 def test_a_vocabulary_has_room_for_the_largest_id():
     assert vocabulary(Tokenizer(models.WordLevel({"a": 0, "b": 9}, unk_token="a"))) == 10
+
+
+PANICS = """
+import json, sys
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from amor.errors import AmorError
+from amor.vocabulary import load_file
+bpe = Tokenizer(models.BPE({"a": 0, "é": 1, "aé": 2, "<s>": 3}, [("a", "é")]))
+bpe.normalizer = normalizers.Replace("q", "b")
+bpe.pre_tokenizer = pre_tokenizers.ByteLevel()
+bpe.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
+tree = json.loads(bpe.to_str())
+*keys, last = sys.argv[2].split(".")
+at = tree
+for key in keys:
+    at = at[key]
+at[last] = json.loads(sys.argv[3])
+open(sys.argv[1], "w").write(json.dumps(tree))
+try:
+    load_file(sys.argv[1])
+except AmorError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("model.continuing_subword_prefix", '"x"', "continuing_subword_prefix is 'x'"),
+        ("model.continuing_subword_prefix", '"abc"', "continuing_subword_prefix is 'abc'"),
+        ("normalizer.pattern", '{"String": ""}', "can read"),
+        ("post_processor.special_tokens", "{}", "can read"),
+    ],
+)
+def test_a_tokenizer_file_that_makes_the_library_panic_is_refused_in_one_line(
+    key, value, words, tmp_path
+):
+    """In a process of its own: the library's panic may abort it."""
+    command = [sys.executable, "-c", PANICS, str(tmp_path / "tokenizer.json"), key, value]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.returncode
+    assert re.search(words, ran.stdout) and ran.stdout.count("\n") == 1
+
+
+def test_a_prefix_of_continuing_subwords_that_merges_have_is_read(tmp_path):
+    tokenizer = Tokenizer(
+        models.BPE({"a": 0, "##b": 1, "ab": 2}, [("a", "##b")], continuing_subword_prefix="##")
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert load_file(tmp_path).encode("ab").ids == [2]
 
 
 @pytest.mark.parametrize(

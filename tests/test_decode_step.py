@@ -1,5 +1,7 @@
-"""Compiled steps: the forward of one token, a row's bits its own; adapters, hooks and changed weights are honoured; what does
-not fit is refused; large pages."""
+"""Compiled steps: the forward of one token, a row's bits its own.
+
+Adapters, hooks and changed weights are honoured; what does not fit is refused; large pages.
+"""
 
 import dataclasses
 import itertools
@@ -68,6 +70,22 @@ def test_a_compiled_step_is_the_forward_of_one_token(name):
     for block, gate in enumerate(out.gates):
         close(found.score[:, block], gate.score[:, 0].float(), "scores")
         assert torch.equal(found.fire[:, block], gate.fire[:, 0])
+    for (part, mine), (_, theirs) in zip(tensors(after), tensors(out.state), strict=True):
+        close(mine, theirs, part)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_each_head_of_a_decode_step_reads_b_and_c_of_its_own_group(groups):
+    """Heads of a group are neighbours: head h of H belongs to group h // (H / groups)."""
+    model = small("mamba2", **{"mixers.mamba2.groups": groups})
+    assert model.backbone.layers[0].mixer.heads // groups > 1
+    state, token = read(model, 3)
+    with torch.no_grad():
+        out = model(token[:, None], state.fork())
+    engine = Engine(model)
+    assert engine.path == "compiled steps"
+    after, step = engine.step(token, state)
+    close(step.logits, model.logits(out.hidden[:, 0]).detach(), "logits")
     for (part, mine), (_, theirs) in zip(tensors(after), tensors(out.state), strict=True):
         close(mine, theirs, part)
 

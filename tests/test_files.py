@@ -1,9 +1,12 @@
-"""The law of files: a reader, or a kill, meets the old one or the new one."""
+"""Files: a reader, or a kill, meets the old one or the new one; tensors of several shards."""
 
 import os
 
 import pytest
+import torch
 
+from amor import tensors
+from amor.errors import AmorError
 from amor.files import atomic_write, replace_file
 
 
@@ -37,6 +40,17 @@ def test_what_a_kill_leaves_is_taken_by_the_next_write_of_one_that_writes_alone(
     assert not path.exists() and len(os.listdir(tmp_path)) == 1
     replace_file(path, "whole", mark="part")
     assert path.read_text() == "whole" and os.listdir(tmp_path) == ["file"]
+
+
+def test_a_tensor_that_stands_in_two_shards_is_refused(tmp_path):
+    """Which of the two a model gets would depend on the order of the files."""
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    tensors.write(paths[0], {"x": torch.zeros(2), "y": torch.zeros(2)})
+    tensors.write(paths[1], {"z": torch.zeros(2)})
+    assert sorted(tensors.read_files(paths)) == ["x", "y", "z"]
+    tensors.write(paths[1], {"y": torch.ones(2)})
+    with pytest.raises(AmorError, match=r"b\.safetensors: tensor 'y' is in another shard too"):
+        tensors.read_files(paths)
 
 
 def test_two_that_write_at_once_do_not_meet(tmp_path):

@@ -153,7 +153,7 @@ def read_nothing(mixer, x):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_documents_do_not_leak(kind):
-    """Change the last token of the first document: the second must not move, in values or gradients."""
+    """Change the last token of the first document: nothing of the second may change."""
     mixer, goal = mixer_of(kind), inputs(1, LENGTH, seed=5)
     reset = torch.zeros(1, LENGTH, dtype=torch.bool)
     reset[0, [0, 37]] = True

@@ -1,4 +1,4 @@
-"""The package speaks the field's language: one class per name, and no private words in names, comments and docstrings."""
+"""One class per name, docstrings, and no private words in names, comments and docstrings."""
 
 import ast
 import io
@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parent.parent / "amor"
 FILES = sorted(ROOT.rglob("*.py"))
 
+# subpackages, or files of one, whose public classes and functions all have docstrings; "": the root
+DOCUMENTED = ("", "mixers", "ops", "cli/doctor.py")
 DENIED = {"found", "held", "told", "said", "asked"}  # participles that name nothing
 PROSE = re.compile(r"\b(told|said|foretells?|unsaid)\b")  # machines do not speak
 
@@ -27,7 +29,7 @@ def public_classes(sources):
 
 
 def public_names(text):
-    """Names of functions, methods, classes, fields and module constants, wherever they are defined."""
+    """Names of functions, methods, classes, fields and module constants."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
@@ -54,6 +56,14 @@ def prose(text):
             yield ast.get_docstring(node) or ""
 
 
+def undocumented(text):
+    """Public classes and top-level functions without a docstring."""
+    for node in ast.parse(text).body:
+        definition = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+        if definition and not node.name.startswith("_") and not ast.get_docstring(node):
+            yield node.name
+
+
 def test_no_two_public_classes_share_a_name():
     where = public_classes({str(path.relative_to(ROOT)): path.read_text() for path in FILES})
     assert not {name: files for name, files in where.items() if len(files) > 1}
@@ -72,7 +82,8 @@ def test_public_names_are_not_participles(path):
 
 
 def test_participles_are_noticed_wherever_a_name_is_public():
-    text = "def told(): pass\nclass A:\n    found: int = 0\n    def said(self): self.held = 1\nasked = 2\n"
+    text = "def told(): pass\nclass A:\n    found: int = 0\n    def said(self): self.held = 1\n"
+    text += "asked = 2\n"
     assert set(public_names(text)) & DENIED == DENIED
 
 
@@ -90,3 +101,21 @@ def test_speech_is_noticed_in_comments_and_docstrings_and_allowed_in_messages():
         "# as was said",
         "A gate is told.",
     ]
+
+
+def documented(path):
+    """Whether a file belongs to DOCUMENTED."""
+    where = path.relative_to(ROOT)
+    return any(where.is_relative_to(name) if name else len(where.parts) == 1 for name in DOCUMENTED)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if documented(p)], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_every_public_class_and_function_has_a_docstring(path):
+    assert not list(undocumented(path.read_text()))
+
+
+def test_a_missing_docstring_is_noticed():
+    text = "class A: pass\ndef f(): pass\ndef _own(): pass\ndef g():\n    'Documented.'\n"
+    assert list(undocumented(text)) == ["A", "f"]

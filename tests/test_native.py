@@ -96,7 +96,8 @@ def test_every_struct_of_the_package_is_compared_with_its_cpp(
         (
             "long x_row, x_token;",
             "long x_token, x_row;",
-            "Inputs.x_row is integer of 8 bytes at 48 in C++ and integer of 8 bytes at 40 in Python",
+            "Inputs.x_row is integer of 8 bytes at 48 in C++ "
+            "and integer of 8 bytes at 40 in Python",
         ),
         (
             "channels, taps, block;",
@@ -333,7 +334,10 @@ def python(code: str, **environment: str) -> str:
 
 
 OWN = "; decode has threads of its own"
-SAYS = "import os; from amor.threads import waiting; print(os.environ.get('GOMP_SPINCOUNT'), '|', waiting())"
+SAYS = (
+    "import os; from amor.threads import waiting; "
+    "print(os.environ.get('GOMP_SPINCOUNT'), '|', waiting())"
+)
 
 
 def test_amor_says_how_threads_wait_before_torch_is_imported() -> None:
@@ -377,7 +381,8 @@ def test_torch_and_native_code_share_one_openmp() -> None:
     code = (
         "import amor.ops.rowwise.native as it; it.library(); "
         "maps = [line.split()[-1] for line in open('/proc/self/maps')]; "
-        "print(len({path for path in maps if 'gomp' in path or 'iomp' in path or 'libomp' in path}))"
+        "names = ('gomp', 'iomp', 'libomp'); "
+        "print(len({path for path in maps if any(name in path for name in names)}))"
     )
     assert python(code) == "1"
 
@@ -385,7 +390,7 @@ def test_torch_and_native_code_share_one_openmp() -> None:
 TEAM = """
 #include <unistd.h>
 #include "team.h"
-// How many worked, 0 where one of the members was not there once between two meetings; the last of them is late by so much.
+// How many worked, 0 where a member missed a meeting; the last of them is late by so much.
 extern "C" int work(int threads, int late, int going) {
     int there[8] = {}, good = 1, of = 0;
     if (going) expect_more();
@@ -448,7 +453,8 @@ def test_decode_uses_openmp_where_the_environment_says_how_to_wait() -> None:
     from amor.threads import SPINS
 
     code = (
-        "import amor; from amor.ops.native import team; from types import SimpleNamespace as N; joined = []; "
+        "import amor; from amor.ops.native import team; from types import SimpleNamespace as N; "
+        "joined = []; "
         "team.join(N(join_team=joined.append)); print(len(joined))"
     )
     assert (

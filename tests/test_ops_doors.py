@@ -1,4 +1,4 @@
-"""Which code runs an operator: native code that may be missing, doors to GPU kernels, chunk sizes that are measured."""
+"""Which code runs an operator: native code, doors to GPU kernels, chunk sizes that are measured."""
 
 import os
 import subprocess
@@ -91,6 +91,39 @@ def test_without_its_package_a_gpu_falls_to_the_matrix_form_and_says_why(
     assert name == "chunked" and "pip install" in why
 
 
+@pytest.mark.parametrize(("op", "door", "package"), DOORS)
+def test_a_package_that_is_installed_but_cannot_be_imported_closes_its_door_with_the_reason(
+    op: str,
+    door: str,
+    package: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    anew: None,
+) -> None:
+    for name in (door, "triton"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('libcudart.so is lost')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("AMOR_KERNELS", raising=False)
+    name, why = choice(op, "cuda")
+    assert name == "chunked" and f"{door}: {door}.ops." in why
+    assert "cannot be imported (ImportError: libcudart.so is lost)" in why
+
+
+def test_a_triton_that_cannot_be_imported_leaves_the_head_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: None
+) -> None:
+    (tmp_path / "triton.py").write_text("raise OSError('no driver')")
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.delitem(sys.modules, "amor.ops.head.kernel", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("AMOR_KERNELS", raising=False)
+    name, why = choice("head", "cuda")
+    assert name == "chunked" and "cannot be imported (OSError: no driver)" in why
+
+
 def imitate(monkeypatch: pytest.MonkeyPatch, path: str, **functions: object) -> None:
     """A package that is not installed, with these functions in it."""
     parts = path.split(".")
@@ -103,7 +136,7 @@ def imitate(monkeypatch: pytest.MonkeyPatch, path: str, **functions: object) -> 
 def in_sequences(
     run: object, inputs: tuple[Tensor, ...], state: Tensor, bounds: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What fla's kernels promise: rows as they are, or one row cut at `cu_seqlens` with a state a piece."""
+    """fla's contract: rows as they are, or one row cut at `cu_seqlens` with a state per piece."""
     if bounds is None:
         return run(*inputs, state)
     pieces = [
@@ -128,7 +161,7 @@ def imitated_kda(q, k, v, g, beta, scale, initial_state, output_final_state, cu_
 
 
 def imitated_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlens):
-    """Gated linear attention: the state is [K, V] where the scan's is [P, S]; step sizes are 1 and A is 1."""
+    """Gated linear attention: the state is [K, V] where the scan's is [P, S]; dt and A are 1."""
     assert scale == 1.0 and output_final_state
 
     def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,8 +177,9 @@ def imitated_gla(q, k, v, g, scale, initial_state, output_final_state, cu_seqlen
 def imitated_update(
     state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None
 ):
-    """mamba-ssm, one token: state [b, h, p, n] written in place; x, dt [b, h, p]; A [h, p, n]; B, C [b, g, n]; D, dt_bias [h, p].
+    """mamba-ssm, one token: state [b, h, p, n] written in place.
 
+    x, dt [b, h, p]; A [h, p, n]; B, C [b, g, n]; D, dt_bias [h, p].
     2.2 reads the strides of dt_bias and D though both are said to be optional.
     """
     assert z is None and not dt_softplus and state_batch_indices is None
@@ -252,6 +286,61 @@ def test_a_machine_without_a_compiler_says_so_and_works(
     monkeypatch.setenv("AMOR_KERNELS", "scan=native")
     with pytest.raises(AmorError, match="no C\\+\\+ compiler"):
         choice("scan", "cpu")
+
+
+FORWARD = """
+import amor, torch
+model = amor.build(amor.preset("mamba2", "tiny", vocab=64))
+for _ in range(2):
+    model(torch.zeros(1, 4, dtype=torch.long))
+"""
+
+
+def stderr_of(code: str, **environment: str) -> str:
+    """What a fresh process prints on stderr; its stdout must stay empty."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("AMOR_KERNELS", "AMOR_NATIVE", "CXX")}
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(
+        command, env=clean | environment, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == ""
+    return ran.stderr
+
+
+def test_a_missing_compiler_is_announced_once_in_one_line(tmp_path: Path) -> None:
+    """Only where nobody chose it: not with AMOR_KERNELS, not with AMOR_NATIVE=0."""
+    line = stderr_of(FORWARD, PATH=str(tmp_path))
+    assert line.count("\n") == 1 and "no C++ compiler" in line
+    assert "several times slower; see amor doctor" in line
+    assert stderr_of(FORWARD, PATH=str(tmp_path), AMOR_KERNELS="reference") == ""
+    assert stderr_of(FORWARD, PATH=str(tmp_path), AMOR_NATIVE="0") == ""
+
+
+COMPILE = """
+import sys
+from pathlib import Path
+from amor.ops import native
+for path in sys.argv[1:]:
+    assert native.missing(Path(path)) is None
+"""
+
+
+def test_the_first_compile_is_announced_with_progress_and_a_warm_cache_is_silent(
+    tmp_path: Path,
+) -> None:
+    if native.compiler() is None:
+        return
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.cpp").write_text('extern "C" int answer() { return 42; }')
+    paths = [str(tmp_path / "one.cpp"), str(tmp_path / "two.cpp")]
+    code = COMPILE.replace("sys.argv[1:]", repr(paths))
+    cache = {"AMOR_CACHE": str(tmp_path / "cache")}
+    first = stderr_of(code, **cache)
+    most = len(list(Path(native.__file__).parents[2].rglob("*.cpp")))
+    words = "compiling native code for this machine, once: 1 of at most"
+    assert first == f"{words} {most} (one) ...\n", "the second one is due 15 seconds later"
+    assert stderr_of(code, **cache) == ""
+    assert stderr_of(code, AMOR_CACHE=str(tmp_path / "new"), AMOR_KERNELS="auto") == ""
 
 
 def test_native_code_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, anew: None) -> None:

@@ -1,4 +1,4 @@
-"""The head operator: every backend usable here equals the reference, values and gradients, and T x V never exists."""
+"""The head: every backend usable here equals the reference, gradients too; no T x V logits."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ GUESTS = [
     b.name for b in BACKENDS["head"] if b.name != "reference" and missing("head", b, "cpu") is None
 ]
 SUMS = {"chunked": module("head", "chunked").Sums, "native": module("head", "native").NativeSums}
-# tokens, vocabulary: one, a few, more vocabulary than one slice, no whole number of vectors, none at all
+# tokens, vocabulary: one, a few, more than one slice, no whole number of vectors, none at all
 SHAPES = [(1, 2), (7, 301), (65, 5000), (3, 9001), (0, 50)]
 
 
@@ -186,7 +186,7 @@ def test_tokens_by_vocabulary_never_exists(guest: str) -> None:
 
 
 def test_the_triton_kernel_reads_what_the_reference_reads() -> None:
-    """In Triton's interpreter, in a process of its own: the switch is read when triton is imported."""
+    """In Triton's interpreter, in a fresh process: the switch is read when triton is imported."""
     pytest.importorskip("triton")
     script = Path(__file__).with_name("triton_head.py")
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,4 +1,4 @@
-"""Linear layers: native products against torch's, values and gradients, one weight or several beside each other."""
+"""Linear layers: native products against torch's, values and gradients, one weight or several."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ GUESTS = [
     for b in BACKENDS["linear"]
     if b.name != "reference" and missing("linear", b, "cpu") is None
 ]
-# tokens, inner, outputs: no token, one, few; whole blocks, ragged ones, one output, several pieces of the inner dimension,
-# several widths of panels
+# tokens, inner, outputs: no token, one, few; whole blocks, ragged ones, one output, several pieces
+# of the inner dimension, several widths of panels
 SHAPES = [
     (0, 16, 8),
     (1, 64, 48),

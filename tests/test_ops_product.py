@@ -1,4 +1,4 @@
-"""Skinny products, one-pass probes of the head, weights of fewer bits with a bound that holds, and lone queries."""
+"""Skinny products, one-pass probes of the head, weights of fewer bits with a bound that holds."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from amor.ops.product.formats import Format
 pytestmark = pytest.mark.usefixtures("fresh_memory_is_poisoned")
 
 GUESTS = [b.name for b in BACKENDS["product"] if missing("product", b, "cpu") is None]
-# outputs, inner: whole vectors and groups, neither, less than one of each, several slabs of the probe
+# outputs, inner: whole vectors and groups, neither, less than one of each, several probe slabs
 SHAPES = [(130, 128), (37, 100), (3, 5), (1200, 65)]
 ROWS = (1, 2, 3, 4, 5, 8, 33)
 
@@ -54,7 +54,7 @@ def test_a_product_is_x_times_the_packed_weights(
 @pytest.mark.parametrize("kind", list(product.FORMATS))
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_every_format_keeps_a_product_within_its_bound(guest: str, kind: str, scale: float) -> None:
-    """|x' w' - x w| <= |x'| |w' - w| + |x' - x| |w|, also for x along w' - w, where it is nearly met."""
+    """|x' w' - x w| <= |x'| |w' - w| + |x' - x| |w|, also for x along w' - w."""
     x, weight = made(48, 200)
     weight[3, 7] *= 50  # an outlier spoils its group
     matrix = product.pack(weight, kind)
@@ -64,7 +64,7 @@ def test_every_format_keeps_a_product_within_its_bound(guest: str, kind: str, sc
         module("product", guest).product(x, matrix).double() - x.double() @ weight.double().T
     ).abs()
     length, off = x.double().norm(dim=1), moved(matrix.format, x)
-    # a float32 sum of K products in any order errs by at most K roundings of sum |w_k x_k| <= |w| |x|
+    # a float32 sum of K products in any order errs by K roundings of sum |w_k x_k| <= |w| |x|
     slack = weight.double().norm(dim=1).max() * (off + 2 * (200 + 16) * 2.0**-24 * length)
     residuals = (matrix.floats().double() - weight.double()).norm(dim=1)
     allowed = (length + off)[:, None] * residuals + slack[:, None]

@@ -1,4 +1,4 @@
-"""The recurrent operators: every backend usable here equals the reference, values and gradients, whatever the length."""
+"""Recurrent operators: every backend usable here equals the reference, gradients too."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,5 +1,7 @@
-"""What a model is, from whatever a file says: each node of a valid config, recipe, state and folder of weights replaced by
-nonsense is one line or a model that stands, at once."""
+"""Nonsense for any node of a valid config, recipe, state or folder of weights, and for tokens.
+
+It is refused in one line, or a model that works, at once.
+"""
 
 import json
 import struct
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import amor
 from amor.config import Config
 from amor.decode.engine import Engine
+from amor.decode.sample import Sampler, Sampling
 from amor.errors import AmorError
 from amor.kv import KV
 from amor.models.folder import CONFIG, WEIGHTS, load_config, load_model, save
@@ -284,9 +287,8 @@ def parts_on_disk(path):
     from safetensors import safe_open
 
     with safe_open(str(path), "pt") as file:
-        return json.loads(file.metadata()["amor"]), {
-            name: file.get_tensor(name) for name in file.keys()
-        }  # noqa: SIM118
+        names = file.keys()
+        return json.loads(file.metadata()["amor"]), {name: file.get_tensor(name) for name in names}
 
 
 @torch.no_grad()
@@ -411,3 +413,42 @@ def test_a_state_made_by_hand_is_looked_at_before_native_code_writes_to_it():
             with pytest.raises(AmorError, match="not one of this model"):
                 enter(changed)
     engine.step(torch.tensor([1, 2]), good)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (torch.tensor([[1, 2, 211]]), "token 211 is outside the vocabulary, 0 to 210"),
+        (torch.tensor([[1, -1]]), "token -1 is outside the vocabulary"),
+        (torch.tensor([1, 2]), r"int64 of shape \[2\]; give int64 of shape \[rows, columns\]"),
+        (torch.tensor([[1.0, 2.0]]), "tokens are float32"),
+        (torch.tensor([[True]]), "tokens are bool"),
+    ],
+    ids=["beyond", "negative", "1-D", "float", "bool"],
+)
+def test_tokens_that_are_no_ids_of_the_model_are_refused_in_one_line(given, words):
+    model = small("mamba2")
+    with one_line(), pytest.raises(AmorError, match=words):
+        model(given)
+
+
+def test_pads_may_hold_anything_and_a_wrong_token_of_a_decode_step_is_refused():
+    model = small("mamba2")
+    padded = torch.tensor([[-100, 1, 2], [3, 4, 5]])
+    model(padded, valid=padded >= 0)
+    with pytest.raises(AmorError, match="token -100"):
+        model(padded)
+    session = Engine(model).prefill([[1, 2]])
+    with pytest.raises(AmorError, match="token 211 is outside the vocabulary"):
+        session.step([211])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@torch.no_grad()
+def test_weights_so_large_that_logits_are_not_finite_are_named_by_decode(temperature):
+    model = small("amor-mamba2")
+    for parameter in model.backbone.parameters():
+        parameter.mul_(1e38)
+    logits = Engine(model).prefill([[1, 2]]).next.logits
+    with pytest.raises(AmorError, match="logits are not finite"):
+        Sampler(Sampling(temperature=temperature), [0], [[1, 2]], 211).choose(logits)

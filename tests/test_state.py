@@ -1,4 +1,4 @@
-"""States are values: forked, selected, joined, rolled back and stored, reading on from them is exact."""
+"""States are values: forked, selected, joined, rolled back, stored; reading on is exact."""
 
 import pytest
 import torch

@@ -69,6 +69,15 @@ def test_broken_files_are_one_line(tmp_path: Path, held: bytes):
         typed.read(Thing, tmp_path / "f.json")
 
 
+def test_a_lone_surrogate_is_one_line():
+    """transformers reads JSON with Python's reader, which lets one through."""
+    assert said({"name": "a", "rate": "\ud800"}) == (
+        "F: text with a lone surrogate, '\\ud800', which UTF-8 lacks"
+    )
+    with pytest.raises(AmorError, match="lone surrogate"):
+        typed.line(Thing(name="\ud800"))
+
+
 @pytest.mark.parametrize("held", ["a = ", "a = " + "[" * 5000, "a = " + "9" * 10_000, "a = nan"])
 def test_broken_toml_is_one_line(tmp_path: Path, held: str):
     (tmp_path / "f.toml").write_text(held)

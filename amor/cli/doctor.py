@@ -40,15 +40,17 @@ EXTRAS = {
     "mamba-ssm": "GPU kernels of the scan",
 }
 
+POSSIBLE = "possible"  # the reason beside a backend that could run as well
+
 
 class OperatorBackend(msgspec.Struct, frozen=True):
     """The backend that will run an operator on a device, why, and why not the others."""
 
-    operator: str
+    operator: str  # a key of BACKENDS, or "decode step"
     device: str
     backend: str
     why: str
-    others: dict[str, str]
+    others: dict[str, str]  # name -> why it cannot run here, or POSSIBLE
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,12 +109,13 @@ def operators() -> list[OperatorBackend]:
     for op, backends in BACKENDS.items():
         for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
             name, why = choice(op, device)
-            reasons = {b.name: missing(op, b, device) or "slower" for b in backends}
-            reasons.pop(name, None)
+            reasons = {b.name: missing(op, b, device) or POSSIBLE for b in backends}
+            del reasons[name]
             rows.append(OperatorBackend(op, device, name, why, reasons))
     why_not = missing_source(SOURCE)
     backend, why = ("the model's forward", why_not) if why_not else ("compiled", "the fastest")
-    return [*rows, OperatorBackend("decode step", "cpu", backend, why, {})]
+    others = {"compiled": why_not} if why_not else {}
+    return [*rows, OperatorBackend("decode step", "cpu", backend, why, others)]
 
 
 def draw(report: DoctorReport) -> None:
@@ -131,14 +134,28 @@ def draw(report: DoctorReport) -> None:
     kernels = f"AMOR_KERNELS={forced}" if forced else "chosen automatically (AMOR_KERNELS forces)"
     console.print(f"[bold]kernels[/]   {kernels}")
     draw_chunks(console, report.chunks or ())
-    columns = ("operator", "device", "backend", "why", "others")
-    table = Table(*columns, show_edge=False, pad_edge=False)
-    for row in report.operators:
-        others = "; ".join(f"{name}: {why}" for name, why in row.others.items())
-        table.add_row(row.operator, row.device, row.backend, row.why, others)
-    console.print(table)
+    draw_operators(console, report.operators)
     absent = [f"{name} ({what})" for name, what in EXTRAS.items() if not report.packages[name]]
     console.print(f"[bold]optional packages not installed[/]: {', '.join(absent) or 'none'}")
+
+
+def draw_operators(console: Console, rows: Sequence[OperatorBackend]) -> None:
+    """Print one line per operator and device, then each reason against a backend once."""
+    columns = ("operator", "device", "backend", "also possible")
+    table = Table(*columns, show_edge=False, pad_edge=False)
+    against: dict[str, dict[str, None]] = {}  # reason -> backends, in the order they are met
+    for row in rows:
+        possible = [name for name, why in row.others.items() if why == POSSIBLE]
+        table.add_row(row.operator, row.device, row.backend, ", ".join(possible))
+        for name, why in row.others.items():
+            if why != POSSIBLE:
+                against.setdefault(why, {})[name] = None
+    console.print(table)
+    if against:
+        reasons = Table.grid(padding=(0, 2))
+        for why, names in against.items():
+            reasons.add_row(", ".join(names), why)
+        console.print("[bold]not possible here[/]", reasons, sep="\n")
 
 
 def draw_chunks(console: Console, rows: Sequence[ChunkTiming]) -> None:

@@ -33,6 +33,7 @@ from amor.errors import AmorError
 from amor.form import Part
 from amor.gates.base import Gate
 from amor.kv import KV
+from amor.layout import check_token_ids
 from amor.models.amor import Amor, Output
 from amor.models.block import GateTrace
 from amor.models.probe import DirectProbe
@@ -310,6 +311,7 @@ class Session:
                 f"step takes one token per row: {self.rows} rows, tokens of shape "
                 f"{list(tokens.shape)}"
             )
+        check_token_ids(tokens[:, None], self.engine.model.config.vocab)
         self.state, self._next = self.engine.step(tokens, self.state)
         return self._next
 

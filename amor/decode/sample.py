@@ -82,6 +82,11 @@ class Sampler:
 
     def choose(self, logits: Tensor) -> Tensor:
         """One token per row, [B], from logits [B, V]."""
+        if not bool(logits.amax(-1).isfinite().all()):
+            raise AmorError(
+                "the model's logits are not finite (NaN or infinity): its weights are too large "
+                "or damaged"
+            )
         if self.used is not None:
             logits = penalised(
                 logits, self.used.to(logits.device), self.sampling.repetition_penalty

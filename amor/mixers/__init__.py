@@ -1,1 +1,1 @@
-"""Mixers: what carries information from token to token. One file a kind; `base.py` is the contract."""
+"""Mixers: what carries information from token to token. One file per kind."""

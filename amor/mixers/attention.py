@@ -20,32 +20,32 @@ from amor.program import Program, Vector
 class AttentionOptions:
     """Shape of multi-head attention; every head has its own keys and values."""
 
-    head_size: HeadSize = (
-        64  # channels per head, the paper's; even, since rotary embedding turns pairs
-    )
+    # channels per head, the paper's; even, since rotary embedding turns pairs
+    head_size: HeadSize = 64
     rope_theta: Theta = 10_000.0  # base of the rotary frequencies, RoFormer's
     width: InnerWidth = 0  # channels of all heads together; 0: as wide as the model
 
     def check(self, width: int) -> None:
+        """Refuse heads that do not divide the width, or of an odd size."""
         divides("attention.head_size", self.width or width, self.head_size, "head size")
         even_heads("attention.head_size", self.head_size)
 
     def parameters(self, width: int) -> int:
+        """Exactly those of the mixer at a model width."""
         return 4 * width * (self.width or width)  # q, k, v and output projection
 
 
 class Attention(Mixer):
+    """softmax(q k^T / sqrt(d)) v with rotary q and k; the State holds keys and values."""
+
     kind = "attention"
     Options = AttentionOptions
 
     def __init__(self, width: int, options: AttentionOptions, eps: float):
         super().__init__()
         inner = options.width or width
-        self.head_size, self.theta, self.heads = (
-            options.head_size,
-            options.rope_theta,
-            inner // options.head_size,
-        )
+        self.head_size, self.theta = options.head_size, options.rope_theta
+        self.heads = inner // options.head_size
         self.q_proj = Linear(width, inner)
         self.k_proj = Linear(width, inner)
         self.v_proj = Linear(width, inner)
@@ -55,7 +55,10 @@ class Attention(Mixer):
         return {"kv": KV.empty(batch, self.heads, self.head_size, device, dtype)}
 
     def append_keys(self, x: Tensor, kv: KV, layout: Layout) -> tuple[Tensor, Tensor, KV]:
-        """Keys and values that queries of this call may look at, [B, H, L, d], and the state after it."""
+        """Append the keys and values of tokens x [B, T, D].
+
+        Returns those that queries of this call may look at, [B, H, L, d] each, and the state after.
+        """
         k, v = (
             fan_heads(t, self.head_size)
             for t in linears_sharing_input(x, [self.k_proj], [self.v_proj])
@@ -84,16 +87,16 @@ class Attention(Mixer):
         return self.all_queries(x, k, v, layout), {"kv": after}
 
     def last(self, x: Tensor, state: Part, layout: Layout) -> tuple[Tensor, Part]:
-        if touched(self):  # whoever watches the forward sees it run
+        if touched(self):  # a hook on the forward must see it run
             return super().last(x, state, layout)
         kv = state["kv"]
         assert isinstance(kv, KV)
         _, _, after = self.append_keys(x, kv, layout)
-        return self.all_queries(last_real(x, layout), after.k, after.v, layout.last()), {
-            "kv": after
-        }
+        out = self.all_queries(last_real(x, layout), after.k, after.v, layout.last())
+        return out, {"kv": after}
 
     def all_queries(self, x: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        """x [B, T, D] against k, v [B, H, L, d] -> [B, T, D]."""
         q = self.ask(x, *layout.rotary(self.head_size, self.theta)).transpose(1, 2)
         if layout.causal:
             a = attend.dense(q, k, v, causal=True)
@@ -116,7 +119,7 @@ class Attention(Mixer):
         p.keys(k, v, self.head_size, self.theta, "kv")
 
     def queries_program(self, p: Program, x: Vector) -> Vector:
-        """The part that only a token which attends needs; its keys are there."""
+        """The part that only a token which attends needs, after `keys_program`."""
         return p.linear(
             p.attend(p.linear(x, self.q_proj), self.head_size, self.theta, "kv"), self.o_proj
         )

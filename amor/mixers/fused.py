@@ -1,4 +1,4 @@
-"""Fused: a whole Mamba2 mixer beside a narrow attention; both are normed, scaled a channel, and averaged."""
+"""Fused: a Mamba2 mixer beside a narrow attention, both normed, scaled per channel and averaged."""
 
 from dataclasses import dataclass
 
@@ -16,38 +16,43 @@ from amor.program import Program, Vector
 
 @dataclass(frozen=True)
 class FusedOptions:
-    """Shape of both halves: `share` and `rope_theta` are of attention, `head_size` is of both, the rest of Mamba2."""
+    """Shape of both halves; the defaults are those of Mamba2 and of attention."""
 
     expand: Expand = 2  # Mamba2's inner width over the model's width
-    head_size: HeadSize = 64  # channels per head
+    head_size: HeadSize = 64  # channels per head, of both
     state_size: StateSize = 128  # state numbers per channel
     groups: Groups = 1  # heads of a group share B and C
     conv: Taps = 4  # tokens that the short convolution reads
     rope_theta: Theta = 10_000.0  # base of the rotary frequencies
-    share: Width = (
-        4  # attention is 1 / share as wide as the model; 4 gives the paper's parameter counts
-    )
+    # attention is 1 / share as wide as the model; 4 gives the paper's parameter counts
+    share: Width = 4
 
     def check(self, width: int) -> None:
+        """Refuse a width at which either half cannot be built."""
         self.mamba2.check(width)
         divides("fused.share", width, self.share, "share")
         self.attention(width).check(width)
 
     def parameters(self, width: int) -> int:
+        """Exactly those of the mixer at a model width."""
         halves = self.mamba2.parameters(width) + self.attention(width).parameters(width)
         return halves + 4 * width  # a norm and a scale per half
 
     @property
     def mamba2(self) -> mamba2.Mamba2Options:
+        """The options of the Mamba2 half."""
         return mamba2.Mamba2Options(
             self.expand, self.head_size, self.state_size, self.groups, self.conv
         )
 
     def attention(self, width: int) -> attention.AttentionOptions:
+        """The options of the attention half at a model width."""
         return attention.AttentionOptions(self.head_size, self.rope_theta, width // self.share)
 
 
 class Fused(Mixer):
+    """(norm(mamba2(x)) * s_m + norm(attention(x)) * s_a) / 2, with a scale s per channel."""
+
     kind = "fused"
     Options = FusedOptions
 
@@ -56,10 +61,8 @@ class Fused(Mixer):
         self.mamba2 = mamba2.Mamba2(width, options.mamba2, eps)
         self.attention = attention.Attention(width, options.attention(width), eps)
         self.mamba2_norm, self.attention_norm = RMSNorm(width, eps), RMSNorm(width, eps)
-        self.mamba2_scale, self.attention_scale = (
-            nn.Parameter(torch.ones(width)),
-            nn.Parameter(torch.ones(width)),
-        )
+        self.mamba2_scale = nn.Parameter(torch.ones(width))
+        self.attention_scale = nn.Parameter(torch.ones(width))
 
     def reset_parameters(self, generator: torch.Generator | None) -> None:
         self.mamba2_scale.data.fill_(1.0)

@@ -1,4 +1,7 @@
-"""Gated DeltaNet: a linear memory that corrects what it holds. Parameters are named as in fla's layer, with one convolution."""
+"""Gated DeltaNet (arXiv 2412.06464): a linear memory that corrects what it holds.
+
+Parameters are named as in fla's layer, with one convolution over q, k and v together.
+"""
 
 from dataclasses import dataclass
 
@@ -27,7 +30,7 @@ from amor.parts import (
 )
 from amor.program import Program, Vector
 
-UNIT_EPS = 1e-6  # of fla and transformers
+UNIT_EPS = 1e-6  # added to the sum of squares of q and k, as in fla and transformers
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,12 @@ class GatedDeltaNetOptions:
     conv: Taps = 4  # tokens that the short convolution reads
 
     def check(self, width: int) -> None:
+        """Refuse a width that the heads do not fill."""
         if not self.heads and (3 * width) % (4 * self.head_size):
             near = max(1, round(3 * width / (4 * self.head_size)))
             raise AmorError(
-                f"gated_deltanet: heads of {self.head_size} do not fill three quarters of width {width} "
-                f"({0.75 * width / self.head_size:.2f} heads); give heads={near}"
+                f"gated_deltanet: heads of {self.head_size} do not fill three quarters of width "
+                f"{width} ({0.75 * width / self.head_size:.2f} heads); give heads={near}"
             )
 
     def count(self, width: int) -> int:
@@ -52,15 +56,17 @@ class GatedDeltaNetOptions:
         return self.heads or 3 * width // (4 * self.head_size)
 
     def parameters(self, width: int) -> int:
+        """Exactly those of the mixer at a model width."""
         heads, value_size = self.count(width), self.head_size * self.expand_v
         keys, values = heads * self.head_size, heads * value_size
         projections = width * (2 * keys + 3 * values + 2 * heads)  # q, k; v, g, output; a, b
-        return (
-            projections + (2 * keys + values) * self.conv + 2 * heads + value_size
-        )  # A_log, dt_bias; norm
+        vectors = 2 * heads + value_size  # A_log, dt_bias; norm
+        return projections + (2 * keys + values) * self.conv + vectors
 
 
 class GatedDeltaNet(Mixer):
+    """Gated delta rule (amor/ops/delta) with one decay per head and a gated norm at the output."""
+
     kind = "gated_deltanet"
     Options = GatedDeltaNetOptions
 
@@ -117,30 +123,21 @@ class GatedDeltaNet(Mixer):
         )
         qkv, gate, a, b = projected.split(sum(sizes), self.values, self.heads, self.heads)
         q, k, v = p.conv(qkv, self.conv1d, "conv").split(*sizes)
-        q, k = (
-            p.unit_norm(q, size, size**-0.5, UNIT_EPS / size),
-            p.unit_norm(k, size, 1.0, UNIT_EPS / size),
-        )
+        q = p.unit_norm(q, size, size**-0.5, UNIT_EPS / size)
+        k = p.unit_norm(k, size, 1.0, UNIT_EPS / size)
         o = p.delta(q, k, v, a, b, -self.A_log.detach().float().exp(), self.dt_bias, "delta")
         return p.linear(p.gated_norm(o, gate, self.o_norm, gate_first=False), self.o_proj)
 
     def cost(self, context: int) -> Cost:
         numbers = self.keys * self.value_size
-        held = 4 * (numbers + (2 * self.keys + self.values) * (self.options.conv - 1))
+        state = 4 * (numbers + (2 * self.keys + self.values) * (self.options.conv - 1))
         small = self.conv1d.weight.numel() + 2 * self.heads + self.value_size
-        products = linear_cost(
-            self.q_proj,
-            self.k_proj,
-            self.v_proj,
-            self.g_proj,
-            self.a_proj,
-            self.b_proj,
-            self.o_proj,
-        )
-        return products + Cost(flops=6 * numbers, weights=small, state_read=held, state_held=held)
+        into = self.q_proj, self.k_proj, self.v_proj, self.g_proj, self.a_proj, self.b_proj
+        products = linear_cost(*into, self.o_proj)
+        return products + Cost(flops=6 * numbers, weights=small, state_read=state, state_held=state)
 
 
 def unit(x: Tensor, length: float = 1.0) -> Tensor:
-    """x scaled to a length, with UNIT_EPS inside the root of the sum of squares."""
+    """x [..., size] scaled to a length, with UNIT_EPS inside the root of the sum of squares."""
     size = x.shape[-1]
     return norm(x, x.new_full((size,), length * size**-0.5), UNIT_EPS / size)

@@ -1,10 +1,11 @@
-"""Kimi Delta Attention (KDA, arXiv 2510.26692): Gated DeltaNet with a decay a channel of the key, and a sigmoid at its output.
+"""Kimi Delta Attention (KDA, arXiv 2510.26692): Gated DeltaNet with a decay per channel of the key.
 
-Parameters are named as in transformers' KimiLinearDeltaAttention, those of its forget gate beside the others. Decay and output
-gate pass through as few channels as a key has.
+Parameters are named as in transformers' KimiLinearDeltaAttention, those of its forget gate beside
+the others. Decay and output gate (a sigmoid) pass through as few channels as a key has.
 
-By default the heads fill the model's width and a value is as large as a key: 4 width^2 parameters and a little, as attention
-has, and a state of 64 numbers a channel of the width. `expand_v = 2` makes it the 6 width^2 of Mamba2 and Gated DeltaNet.
+By default the heads fill the model's width and a value is as large as a key: 4 width^2 parameters
+and a little, as attention has, and a state of 64 numbers per channel of the width. `expand_v = 2`
+makes it the 6 width^2 of Mamba2 and Gated DeltaNet.
 """
 
 from dataclasses import dataclass
@@ -44,11 +45,13 @@ class KDAOptions:
     conv: Taps = 4  # tokens that the short convolution reads
 
     def check(self, width: int) -> None:
+        """Refuse a width that the heads do not fill."""
         if not self.heads and width % self.head_size:
             fill = width / self.head_size
             near = max(1, round(fill))
             raise AmorError(
-                f"kda: heads of {self.head_size} do not fill width {width} ({fill:.2f} heads); give heads={near}"
+                f"kda: heads of {self.head_size} do not fill width {width} ({fill:.2f} heads); "
+                f"give heads={near}"
             )
 
     def count(self, width: int) -> int:
@@ -56,17 +59,19 @@ class KDAOptions:
         return self.heads or width // self.head_size
 
     def parameters(self, width: int) -> int:
+        """Exactly those of the mixer at a model width."""
         size, heads = self.head_size, self.count(width)
         value_size = size * self.expand_v
         keys, values = heads * size, heads * value_size
         projections = width * (2 * keys + 2 * values + heads)  # q, k; v, output; b
         gates = 2 * width * size + size * (keys + values)  # f and g, each through `size` channels
-        return (
-            projections + gates + (2 * keys + values) * self.conv + heads + keys + value_size
-        )  # A_log, dt_bias, norm
+        vectors = heads + keys + value_size  # A_log, dt_bias, norm
+        return projections + gates + (2 * keys + values) * self.conv + vectors
 
 
 class KDA(Mixer):
+    """Gated delta rule with a decay per channel of the key, a norm and a sigmoid at the output."""
+
     kind = "kda"
     Options = KDAOptions
 
@@ -125,10 +130,8 @@ class KDA(Mixer):
         )
         qkv, f, gate, b = projected.split(sum(sizes), size, size, self.heads)
         q, k, v = p.conv(qkv, self.conv1d, "conv").split(*sizes)
-        q, k = (
-            p.unit_norm(q, size, size**-0.5, UNIT_EPS / size),
-            p.unit_norm(k, size, 1.0, UNIT_EPS / size),
-        )
+        q = p.unit_norm(q, size, size**-0.5, UNIT_EPS / size)
+        k = p.unit_norm(k, size, 1.0, UNIT_EPS / size)
         steps = p.linear(f, self.f_b_proj)
         o = p.delta(q, k, v, steps, b, -self.A_log.detach().float().exp(), self.dt_bias, "delta")
         return p.linear(
@@ -137,8 +140,8 @@ class KDA(Mixer):
 
     def cost(self, context: int) -> Cost:
         numbers = self.keys * self.value_size
-        held = 4 * (numbers + (2 * self.keys + self.values) * (self.options.conv - 1))
+        state = 4 * (numbers + (2 * self.keys + self.values) * (self.options.conv - 1))
         small = self.conv1d.weight.numel() + self.heads + self.keys + self.value_size
         into = self.q_proj, self.k_proj, self.v_proj, self.f_a_proj, self.g_a_proj, self.b_proj
         products = linear_cost(*into, self.f_b_proj, self.g_b_proj, self.o_proj)
-        return products + Cost(flops=6 * numbers, weights=small, state_read=held, state_held=held)
+        return products + Cost(flops=6 * numbers, weights=small, state_read=state, state_held=state)

@@ -1,4 +1,7 @@
-"""Mamba2: a state-space mixer with a scalar decay a head. Parameters are named as in transformers' Mamba2Mixer."""
+"""Mamba2 (arXiv 2405.21060): a state-space mixer with one scalar decay per head.
+
+Parameters are named as in transformers' Mamba2Mixer.
+"""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ from amor.ops.scan import scan
 from amor.parts import Cost, Linear, RMSNorm, ShortConv, linear_cost, same_anywhere, split_linear
 from amor.program import Program, Vector
 
-DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4
+DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 1e-1, 1e-4  # of initial step sizes, as mamba-ssm has them
 
 
 @dataclass(frozen=True)
@@ -30,19 +33,22 @@ class Mamba2Options:
     conv: Taps = 4  # tokens that the short convolution reads
 
     def check(self, width: int) -> None:
+        """Refuse heads that do not divide the inner width, or groups the heads."""
         divides("mamba2.head_size", self.expand * width, self.head_size, "head size")
         divides("mamba2.groups", self.expand * width // self.head_size, self.groups, "groups")
 
     def parameters(self, width: int) -> int:
+        """Exactly those of the mixer at a model width."""
         inner = self.expand * width
         heads, mixed = inner // self.head_size, inner + 2 * self.groups * self.state_size
         projections = width * (inner + mixed + heads) + inner * width
-        return (
-            projections + mixed * (self.conv + 1) + 3 * heads + inner
-        )  # conv with bias; dt_bias, A_log, D; norm
+        vectors = 3 * heads + inner  # dt_bias, A_log, D; norm
+        return projections + mixed * (self.conv + 1) + vectors  # the convolution has a bias
 
 
 class Mamba2(Mixer):
+    """The Mamba2 recurrence (amor/ops/scan) with a short convolution and a gated norm around it."""
+
     kind = "mamba2"
     Options = Mamba2Options
 
@@ -91,35 +97,26 @@ class Mamba2(Mixer):
         z, xBC, dt = p.linear(x, self.in_proj).split(self.inner, self.mixed, self.heads)
         states = self.options.groups * self.options.state_size
         u, B, C = p.conv(xBC, self.conv1d, "conv").split(self.inner, states, states)
-        y = p.scan(
-            u,
-            dt,
-            B,
-            C,
-            -self.A_log.detach().float().exp(),
-            self.D,
-            self.dt_bias,
-            self.options.groups,
-            "scan",
-        )
+        A = -self.A_log.detach().float().exp()
+        y = p.scan(u, dt, B, C, A, self.D, self.dt_bias, self.options.groups, "scan")
         return p.linear(p.gated_norm(y, z, self.norm, gate_first=True), self.out_proj)
 
     def cost(self, context: int) -> Cost:
         numbers = self.inner * self.options.state_size
-        held = 4 * (numbers + self.mixed * (self.options.conv - 1))
+        state = 4 * (numbers + self.mixed * (self.options.conv - 1))
         small = self.conv1d.weight.numel() + self.mixed + 3 * self.heads + self.inner
         return linear_cost(self.in_proj, self.out_proj) + Cost(
-            flops=4 * numbers, weights=small, state_read=held, state_held=held
+            flops=4 * numbers, weights=small, state_read=state, state_held=state
         )
 
 
 def random_dt(count: int, generator: torch.Generator | None) -> Tensor:
-    """Step sizes spread evenly on a logarithmic scale, as Mamba draws them."""
-    spread = math.log(DT_MAX) - math.log(DT_MIN)
-    return torch.exp(torch.rand(count, generator=generator) * spread + math.log(DT_MIN)).clamp(
-        min=DT_FLOOR
-    )
+    """[count] step sizes, uniform on a logarithmic scale, as Mamba draws them."""
+    ratio = math.log(DT_MAX) - math.log(DT_MIN)
+    logs = torch.rand(count, generator=generator) * ratio + math.log(DT_MIN)
+    return logs.exp().clamp(min=DT_FLOOR)
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
+    """The x whose softplus is the given one; for positive numbers."""
     return x + torch.log(-torch.expm1(-x))

@@ -21,7 +21,7 @@ from amor.config import Config
 from amor.errors import AmorError
 from amor.form import Part, StateSpec, spec_of
 from amor.gates.base import Gate, Verdict
-from amor.layout import Layout, align, last_real
+from amor.layout import Layout, align, check_token_ids, last_real
 from amor.models.backbone import Backbone
 from amor.models.block import Block, GateTrace
 from amor.models.measure import Measure, Measured
@@ -143,6 +143,7 @@ class Amor(nn.Module):
             whose state then stays as it is.
         measure: [B, S] columns where gains are measured for gates that learn them; needs targets.
         """
+        check_token_ids(tokens, self.config.vocab, valid)
         tokens, lengths, reset, targets, order = _aligned(tokens, valid, reset, targets)
         if tokens.shape[1] == 0:
             raise AmorError(

@@ -1,1 +1,4 @@
-"""Operators: tensors in, tensors out, no parameters. `reference.py` defines each one; the other files are faster guests."""
+"""Operators: tensors in, tensors out, no parameters.
+
+`reference.py` defines each one; the other files of its folder are faster backends.
+"""

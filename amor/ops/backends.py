@@ -1,8 +1,9 @@
 """Which implementation of an operator runs: chosen per call by the tensor's device and logged once.
 
-AMOR_KERNELS forces the choice: a backend name for every operator that has it ("reference", "chunked", "fla"), or pairs
-("scan=chunked,head=reference"). A backend forced but unusable is an error; "auto" takes the first usable one.
-A backend is amor/ops/<op>/<backend>.py with the reference's functions and a `missing()` that says why it cannot run here.
+AMOR_KERNELS forces the choice: a backend name for every operator that has it ("reference",
+"chunked", "fla"), or pairs ("scan=chunked,head=reference"). A backend forced but unusable is an
+error; "auto" takes the first usable one. A backend is amor/ops/<op>/<backend>.py with the
+reference's functions and a `missing()` that returns why it cannot run here, or None.
 """
 
 import importlib
@@ -17,14 +18,17 @@ from types import ModuleType
 import torch
 
 from amor.errors import AmorError, nearest
+from amor.ops import native
 
 log = logging.getLogger("amor")
 
 
 @dataclass(frozen=True)
 class Backend:
-    name: str
-    devices: tuple[str, ...]
+    """One implementation of an operator."""
+
+    name: str  # of its module
+    devices: tuple[str, ...]  # types of torch devices that it runs on
 
 
 ANYWHERE = ("cpu", "cuda", "xpu", "mps", "meta")
@@ -77,9 +81,8 @@ def wishes(text: str) -> dict[str, str]:
             if any(backend.name == name for backend in BACKENDS[target]):
                 wanted[target] = name
             elif op:
-                raise AmorError(
-                    f"AMOR_KERNELS: {op} has no {name!r}; {nearest(name, [b.name for b in BACKENDS[op]])}"
-                )
+                hint = nearest(name, [b.name for b in BACKENDS[op]])
+                raise AmorError(f"AMOR_KERNELS: {op} has no {name!r}; {hint}")
     return wanted
 
 
@@ -98,6 +101,7 @@ def kernels(words: str) -> Iterator[None]:
 
 
 def module(op: str, backend: str) -> ModuleType:
+    """The module of a backend, amor.ops.<op>.<backend>."""
     return importlib.import_module(f"amor.ops.{op}.{backend}")
 
 
@@ -137,7 +141,11 @@ def choice(op: str, device: str) -> tuple[str, str]:
 
 @cache
 def _serving(op: str, device: str, forced: str) -> ModuleType:
-    return module(op, _choose(op, device, forced)[0])
+    name, _ = _choose(op, device, forced)
+    fastest = BACKENDS[op][0]
+    if fastest.name == "native" != name and device in fastest.devices:
+        native.warn_slow(missing(op, fastest, device) or "")
+    return module(op, name)
 
 
 def backend(op: str, tensor: torch.Tensor) -> ModuleType:

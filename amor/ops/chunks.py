@@ -1,8 +1,9 @@
-"""How many tokens a chunk of a recurrence holds: measured, stored, never decided by a race inside a run.
+"""How many tokens a chunk of a recurrence holds.
 
-AMOR_CHUNK forces it ("64", or "scan=64,delta=32"). Else the choice that `amor doctor --measure` stored for this processor,
-thread count and shape is taken, else the table below. A run never measures by itself: two runs on one machine compute the
-same bits. Another chunk rounds otherwise, so a run should not be resumed across a measurement if its bits matter.
+AMOR_CHUNK forces it ("64", or "scan=64,delta=32"). Else the choice that `amor doctor --measure`
+stored for this processor, thread count and shape is taken, else the table below. A run never
+measures by itself, so two runs on one machine compute the same bits. Another chunk rounds
+otherwise, so a run should not be resumed across a measurement if its bits matter.
 """
 
 import os
@@ -20,8 +21,8 @@ from amor.errors import AmorError
 from amor.files import replace_file
 from amor.ops import native
 
-# The best of 16, 32, 48, 64, 96, 128 at the 180M shape (T = 1024, forward and backward) on a two-core AVX2 machine.
-# Around it the curve is flat: 32 to 128 differ by less than a tenth for scan, by less than a third for delta.
+# The best of CHOICES at the 180M shape (T = 1024, forward and backward) on a two-core AVX2 machine.
+# Around it the curve is flat: 32 to 128 differ by less than a tenth for scan, a third for delta.
 DEFAULT = {
     ("scan", "native"): 64,
     ("scan", "chunked"): 64,
@@ -57,29 +58,33 @@ def forced(text: str) -> dict[str, int]:
             or int(size) % MULTIPLE
         ):
             raise AmorError(
-                f"AMOR_CHUNK: {word!r} is not a multiple of {MULTIPLE} up to {LARGEST}; write 64 or scan=64,delta=32"
+                f"AMOR_CHUNK: {word!r} is not a multiple of {MULTIPLE} up to {LARGEST}; "
+                "write 64 or scan=64,delta=32"
             )
         chosen |= {name: int(size) for name in ([op] if op else ["scan", "delta"])}
     return chosen
 
 
 def key(op: str, backend: str, shape: tuple[int, ...]) -> str:
-    return f"{op} {backend} {'x'.join(map(str, shape))} threads={torch.get_num_threads()} {native.processor_name()}"
+    """What a stored chunk depends on: operator, backend, shape, threads and processor."""
+    sizes, threads = "x".join(map(str, shape)), torch.get_num_threads()
+    return f"{op} {backend} {sizes} threads={threads} {native.processor_name()}"
 
 
 def path() -> Path:
+    """The file of stored chunks, in the user's cache folder."""
     return native.cache_folder() / "chunks.json"
 
 
 class Stored(typed.File, frozen=True):
-    """What was measured here, by `key`."""
+    """The fastest chunks measured on this machine, by `key`."""
 
     chunks: dict[str, Chunk]
 
 
 @cache
 def stored() -> dict[str, int]:
-    """Earlier files hold the chunks alone, without a version."""
+    """The contents of the file; earlier files hold the chunks alone, without a version."""
     if not path().exists():
         return {}
     tree = typed.json_tree(typed.read_text(path()), str(path()))
@@ -98,7 +103,10 @@ def stored() -> dict[str, int]:
 def measure(
     op: str, backend: str, shape: tuple[int, ...], run: Callable[[int], object], rounds: int = 5
 ) -> dict[int, float]:
-    """Time run(chunk) for every choice, in turns; the fastest is stored for this machine. Gives the seconds of each."""
+    """Time run(chunk) for every choice, in turns, and store the fastest for this machine.
+
+    Returns the seconds of each, the best of `rounds`.
+    """
     best = dict.fromkeys(CHOICES, float("inf"))
     for _ in range(rounds):
         for chunk in CHOICES:
@@ -110,7 +118,7 @@ def measure(
 
 
 def keep(op: str, backend: str, shape: tuple[int, ...], chunk: int) -> None:
-    """From now on this chunk is taken, by this and every later process; what was stored for other keys stays."""
+    """Store a chunk for this and every later process; those of other keys stay."""
     native.make_cache_folder(path().parent)
     stored.cache_clear()
     replace_file(path(), typed.text(Stored(chunks=stored() | {key(op, backend, shape): chunk})))

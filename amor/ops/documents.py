@@ -1,4 +1,4 @@
-"""Packed documents for kernels that know a flat list of sequences instead of resets (fla's `cu_seqlens`)."""
+"""Packed documents for kernels that take a flat list of sequences, fla's `cu_seqlens`."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ class Documents(NamedTuple):
     bounds: Tensor  # [N + 1] where each piece begins, and the end
     row: Tensor  # [N] the row a piece lies in
     continues: Tensor  # [N] True: the piece reads on from its row's state
-    last: Tensor  # [B] each row's last piece
+    last: Tensor  # [B] the index of each row's last piece
 
     def states(self, state: Tensor) -> Tensor:
         """[N, ...] the state each piece begins with: its row's, or zeros."""
@@ -21,6 +21,7 @@ class Documents(NamedTuple):
 
 
 def documents(reset: Tensor) -> Documents:
+    """The pieces of rows whose documents begin at `reset` [B, T]."""
     rows, length = reset.shape
     begins = reset.clone()
     begins[:, 0] = True

@@ -1,4 +1,4 @@
-"""Only the queries that fired, against all keys of their row. Rows without a fired query cost nothing."""
+"""Attention of the queries that fired only; rows without one cost nothing."""
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ def attend(
     rows: Tensor,  # [n] the row of each query, ascending
     mask: Tensor | None = None,  # [n, L] what each query may see; None: everything
 ) -> Tensor:  # [n, H, d]
+    """Every query against the keys of its row."""
     if not len(q):
         return q
     batch, counts = torch.unique_consecutive(rows, return_counts=True)

@@ -1,4 +1,4 @@
-"""Attention by torch's fused kernel: each query against the first keys of its row, the rest masked."""
+"""Attention by torch's fused kernel: keys past the first ones of a row are masked."""
 
 import torch
 from torch import Tensor
@@ -19,5 +19,5 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def upto(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """Each query of q [B, H, T, d] against the first `lengths` [B, T] keys of its row -> [B, H, T, d]."""
+    """Each query of q [B, H, T, d] against the first `lengths` [B, T] keys -> [B, H, T, d]."""
     return dense(q, k, v, torch.arange(k.shape[2], device=k.device) < lengths[..., None])

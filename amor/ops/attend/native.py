@@ -1,4 +1,4 @@
-"""Attention in C++, with gradients: each query against the first keys of its row, and no key past the last one it sees."""
+"""Attention in C++ with gradients: a query reads no key past the last one it sees."""
 
 import ctypes
 from ctypes import c_float, c_int, c_long, c_void_p
@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 SIZES = ("rows", "heads", "size", "k_row", "k_head", "k_token", "v_row", "v_head", "v_token")
 
 
-class Work(ctypes.Structure):
+class _Work(ctypes.Structure):
     _fields_ = [
         *((name, c_long) for name in SIZES),
         *((name, c_void_p) for name in ("first", "lengths", "q", "k", "v")),
@@ -32,22 +32,22 @@ def missing() -> str | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    found = native.library(SOURCE, Work)
-    found.fired_forward.argtypes = [c_void_p, c_void_p, c_void_p, c_int]
-    found.fired_backward.argtypes = [c_void_p, c_long, *[c_void_p] * 6, c_int]
-    return found
+    """The compiled library, its structs checked against those above."""
+    loaded = native.library(SOURCE, _Work)
+    loaded.fired_forward.argtypes = [c_void_p, c_void_p, c_void_p, c_int]
+    loaded.fired_backward.argtypes = [c_void_p, c_long, *[c_void_p] * 6, c_int]
+    return loaded
 
 
 def fired(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, lengths: Tensor) -> Tensor:
     """Queries q [n, H, d] sorted by row, query i against the first lengths[i] keys of row rows[i]
     of k, v [B, H, L, d] -> [n, H, d]."""
     if rows.numel() and (int(rows[-1]) >= len(k) or int(lengths.max()) > k.shape[2]):
-        raise AmorError(
-            f"queries up to row {int(rows[-1])} and key {int(lengths.max())}; there are {list(k.shape[:3:2])}"
-        )
+        last, key = int(rows[-1]), int(lengths.max())
+        raise AmorError(f"queries up to row {last} and key {key}; there are {list(k.shape[:3:2])}")
     first = torch.searchsorted(rows.contiguous(), torch.arange(len(k) + 1))
     inputs = q.float().contiguous(), dense_heads(k.float()), dense_heads(v.float())
-    return Fired.apply(*inputs, first, lengths.contiguous()).to(q.dtype)
+    return _AttendFunction.apply(*inputs, first, lengths.contiguous()).to(q.dtype)
 
 
 def upto(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -69,12 +69,14 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def dense_heads(t: Tensor) -> Tensor:
+    """t [B, H, L, d], copied unless the numbers of a head are dense."""
     return t if t.stride(3) == 1 else t.contiguous()
 
 
-def describe(q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor) -> Work:
+def describe(q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor) -> _Work:
+    """The struct of a call; `first` [B + 1] is where the queries of each row begin."""
     memory = (t.data_ptr() for t in (first, lengths, q, k, v))
-    return Work(
+    return _Work(
         len(k),
         q.shape[1],
         q.shape[2],
@@ -85,7 +87,7 @@ def describe(q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor) ->
     )
 
 
-class Fired(torch.autograd.Function):
+class _AttendFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor

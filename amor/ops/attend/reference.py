@@ -11,6 +11,7 @@ def attend(
     mask: Tensor | None = None,  # [B, T, L] what a query may see; None: everything
     causal: bool = False,  # query t sees keys 0..t
 ) -> Tensor:  # [B, H, T, d]
+    """softmax(q k^T / sqrt(d)) v over the keys that a query may see."""
     scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
     if causal:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None]
@@ -39,5 +40,5 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def upto(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """Each query of q [B, H, T, d] against the first `lengths` [B, T] keys of its row -> [B, H, T, d]."""
+    """Each query of q [B, H, T, d] against the first `lengths` [B, T] keys -> [B, H, T, d]."""
     return attend(q, k, v, torch.arange(k.shape[2], device=k.device) < lengths[..., None])

@@ -1,4 +1,4 @@
-"""conv: the short causal convolution and its SiLU. `reference.py` says what it is."""
+"""conv: the short causal convolution and its SiLU. `reference.py` defines it."""
 
 from torch import Tensor
 
@@ -13,4 +13,5 @@ def conv(
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As reference.py defines it."""
     return backend("conv", x).conv(x, weight, bias, window, lengths, reset)

@@ -18,13 +18,14 @@ from amor.ops import native
 from amor.ops.conv.reference import last_inputs, segments
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-MAX_TAPS = 64  # a token's taps are looked up at once
-# tokens whose share of the weight's gradient is summed together: a fixed cut, so that sums do not
+MAX_TAPS = 64  # size of an array in native.cpp
+# tokens whose part of the weight's gradient is summed together: a fixed cut, so that sums do not
 # depend on threads
 BLOCK = 128
 
 
 def missing() -> str | None:
+    """Why this backend cannot run here (no compiler, say), or None."""
     return native.missing(SOURCE)
 
 
@@ -40,6 +41,7 @@ class _Inputs(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
+    """The compiled library, its structs checked against those above."""
     return native.library(SOURCE, _Shape, _Inputs, MAX_TAPS=MAX_TAPS)
 
 
@@ -51,6 +53,7 @@ def conv(
     lengths: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As the reference; where x has 1 token and no gradient, the kernel of a decode step."""
     wanted = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, weight, bias, window)
     )
@@ -60,23 +63,21 @@ def conv(
     dense = x.float() if x.stride(2) == 1 else x.float().contiguous()
     offset, past = (None if t is None else t.float().contiguous() for t in (bias, window))
     start = None if reset is None else beginnings(reset, weight.shape[1])
-    y = (Conv.apply if wanted else forward)(dense, turned, offset, past, start)
+    y = (_ConvFunction.apply if wanted else forward)(dense, turned, offset, past, start)
     return y.to(x.dtype), next_window(x, weight.shape[1] - 1, window, lengths, reset)
 
 
 def step(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One token a row without a gradient; the window after it is written into `out`, which may be
+    """One token per row without a gradient; the window after it is written into `out`, which may be
     `window`.
     """
     dense, past = x.float().contiguous(), window.float().contiguous()
     after = torch.empty_like(past) if out is None else out
-    # kept by name: what only its pointer knew would be gone before the call
-    turned, offset = (
-        weight.float().T.contiguous(),
-        None if bias is None else bias.float().contiguous(),
-    )
+    # kept by name: memory that only a pointer refers to would be freed before the call
+    turned = weight.float().T.contiguous()
+    offset = None if bias is None else bias.float().contiguous()
     shape, inputs = describe(dense, turned, offset, past, None)
     y = dense.new_empty(dense.shape)
     library().conv_step(
@@ -86,9 +87,7 @@ def step(
 
 
 def beginnings(reset: Tensor, taps: int) -> Tensor:
-    """[B, T] the column where each token's document begins; one that began before this call: below
-    every window's column.
-    """
+    """[B, T] the column where each token's document begins; -taps: before this call."""
     column = torch.arange(reset.shape[1], device=reset.device)
     return torch.where(reset, column, -taps).cummax(1).values
 
@@ -96,7 +95,7 @@ def beginnings(reset: Tensor, taps: int) -> Tensor:
 def next_window(
     x: Tensor, reach: int, window: Tensor | None, lengths: Tensor | None, reset: Tensor | None
 ) -> Tensor:
-    """What the next call must see; a plain call copies its last columns only."""
+    """The window [B, k - 1, C] of the next call; a call without pads and resets copies little."""
     past = x.new_zeros(len(x), reach, x.shape[2]) if window is None else window.to(x.dtype)
     if lengths is None and reset is None:
         return torch.cat([past[:, x.shape[1] :], x[:, -reach:]], dim=1)
@@ -106,9 +105,11 @@ def next_window(
 def describe(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None
 ) -> tuple[_Shape, _Inputs]:
+    """The structs of a call; weight is [taps, channels] here."""
     if len(weight) > MAX_TAPS:
         raise AmorError(
-            f"a convolution of {len(weight)} taps; native code takes up to {MAX_TAPS}: set AMOR_KERNELS=conv=reference"
+            f"a convolution of {len(weight)} taps; native code takes up to {MAX_TAPS}: "
+            "set AMOR_KERNELS=conv=reference"
         )
     tensors = [native.pointer(t) for t in (x, weight, bias, window, start)]
     return _Shape(*x.shape, len(weight), BLOCK), _Inputs(*tensors, x.stride(0), x.stride(1))
@@ -117,6 +118,7 @@ def describe(
 def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None, start: Tensor | None
 ) -> Tensor:
+    """y [B, T, C] without a gradient."""
     shape, inputs = describe(x, weight, bias, window, start)
     y = x.new_empty(x.shape)
     library().conv_forward(
@@ -125,7 +127,7 @@ def forward(
     return y
 
 
-class Conv(torch.autograd.Function):
+class _ConvFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

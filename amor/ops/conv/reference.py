@@ -1,4 +1,4 @@
-"""The short causal convolution of every channel with its own taps, and its SiLU, tap by tap: the definition.
+"""The short causal depthwise convolution and its SiLU, tap by tap: the definition.
 
 y_t = silu(bias + sum_j w_j x_{t - (k-1) + j})          taps before the document's start read 0
 """
@@ -13,9 +13,10 @@ def conv(
     weight: Tensor,  # [C, k], the last tap meets the newest token
     bias: Tensor | None = None,  # [C]
     window: Tensor | None = None,  # [B, k - 1, C] the inputs just before x
-    lengths: Tensor | None = None,  # [B] real tokens a row, the rest is padding on the right
+    lengths: Tensor | None = None,  # [B] real tokens per row, the rest is padding on the right
     reset: Tensor | None = None,  # [B, T] True: a document begins here
 ) -> tuple[Tensor, Tensor]:  # y [B, T, C], window
+    """The convolution of x after a window, and the window after it."""
     rows, length, channels = x.shape
     reach = weight.shape[1] - 1
     past = x.new_zeros(rows, reach, channels) if window is None else window.to(x.dtype)
@@ -31,7 +32,7 @@ def conv(
 
 
 def segments(reset: Tensor | None, reach: int) -> Tensor | None:
-    """[B, k - 1 + T] documents begun so far, for the window and the call; 0 is the one the window belongs to."""
+    """[B, k - 1 + T] documents begun so far, for the window and the call; 0: that of the window."""
     if reset is None:
         return None
     return torch.cat(

@@ -1,4 +1,4 @@
-"""delta: the gated delta rule. `reference.py` says what it is."""
+"""delta: the gated delta rule. `reference.py` defines it."""
 
 from torch import Tensor
 
@@ -14,4 +14,5 @@ def delta(
     state: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As reference.py defines it."""
     return backend("delta", q).delta(q, k, v, g, beta, state, reset)

@@ -1,6 +1,7 @@
-"""The gated delta rule by flash-linear-attention's Triton kernels (0.6 and later), on a GPU; a decay a channel by those of KDA.
+"""The gated delta rule by flash-linear-attention's Triton kernels (0.6 and later), on a GPU.
 
-Products run in the dtype of v (bfloat16 in training), sums and states in float32. Resets become fla's `cu_seqlens`.
+A decay per channel by those of KDA. Products run in the dtype of v (bfloat16 in training), sums and
+states in float32. Resets become fla's `cu_seqlens`.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from amor.ops.documents import documents
 
 
 def missing() -> str | None:
-    return doors.absent("fla", doors.FLA)
+    """Why this backend cannot run here (no GPU, say), or None."""
+    return doors.absent("fla", doors.FLA, "fla.ops.gated_delta_rule", "fla.ops.kda")
 
 
 def delta(
@@ -25,6 +27,7 @@ def delta(
     state: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As the reference."""
     rows, length, heads, size = k.shape
     inputs = [t.to(doors.kernel_dtype(v.dtype)) for t in (q, k, v)] + [g.float(), beta.float()]
     learns = torch.is_grad_enabled() and any(
@@ -53,7 +56,7 @@ def delta(
 def kernels(
     by_channel: bool,
 ) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., tuple[Tensor, Tensor]]]:
-    """For many tokens and for one; all four are called alike."""
+    """The kernels for many tokens and for one; all four have the same signature."""
     if by_channel:
         from fla.ops.kda import chunk_kda, fused_recurrent_kda
 

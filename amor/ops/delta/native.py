@@ -1,7 +1,7 @@
-"""The gated delta rule in matrix form as C++ for this machine (native.cpp), with its gradient written by hand.
+"""The gated delta rule in matrix form in C++ (native.cpp), with its gradient written by hand.
 
-There is one decay per head or per channel; C++ gets their number.
-Memory beyond inputs and outputs, in floats a row: T H V + (T / chunk) H K V kept for the gradient; linear in T.
+There is one decay per head or per channel; C++ gets their number. Memory beyond inputs and outputs,
+in floats per row: T H V + (T / chunk) H K V kept for the gradient; linear in T.
 """
 
 import ctypes
@@ -17,11 +17,13 @@ from amor.ops import native
 from amor.ops.chunks import LARGEST, chunk_size
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-CHANNEL_ROOM = 9  # floats a channel and token of a chunk, where every channel has its decay
-FEW = 16  # tokens: up to here the recurrence itself is as fast as its matrix form (at K = 64, V = 128 on AVX2)
+CHANNEL_ROOM = 9  # workspace, floats per channel and token of a chunk, with a decay per channel
+# tokens: up to here the recurrence is as fast as its matrix form (at K = 64, V = 128 on AVX2)
+FEW = 16
 
 
 def missing() -> str | None:
+    """Why this backend cannot run here (no compiler, say), or None."""
     return native.missing(SOURCE)
 
 
@@ -49,6 +51,7 @@ class _Grads(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
+    """The compiled library, its structs checked against those above."""
     return native.library(
         SOURCE, _Shape, _Inputs, _Grads, MAX_CHUNK=LARGEST, CHANNEL_ROOM=CHANNEL_ROOM
     )
@@ -64,6 +67,7 @@ def delta(
     reset: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As the reference; chunk: tokens per chunk, by default that of amor/ops/chunks.py."""
     q, k, v = (native.inner_dense(t.float()) for t in (q, k, v))
     g, beta = g.float().contiguous(), beta.float().contiguous()
     state = None if state is None else state.float().contiguous()
@@ -75,21 +79,23 @@ def delta(
     if chunk is None:
         chunk = chunk_size("delta", "native", k.shape[1], (k.shape[2], k.shape[3], v.shape[3]))
     if wanted:
-        return Delta.apply(*inputs, chunk)
+        return _DeltaFunction.apply(*inputs, chunk)
     return forward(inputs, chunk, None, None)
 
 
 def token_by_token(inputs: tuple[Tensor | None, ...], after: Tensor) -> tuple[Tensor, Tensor]:
+    """The recurrence itself, without a gradient; the state after is written into `after`."""
     shape, described = describe(inputs, 1)
     threads = native.threads()
     o = after.new_empty(shape.rows, shape.length, shape.heads, shape.values)
-    room = after.new_empty(threads.value, shape.values + shape.keys)
-    outputs = [native.pointer(t) for t in (o, after, room)]
+    workspace = after.new_empty(threads.value, shape.values + shape.keys)
+    outputs = [native.pointer(t) for t in (o, after, workspace)]
     library().delta_step(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
     return o, after
 
 
 def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[_Shape, _Inputs]:
+    """The structs of a call."""
     q, k, v, g = inputs[:4]
     assert q is not None and k is not None and v is not None and g is not None
     strides = [t.stride(i) for t in (q, k, v) for i in (0, 1)]
@@ -100,27 +106,31 @@ def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[_Shape, _In
 
 
 def channels(shape: _Shape) -> int:
-    """Floats a token of a chunk that decays of single channels need while they run."""
+    """Workspace for decays per channel, in floats per token of a chunk."""
     return CHANNEL_ROOM * shape.keys if shape.decays > 1 else 0
 
 
 def forward(
     inputs: tuple[Tensor | None, ...], chunk: int, solved: Tensor | None, starts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """o and the state after; the corrected values and the states before each chunk are written where room is given."""
+    """o and the state after, without a gradient.
+
+    solved [B, T, H, V], starts [B, H, chunks, K, V]: filled, where given, with the corrected values
+    and the state before each chunk.
+    """
     shape, described = describe(inputs, chunk)
     k = inputs[1]
     assert k is not None
     o = k.new_empty(shape.rows, shape.length, shape.heads, shape.values)
     after = k.new_empty(shape.rows, shape.heads, shape.keys, shape.values)
     threads = native.threads()
-    room = k.new_empty(threads.value, chunk * (3 * chunk + 2 * shape.values + channels(shape)))
-    outputs = [native.pointer(t) for t in (o, solved, starts, after, room)]
+    workspace = k.new_empty(threads.value, chunk * (3 * chunk + 2 * shape.values + channels(shape)))
+    outputs = [native.pointer(t) for t in (o, solved, starts, after, workspace)]
     library().delta_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
     return o, after
 
 
-class Delta(torch.autograd.Function):
+class _DeltaFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -149,11 +159,11 @@ class Delta(torch.autograd.Function):
         wanted = [t.new_empty(t.shape) for t in (*inputs[:5], dstate)]
         grads = _Grads(*(native.pointer(t) for t in (do, dstate, *wanted)))
         threads = native.threads()
-        room = do.new_empty(
+        workspace = do.new_empty(
             threads.value,
             ctx.chunk * (4 * ctx.chunk + 2 * shape.values + shape.keys + channels(shape)),
         )
         kept = [native.pointer(t) for t in (solved, starts)]
-        arguments = (*kept, ctypes.byref(grads), native.pointer(room), threads)
+        arguments = (*kept, ctypes.byref(grads), native.pointer(workspace), threads)
         library().delta_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)
         return *wanted[:5], None if inputs[5] is None else wanted[5], None, None

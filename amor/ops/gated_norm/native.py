@@ -1,4 +1,4 @@
-"""RMS norm and a SiLU gate as C++ for this machine (native.cpp): one pass forward, one backward, nothing kept but the inputs."""
+"""RMS norm and a SiLU gate in C++ (native.cpp); nothing but the inputs is kept for the gradient."""
 
 import ctypes
 from functools import cache
@@ -12,10 +12,13 @@ from torch.autograd.function import once_differentiable
 from amor.ops import native
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-BLOCK = 128  # tokens whose share of the weight's gradient is summed together: a fixed cut, so that sums do not depend on threads
+# tokens whose part of the weight's gradient is summed together: a fixed cut, so that sums do not
+# depend on threads
+BLOCK = 128
 
 
 def missing() -> str | None:
+    """Why this backend cannot run here (no compiler, say), or None."""
     return native.missing(SOURCE)
 
 
@@ -28,26 +31,30 @@ class _Shape(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
+    """The compiled library, its structs checked against those above."""
     return native.library(SOURCE, _Shape)
 
 
 def gate_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The gate, then the norm, as Mamba2 has it; x, z [..., n], weight [n]."""
     return apply(x, z, weight, eps, gate_first=True)
 
 
 def norm_gate(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm, then the gate, as Gated DeltaNet has it; x, z [..., n], weight [n]."""
     return apply(x, z, weight, eps, gate_first=False)
 
 
 def apply(x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool) -> Tensor:
+    """Both orders, with a gradient where one is needed."""
     inputs = tokens_apart(x.float()), tokens_apart(z.float()), weight.float().contiguous()
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        return GatedNorm.apply(*inputs, eps, gate_first).to(z.dtype)
+        return _GatedNormFunction.apply(*inputs, eps, gate_first).to(z.dtype)
     return forward(*inputs, eps, gate_first).to(z.dtype)
 
 
 def tokens_apart(t: Tensor) -> Tensor:
-    """t [B, T, ...] with all but its first two dimensions dense, as after a split of the last one."""
+    """t [B, T, ...], copied unless all but its first two dimensions are dense, as after a split."""
     size = 1
     for dim in range(t.ndim - 1, 1, -1):
         if t.stride(dim) != size:
@@ -57,6 +64,7 @@ def tokens_apart(t: Tensor) -> Tensor:
 
 
 def describe(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> _Shape:
+    """The struct of a call."""
     n = len(weight)
     return _Shape(
         *x.shape[:2], x[0, 0].numel() // n, n, BLOCK, *x.stride()[:2], *z.stride()[:2], eps
@@ -64,6 +72,7 @@ def describe(x: Tensor, z: Tensor, weight: Tensor, eps: float) -> _Shape:
 
 
 def forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool) -> Tensor:
+    """The result without a gradient."""
     y = x.new_empty(x.shape)
     tensors = [native.pointer(t) for t in (x, z, weight, y)]
     shape = describe(x, z, weight, eps)
@@ -71,7 +80,7 @@ def forward(x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool) 
     return y
 
 
-class GatedNorm(torch.autograd.Function):
+class _GatedNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, z: Tensor, weight: Tensor, eps: float, gate_first: bool

@@ -1,4 +1,7 @@
-"""RMS norm over the last dimension and a SiLU gate, in either order: the definition. Float32 inside, the dtype of z outside."""
+"""RMS norm over the last dimension and a SiLU gate, in either order: the definition.
+
+Float32 inside, the dtype of z outside.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,8 @@
-"""head: what the tied head says of hidden vectors (likelihood, entropy, margin, best tokens) without T x V.
+"""head: statistics of the next-token distribution of hidden vectors, without T x V logits.
 
-`reference.py` says what it is. torch's own F.linear_cross_entropy gives the loss alone, and on two cores its chunks take
-seven times as long as the dense loss (docs/benchmarks.md), so it is not one of the guests.
+Likelihood, entropy, margin and best tokens; `reference.py` defines them. torch's own
+F.linear_cross_entropy gives the loss alone, and on two cores its chunks take seven times as long as
+the dense loss (docs/benchmarks.md), so it is not one of the backends.
 """
 
 from torch import Tensor
@@ -20,10 +21,12 @@ def read(
     margin: bool = False,
     topk: int = 0,
 ) -> HeadStats:
+    """As reference.py defines it."""
     return backend("head", x).read(x, weight, targets, entropy, margin, topk)
 
 
 def loss(
     x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor
 ) -> tuple[Tensor, HeadStats]:
+    """As reference.py defines it."""
     return backend("head", x).loss(x, weight, targets, target_weight)

@@ -1,9 +1,10 @@
-"""What the tied head says of hidden vectors, a tile of tokens and vocabulary at a time: T x V never exists.
+"""Statistics and loss of the head a tile of tokens and vocabulary at a time: T x V never exists.
 
-`read` goes over slices of the vocabulary and keeps running sums, so its memory is one tile. `loss` must know a token's
-whole softmax before it can form a gradient, so its tile is a few tokens by the whole vocabulary; gradients are formed
-on the way, and no logit is computed twice. What is done to a tile after its product is handed in (`Sums`, `finish`):
-here it is written in torch and runs on every device, `native.py` has it in C++.
+`read` goes over slices of the vocabulary and keeps running sums, so its memory is one tile. `loss`
+needs a token's whole softmax before it can form a gradient, so its tile is a few tokens by the
+whole vocabulary; gradients are formed on the way, and no logit is computed twice. What is done to a
+tile after its product is a parameter (`Sums`, `finish`): here it is written in torch and runs on
+every device, `native.py` has it in C++.
 """
 
 from collections.abc import Callable
@@ -16,12 +17,15 @@ from amor.errors import AmorError
 from amor.ops.head.reference import IGNORE, HeadStats
 
 READ_TOKENS, READ_SLICE = 512, 4096  # a tile of 8 MB: torch's passes over it stay in the cache
-LOSS_TOKENS = 1024  # of a tile of the loss: more only leave the cache
+LOSS_TOKENS = 1024  # of a tile of the loss: more do not fit the cache
 LOSS_LOGITS = 24_000_000  # logits of one tile of the loss: 96 MB, and two more while it is finished
 
 
 class Sums:
-    """Running maximum m, sum of exp(z - m), sum of (z - m) exp(z - m), and the best logits met so far."""
+    """Running maximum m, sum of exp(z - m), sum of (z - m) exp(z - m), and the best logits so far.
+
+    tokens: N; best: how many of the largest logits are kept per token.
+    """
 
     def __init__(self, tokens: int, best: int, device: torch.device):
         self.m = torch.full((tokens,), -torch.inf, device=device)
@@ -30,7 +34,7 @@ class Sums:
         self.ids = torch.zeros(tokens, best, dtype=torch.long, device=device)
 
     def take(self, z: Tensor, start: int) -> None:
-        """Logits of the tokens from `start` on; they may be written over."""
+        """Add logits z [N, n] of the vocabulary from `start` on; z is overwritten."""
         if self.values.shape[1]:
             values, ids = z.topk(min(self.values.shape[1], z.shape[1]), dim=1)
             values, ids = torch.cat([self.values, values], 1), torch.cat([self.ids, ids + start], 1)
@@ -47,9 +51,11 @@ class Sums:
         self.m = new
 
     def logsumexp(self) -> Tensor:
+        """[N] of the logits so far."""
         return self.m + self.total.log()
 
     def entropy(self) -> Tensor:
+        """[N] of the softmax of the logits so far, in nats."""
         return self.total.log() - self.weighted / self.total
 
 
@@ -72,7 +78,7 @@ Multiply = Callable[..., Tensor]
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
-    """out = a b, or += where it is added to."""
+    """out = a b, or += where `add`."""
     return out.addmm_(a, b) if add else torch.mm(a, b, out=out)
 
 
@@ -88,6 +94,7 @@ def read(
     tile: tuple[int, int] = (READ_TOKENS, READ_SLICE),
     multiply: Multiply = multiply,
 ) -> HeadStats:
+    """As the reference; sums, tile (tokens, vocabulary) and multiply are those of a backend."""
     nothing = torch.zeros(len(x), 0, dtype=torch.long, device=x.device)
     picked = nothing if targets is None else targets.clamp(min=0)[:, None]
     best = max(topk, 2 if margin else 0)
@@ -118,13 +125,16 @@ def _read_rows(
     width: int,
     multiply: Multiply,
 ) -> tuple[Tensor, ...]:
-    """Entropy, logsumexp, best logits and their tokens, picked logits: of a few tokens, over the whole vocabulary."""
+    """Entropy, logsumexp, best logits and their tokens, and the logits of the tokens `picked`.
+
+    x [n, D], over the whole vocabulary in slices of `width`.
+    """
     seen = sums(len(x), best, x.device)
     logits = torch.zeros(picked.shape, device=x.device)
-    room = x.new_empty(len(x) * min(width, len(weight)))
+    workspace = x.new_empty(len(x) * min(width, len(weight)))
     for start in range(0, len(weight), width):
         rows = weight[start : start + width].to(x.dtype)
-        z = multiply(room[: len(x) * len(rows)].view(len(x), len(rows)), x, rows.T).float()
+        z = multiply(workspace[: len(x) * len(rows)].view(len(x), len(rows)), x, rows.T).float()
         if picked.shape[1]:
             here = (picked >= start) & (picked < start + len(rows))
             logits = torch.where(
@@ -151,9 +161,8 @@ class _Loss(torch.autograd.Function):
         logits: int,
         multiply: Multiply,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        count = -(
-            -len(x) * len(weight) // logits
-        )  # tiles, of even size: a small last one would waste a pass over the head
+        # tiles, of even size: a small last one would waste a pass over the head
+        count = -(-len(x) * len(weight) // logits)
         tokens = max(1, min(LOSS_TOKENS, -(-len(x) // max(count, 1))))
         head = weight.to(x.dtype)
         wants_x, wants_weight = ctx.needs_input_grad[:2]
@@ -161,21 +170,19 @@ class _Loss(torch.autograd.Function):
         grad_weight = None
         target_weight = target_weight * (targets != IGNORE)
         nll, entropy, log_sum = (x.new_empty(len(x), dtype=torch.float32) for _ in range(3))
-        room = x.new_empty(min(tokens, len(x)) * len(weight))
+        workspace = x.new_empty(min(tokens, len(x)) * len(weight))
         for start in range(0, len(x), tokens):
             part = slice(start, start + tokens)
             mine = x[part]
             z = multiply(
-                room[: len(mine) * len(weight)].view(len(mine), len(weight)), mine, head.T
+                workspace[: len(mine) * len(weight)].view(len(mine), len(weight)), mine, head.T
             ).float()
             goal = targets[part].clamp(min=0)
             nll[part], entropy[part], log_sum[part], p, scale = finish(
                 z, goal, target_weight[part], wants_x or wants_weight
             )
-            p, scale = (
-                p.to(x.dtype),
-                scale[:, None].to(x.dtype),
-            )  # of a row: applied where a row is short
+            # scale is per row: applied to the products, whose rows are shorter than p's
+            p, scale = p.to(x.dtype), scale[:, None].to(x.dtype)
             if grad_x is not None:
                 multiply(grad_x[part], p, head).mul_(scale)
             if wants_weight:
@@ -189,10 +196,8 @@ class _Loss(torch.autograd.Function):
                 )
         if wants_weight and grad_weight is None:
             grad_weight = torch.zeros_like(weight)
-        ctx.gradients = (
-            grad_x,
-            grad_weight,
-        )  # not saved_tensors: the one reference is handed on, so that no copy is made
+        # not saved_tensors: the only reference is handed on, so that no copy is made
+        ctx.gradients = grad_x, grad_weight
         nll.masked_fill_(targets == IGNORE, 0.0)
         ctx.mark_non_differentiable(nll, entropy, log_sum)
         return (nll * target_weight).sum(), nll, entropy, log_sum
@@ -201,12 +206,11 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise AmorError(
-                "the head's gradient was used up by an earlier backward; compute the loss again for another"
+                "the head's gradient was used up by an earlier backward; compute the loss again"
             )
         gradients, ctx.gradients = ctx.gradients, None
-        if (
-            grads[0].device.type != "cpu" or float(grads[0]) != 1.0
-        ):  # 1 is usual, and saves a pass over the head
+        # a factor of 1 is usual, and saves a pass over the head
+        if grads[0].device.type != "cpu" or float(grads[0]) != 1.0:
             gradients = tuple(
                 None if g is None else g.mul_(grads[0].to(g.dtype)) for g in gradients
             )
@@ -222,7 +226,10 @@ def loss(
     logits: int = LOSS_LOGITS,
     multiply: Multiply = multiply,
 ) -> tuple[Tensor, HeadStats]:
-    """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
+    """sum_i target_weight_i nll_i, differentiable in x and weight, and statistics per token.
+
+    x [N, D], weight [V, D], targets [N], target_weight [N].
+    """
     total, nll, entropy, log_sum = _Loss.apply(
         x, weight, targets, target_weight, finish, logits, multiply
     )

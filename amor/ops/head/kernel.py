@@ -1,6 +1,7 @@
-"""The Triton kernel of the head's entropy: logits live in registers, a tile at a time, and are never written.
+"""The Triton kernel of the head's entropy: logits live in registers, a tile at a time.
 
-Importing this file needs triton; amor/ops/head/triton.py is the door. Letters: N tokens, V words, D width.
+Importing this file needs triton; amor/ops/head/triton.py calls it. Letters: N tokens, V words, D
+width.
 """
 
 import triton
@@ -21,7 +22,7 @@ def read_tile(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One tile of tokens against one split of the vocabulary, with running sums that move with the maximum."""
+    """One tile of tokens against one split of the vocabulary; sums are relative to the maximum."""
     rows = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     split = tl.program_id(1)
     real = rows < N
@@ -44,7 +45,7 @@ def read_tile(  # type: ignore[no-untyped-def]
         hit += tl.sum(tl.where(words[None, :] == target[:, None], z, 0.0), axis=1)
         z = tl.where((words < end)[None, :], z, float("-inf"))
         new = tl.maximum(m, tl.max(z, axis=1))
-        # before the first words m is -inf: there is nothing to move, and -inf - new must not meet a 0
+        # before the first words m is -inf and nothing is to be moved: (-inf - new) * 0 is NaN
         moved = tl.where(total > 0, m - new, 0.0)
         shrink = tl.where(total > 0, tl.exp(moved), 0.0)
         shifted = tl.where((words < end)[None, :], z - new[:, None], 0.0)

@@ -1,4 +1,4 @@
-"""What the tied head says of hidden vectors: torch's products, and C++ for what is done to a tile while it is in the cache."""
+"""Statistics and loss of the head: torch's products, and C++ for what follows in cache."""
 
 import ctypes
 from functools import cache
@@ -20,15 +20,19 @@ LOSS_LOGITS = 45_000_000  # logits of one tile of the loss: 180 MB, finished in 
 
 
 def missing() -> str | None:
+    """Why this backend cannot run here (no compiler, say), or None."""
     return native.missing(SOURCE)
 
 
 @cache
 def library() -> ctypes.CDLL:
+    """The compiled library."""
     return native.library(SOURCE)
 
 
 class NativeSums(chunked.Sums):
+    """The running sums in C++, in float64."""
+
     def __init__(self, tokens: int, best: int, device: torch.device):
         super().__init__(tokens, best, device)
         self.m, self.total, self.weighted = (
@@ -36,7 +40,8 @@ class NativeSums(chunked.Sums):
         )
 
     def take(self, z: Tensor, start: int) -> None:
-        held = (native.pointer(t) for t in (self.m, self.total, self.weighted))
+        """As Sums.take."""
+        sums = (native.pointer(t) for t in (self.m, self.total, self.weighted))
         best = (
             ctypes.c_long(self.values.shape[1]),
             native.pointer(self.values),
@@ -45,21 +50,24 @@ class NativeSums(chunked.Sums):
         library().take(
             native.pointer(z),
             *map(ctypes.c_long, (*z.shape, start)),
-            *held,
+            *sums,
             *best,
             native.threads(),
         )
 
     def logsumexp(self) -> Tensor:
+        """As Sums.logsumexp, in float32."""
         return super().logsumexp().float()
 
     def entropy(self) -> Tensor:
+        """As Sums.entropy, in float32."""
         return super().entropy().float()
 
 
 def finish(
     z: Tensor, goal: Tensor, target_weight: Tensor, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As chunked.finish; z is overwritten and returned as p."""
     nll, entropy, log_sum, scale = (z.new_empty(len(z)) for _ in range(4))
     goal, target_weight = goal.contiguous(), target_weight.float().contiguous()
     tensors = [native.pointer(t) for t in (z, goal, target_weight, nll, entropy, log_sum, scale)]
@@ -78,6 +86,7 @@ def read(
     margin: bool = False,
     topk: int = 0,
 ) -> HeadStats:
+    """As the reference."""
     ours = x.dtype == weight.dtype == torch.float32 and (alone() or x.shape[0] >= FEW)
     if ours and targets is None and not margin and not topk:
         return sums_only(x, weight, entropy)
@@ -87,24 +96,24 @@ def read(
 
 @torch.no_grad()
 def sums_only(x: Tensor, weight: Tensor, entropy: bool) -> HeadStats:
-    """Entropy and logsumexp by products of our own: no logit is ever written to memory."""
+    """Entropy and logsumexp by products in C++: no logit is ever written to memory."""
     x, weight = x if x.stride(1) == 1 else x.contiguous(), weight.contiguous()
-    log_sum, found = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
+    log_sum, nats = x.new_empty(x.shape[0]), x.new_empty(x.shape[0])
     sizes = (
         [ctypes.c_long(n) for n in (x.shape[0], x.stride(0))],
         [ctypes.c_long(n) for n in weight.shape],
     )
-    memory = native.pointer(log_sum), native.pointer(found), native.threads()
+    memory = native.pointer(log_sum), native.pointer(nats), native.threads()
     library().read(native.pointer(x), *sizes[0], native.pointer(weight), *sizes[1], *memory)
-    return HeadStats(entropy=found if entropy else None, logsumexp=log_sum)
+    return HeadStats(entropy=nats if entropy else None, logsumexp=log_sum)
 
 
 def loss(
     x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor
 ) -> tuple[Tensor, HeadStats]:
-    if (
-        x.dtype != torch.float32 or weight.dtype != torch.float32
-    ):  # what `finish` leaves in z may be as large as the vocabulary
+    """As the reference."""
+    # what `finish` leaves in z may be as large as the vocabulary: too large for 16 bits
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
         return chunked.loss(x, weight, targets, target_weight)
     return chunked.loss(
         x if x.stride(1) == 1 else x.contiguous(),

@@ -1,4 +1,4 @@
-"""What a head says whose vocabulary lies in parts, one a rank: joined from a few numbers that each part says of a token."""
+"""Joins the statistics of a head whose vocabulary is split over ranks."""
 
 import torch
 from torch import Tensor
@@ -7,21 +7,21 @@ from amor.ops.head.reference import HeadStats
 
 
 def pack_stats(reading: HeadStats) -> Tensor:
-    """[N, 2 + k] what one part has to tell: log-sum, entropy and its best logits."""
+    """[N, 2 + k] the numbers of one part: logsumexp, entropy and its k best logits."""
     assert reading.logsumexp is not None and reading.entropy is not None
     best = reading.topk[0].unbind(1) if reading.topk else ()
     return torch.stack([reading.logsumexp, reading.entropy, *best], 1)
 
 
 def nothing(tokens: int, best: int, device: torch.device) -> Tensor:
-    """What a part with no word in it tells."""
+    """[tokens, 2 + best] the numbers of a part without any word of the vocabulary."""
     return torch.full((tokens, 2 + best), -torch.inf, device=device)
 
 
 def joined(parts: Tensor) -> HeadStats:
-    """From [parts, N, 2 + k]; the margin where every part has its two best.
+    """Statistics from `pack_stats` of all parts, [parts, N, 2 + k]; the margin where k >= 2.
 
-    With w the share of a part: H = sum w (H_part - log w).
+    With w the probability of a part: H = sum w (H_part - log w).
     """
     total = parts[..., 0].logsumexp(0)
     log_share = parts[..., 0] - total

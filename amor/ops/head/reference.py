@@ -1,4 +1,4 @@
-"""What the tied head says of hidden vectors, from all the logits at once: the definition."""
+"""Statistics of the head's logits, from all of them at once: the definition."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,15 @@ IGNORE = -100  # a target that is not scored
 
 @dataclass(frozen=True)
 class HeadStats:
-    """What a head says of hidden vectors, float32, one row a vector; None where it was not asked for."""
+    """Statistics of N next-token distributions in float32; None where not asked for."""
 
-    nll: Tensor | None = (
-        None  # [N] negative log-likelihood of the target; 0 where it is IGNORE. The only one with a gradient
-    )
+    # [N] negative log-likelihood of the target, 0 where it is IGNORE; the only one with a gradient
+    nll: Tensor | None = None
     entropy: Tensor | None = None  # [N] in nats
     margin: Tensor | None = None  # [N] probability of the best token minus that of the second
     logsumexp: Tensor | None = None  # [N] of the logits
-    topk: tuple[Tensor, Tensor] | None = (
-        None  # [N, k] the largest logits, falling, and their tokens
-    )
-    logits: Tensor | None = None  # [N, V], or of the last so many vectors
+    topk: tuple[Tensor, Tensor] | None = None  # [N, k] the largest logits, falling; their tokens
+    logits: Tensor | None = None  # [N, V], or those of the last vectors only
 
 
 def read(
@@ -33,6 +30,7 @@ def read(
     margin: bool = False,
     topk: int = 0,
 ) -> HeadStats:
+    """Statistics of the logits x W^T; entropy, margin and the `topk` best only where asked for."""
     logits = (x @ weight.to(x.dtype).T).float()
     nll = None
     if targets is not None:
@@ -51,7 +49,10 @@ def read(
 def loss(
     x: Tensor, weight: Tensor, targets: Tensor, target_weight: Tensor
 ) -> tuple[Tensor, HeadStats]:
-    """sum_i share_i nll_i, differentiable in x and weight, and the reading of every token on the way."""
+    """sum_i target_weight_i nll_i, differentiable in x and weight, and statistics per token.
+
+    x [N, D], weight [V, D], targets [N], target_weight [N].
+    """
     reading = read(x, weight, targets, entropy=True)
     assert reading.nll is not None
     return (reading.nll * target_weight).sum(), HeadStats(

@@ -1,7 +1,7 @@
-"""The door to our Triton kernel: entropy, logsumexp and nll of the tied head on a GPU, online over the vocabulary.
+"""Entropy, logsumexp and nll of the head on a GPU by our Triton kernel, online over the vocabulary.
 
-Best tokens (top-k, margin) and the loss with its gradients are bound by their products, which torch does as well: for
-them this backend is the chunked one.
+Best tokens (top-k, margin) and the loss with its gradients are limited by their products, which
+torch does as well: for them this backend is the chunked one.
 """
 
 import importlib.util
@@ -9,23 +9,22 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from amor.ops import doors
 from amor.ops.head import chunked
 from amor.ops.head.reference import IGNORE, HeadStats
 
-TOKENS, WORDS, WIDTH = (
-    64,
-    128,
-    32,
-)  # of a tile; no autotuning: a choice by stopwatch could change the numbers
+# of a tile; no autotuning: a choice by measured time could change the numbers
+TOKENS, WORDS, WIDTH = 64, 128, 32
 SPLITS = 16  # of the vocabulary, so that few tokens still fill a GPU
 
 loss = chunked.loss
 
 
 def missing() -> str | None:
+    """Why this backend cannot run here (no GPU, say), or None."""
     if importlib.util.find_spec("triton") is None:
-        return "needs triton, which is not installed: pip install triton"
-    return None
+        return "triton is not installed; pip install triton"
+    return doors.import_error("amor.ops.head.kernel")
 
 
 @torch.no_grad()
@@ -37,12 +36,12 @@ def read(
     margin: bool = False,
     topk: int = 0,
 ) -> HeadStats:
+    """As the reference."""
     if margin or topk or not len(x):
         return chunked.read(x, weight, targets, entropy, margin, topk)
     goal = torch.full((len(x),), -1, device=x.device) if targets is None else targets
-    m, total, weighted, hit = _partial(x.contiguous(), weight.contiguous(), goal).unbind(
-        1
-    )  # [splits, N]
+    partial = _partial(x.contiguous(), weight.contiguous(), goal)
+    m, total, weighted, hit = partial.unbind(1)  # [splits, N]
     most = m.amax(0)
     shrink, moved = (m - most).exp(), torch.where(total > 0, m - most, 0.0)
     weighted = (shrink * (weighted + moved * total)).sum(0)

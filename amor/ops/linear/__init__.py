@@ -1,4 +1,7 @@
-"""linear: tokens through the weights of one or several layers that read the same x. `reference.py` defines it."""
+"""linear: tokens through the weights of one or several layers that read the same x.
+
+`reference.py` defines it.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +16,10 @@ _alone = ContextVar("alone", default=False)
 
 @contextmanager
 def each_alone() -> Iterator[None]:
-    """Inside, a token's numbers do not depend on how many are computed with it, for at most a millisecond a product."""
+    """Batch-invariant products inside a `with`: a token's bits do not depend on those beside it.
+
+    Costs at most a millisecond per product.
+    """
     before = _alone.set(True)
     try:
         yield
@@ -22,12 +28,15 @@ def each_alone() -> Iterator[None]:
 
 
 def alone() -> bool:
+    """Whether products are batch-invariant now."""
     return _alone.get()
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [..., D] W^T for W [n, D] -> [..., n]."""
     return linears(x, [[weight]])[0]
 
 
 def linears(x: Tensor, groups: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    """x [..., D] through groups of weights; as reference.py defines it."""
     return backend("linear", x).linears(x, groups)

@@ -1,9 +1,11 @@
-"""Linear layers as C++ for this machine (native.cpp): at the shapes of a training step faster than torch's products.
+"""Linear layers in C++ (native.cpp): at the shapes of a training step faster than torch's products.
 
-The gradients of x from several weights are summed where they are formed. Other types than float32, autocast and the gradient of
-a weight (where torch's product is the faster) are left to torch, and so are few tokens where nothing learns. With gradients, and
-inside `each_alone`, a token's numbers depend neither on those beside it, nor on threads, nor on where tensors lie in memory:
-torch's products of one to seven rows round by that, and a training step in which a lone token fires must not.
+The gradients of x from several weights are summed where they are formed. Other types than float32,
+autocast and the gradient of a weight (where torch's product is the faster) are left to torch, and
+so are few tokens without a gradient. With gradients, and inside `each_alone`, a token's numbers
+depend neither on those beside it, nor on threads, nor on where tensors lie in memory: torch's
+products of one to seven rows round by that, and a training step in which a single token fires must
+not.
 """
 
 import ctypes
@@ -21,10 +23,12 @@ from amor.ops import native
 from amor.ops.linear import alone, reference
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-FEW = 64  # tokens: below, packing the weights costs more than it gives, at most a millisecond at width 1536
+# tokens: below, packing the weights costs more than it gains, at most a millisecond at width 1536
+FEW = 64
 
 
 def missing() -> str | None:
+    """Why this backend cannot run here (no compiler, say), or None."""
     return native.missing(SOURCE)
 
 
@@ -32,7 +36,7 @@ class _Matrix(ctypes.Structure):
     _fields_ = [("p", c_void_p), ("row", c_long), ("col", c_long)]
 
 
-class Sides(ctypes.Structure):
+class _Sides(ctypes.Structure):
     _fields_ = [
         ("a", _Matrix),
         ("b", _Matrix),
@@ -42,14 +46,15 @@ class Sides(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
-    found = native.library(SOURCE, _Matrix, Sides)
-    found.linear.argtypes = [c_void_p, c_void_p, c_int, c_int]
-    return found
+    """The compiled library, its structs checked against those above."""
+    loaded = native.library(SOURCE, _Matrix, _Sides)
+    loaded.linear.argtypes = [c_void_p, c_void_p, c_int, c_int]
+    return loaded
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
-    """out = a b, or += ; rows of out are dense, a and b may be turned."""
-    sides = Sides(
+    """out = a b, or += where `add`; rows of out are dense, a and b may be transposed."""
+    sides = _Sides(
         (a.data_ptr(), *a.stride()),
         (b.data_ptr(), *b.stride()),
         a.shape[0],
@@ -62,6 +67,7 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, add: bool = False) -> Tensor:
 
 
 def linears(x: Tensor, groups: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    """As the reference, left to it where that is faster."""
     weights = [w for group in groups for w in group]
     ours = x.dtype == torch.float32 and all(
         w.dtype == x.dtype and w.shape[1:] == x.shape[-1:] for w in weights
@@ -70,28 +76,26 @@ def linears(x: Tensor, groups: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]
     few = not learns and not alone() and x.numel() < FEW * x.shape[-1]
     if not ours or few or torch.is_autocast_enabled("cpu"):
         return reference.linears(x, groups)
-    flat, sizes = (
-        x.reshape(x.shape[:-1].numel(), x.shape[-1]),
-        tuple(len(group) for group in groups),
+    flat = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    sizes = tuple(len(group) for group in groups)
+    results = (
+        _LinearFunction.apply(flat, sizes, *weights) if learns else forward(flat, sizes, weights)
     )
-    if learns:
-        found = Linears.apply(flat, sizes, *weights)
-    else:
-        found = forward(flat, sizes, weights)
-    return tuple(y.view(*x.shape[:-1], y.shape[1]) for y in found)
+    return tuple(y.view(*x.shape[:-1], y.shape[1]) for y in results)
 
 
 def forward(x: Tensor, sizes: tuple[int, ...], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    rest, found = iter(weights), []
+    """The results of groups of `sizes` weights, [N, ...] each, without a gradient."""
+    rest, results = iter(weights), []
     for size in sizes:
         group = [next(rest) for _ in range(size)]
-        found.append(x.new_empty(len(x), sum(len(w) for w in group)))
-        for part, w in zip(found[-1].split([len(w) for w in group], dim=1), group, strict=True):
+        results.append(x.new_empty(len(x), sum(len(w) for w in group)))
+        for part, w in zip(results[-1].split([len(w) for w in group], dim=1), group, strict=True):
             multiply(part, x, w.T)
-    return tuple(found)
+    return tuple(results)
 
 
-class Linears(torch.autograd.Function):
+class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, sizes: tuple[int, ...], *weights: Tensor

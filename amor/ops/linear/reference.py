@@ -8,7 +8,10 @@ from torch import Tensor
 
 
 def linears(x: Tensor, groups: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-    """x W^T for every W; those of a group stand side by side in one result. x [..., D], W [n, D] -> [..., sum of n]."""
+    """x W^T for every W; those of a group stand side by side in one result.
+
+    x [..., D], W [n, D] -> [..., sum of n] per group.
+    """
     return tuple(joined([F.linear(x, weight) for weight in group]) for group in groups)
 
 

@@ -1,12 +1,12 @@
 """C++ written by hand, compiled at first use for this machine and kept in the user's cache folder.
 
-    library = native.library(SOURCE, Shape, MAX_TAPS=MAX_TAPS)     # a ctypes.CDLL, or an AmorError that says why not
-    reason = native.missing(SOURCE)                                # None, or the same reason as a sentence
+    library = native.library(SOURCE, Shape, MAX_TAPS=MAX_TAPS)     # a ctypes.CDLL, or an AmorError
+    reason = native.missing(SOURCE)                                # why there is none, or None
 
 A source is plain C++17 with `extern "C"` functions; it may include the headers beside this file,
 and as "<operator>/step.h" the one-token kernels that stand beside their operators. Functions take
 raw pointers (`tensor.data_ptr()`) and `native.threads()`, torch's own number, as the argument of
-their `num_threads` clauses. Structs and numbers that both sides believe are stated by `LAYOUT`
+their `num_threads` clauses. Structs and numbers that both sides use are stated by `LAYOUT`
 (layout.h) and compared when a library is loaded. The file name holds a hash of the source, the
 headers, the compiler, its flags and the processor, so that a changed source or another machine on
 the same disk compiles anew, and one of the content, so that a file that is not whole is built anew;
@@ -21,7 +21,10 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +33,7 @@ import torch
 from amor.errors import AmorError
 from amor.ops.native.layout import agree
 from amor.ops.native.owner import others_may_write
+from amor.progress import LINE_EVERY, Every
 
 HERE = Path(__file__).parent
 OPERATORS = HERE.parent
@@ -54,7 +58,7 @@ def make_cache_folder(folder: Path) -> None:
 
 @cache
 def processor() -> str:
-    """What -march=native looks at: the model and its instruction sets."""
+    """The model of the processor and its instruction sets, which -march=native depends on."""
     try:
         text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:  # not Linux
@@ -67,7 +71,7 @@ def processor() -> str:
 
 @cache
 def processor_name() -> str:
-    """One short line that tells this kind of processor from others."""
+    """A short name that is different for every kind of processor."""
     digest = hashlib.sha256(processor().encode()).hexdigest()[:8]
     return f"{platform.machine()} {digest}"
 
@@ -91,10 +95,10 @@ def _built(source: Path) -> tuple[Path | None, str]:
     """The compiled library, or None and why."""
     if os.environ.get("AMOR_NATIVE") == "0":
         return None, "switched off by AMOR_NATIVE=0"
-    found = compiler()
-    if found is None:
+    available = compiler()
+    if available is None:
         return None, "no C++ compiler found; install g++ (apt install g++) or set CXX"
-    path, version = found
+    path, version = available
     parts = [
         source.read_text(),
         *(h.read_text() for h in sorted(OPERATORS.glob("*/*.h"))),
@@ -112,10 +116,8 @@ def _built(source: Path) -> tuple[Path | None, str]:
         kept = next((each for each in sorted(folder.glob(f"{name}-*.so")) if _whole(each)), None)
         return (kept, "") if kept else _compile(path, source, folder, name)
     except OSError as error:
-        return (
-            None,
-            f"cannot write {folder} ({error.strerror}); set AMOR_CACHE to a folder that can be written",
-        )
+        advice = "set AMOR_CACHE to a folder that can be written"
+        return None, f"cannot write {folder} ({error.strerror}); {advice}"
 
 
 def _digest(content: bytes) -> str:
@@ -123,22 +125,22 @@ def _digest(content: bytes) -> str:
 
 
 def _whole(library: Path) -> bool:
-    """Whether a file holds what its name says, and only the user can have written it; else it is
-    built anew.
-    """
+    """Whether a file has the digest of its name, and only the user can have written it."""
     if not library.is_file() or others_may_write(library):
         return False
     return library.stem.endswith(f"-{_digest(library.read_bytes())}")
 
 
 def _compile(path: str, source: Path, folder: Path, name: str) -> tuple[Path | None, str]:
-    """Compile into place, under a name that ends with a digest of what was built; or None and why
-    it failed.
+    """Compile into `folder`, under a name that ends with a digest of the library.
+
+    None and the compiler's first error where it failed.
     """
-    with tempfile.TemporaryDirectory(dir=folder) as room:
-        fresh = Path(room) / source.stem
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        fresh = Path(temporary) / source.stem
         command = [path, *FLAGS, f"-I{HERE}", f"-I{OPERATORS}", str(source), "-o", str(fresh)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        with _compilations.announced(source):
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             errors = (
                 [line for line in result.stderr.splitlines() if "error" in line]
@@ -149,6 +151,44 @@ def _compile(path: str, source: Path, folder: Path, name: str) -> tuple[Path | N
         fresh.chmod(0o700)
         target = folder / f"{name}-{_digest(fresh.read_bytes())}.so"
         return fresh.replace(target), ""
+
+
+class _Compilations:
+    """Announces on stderr what is compiled: a line that goes away on a terminal, else one in 15 s.
+
+    Silent where AMOR_KERNELS is set: whoever forces backends watches them already.
+    """
+
+    def __init__(self) -> None:
+        self.done = 0  # libraries compiled by this process
+        self.line: Every | None = None  # None: nothing announced yet
+
+    @contextmanager
+    def announced(self, source: Path) -> Iterator[None]:
+        """Announce one source while it compiles."""
+        self.done += 1
+        terminal, quiet = sys.stderr.isatty(), "AMOR_KERNELS" in os.environ
+        if not quiet and (terminal or self.line is None or self.line.due()):
+            self.line = self.line or Every(LINE_EVERY)
+            most = len(list(OPERATORS.parent.rglob("*.cpp")))
+            words = f"compiling native code for this machine, once: {self.done} of at most {most}"
+            name = source.parent.name if source.stem == "native" else source.stem
+            end = "" if terminal else "\n"
+            print(f"{words} ({name}) ...", end=end, file=sys.stderr, flush=True)
+        yield
+        if terminal and not quiet:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+_compilations = _Compilations()
+
+
+@cache
+def warn_slow(reason: str) -> None:
+    """Print on stderr, once per reason, that native code is not used though nobody chose that."""
+    if "AMOR_KERNELS" not in os.environ and os.environ.get("AMOR_NATIVE") != "0":
+        words = "operators run in torch, several times slower; see amor doctor"
+        print(f"{reason}; {words}", file=sys.stderr, flush=True)
 
 
 def missing(source: Path) -> str | None:
@@ -168,8 +208,9 @@ def _loaded(source: Path) -> tuple[ctypes.CDLL | None, str]:
 
 
 def library(source: Path, *structs: type[ctypes.Structure], **numbers: int) -> ctypes.CDLL:
-    """The compiled source, loaded once a process; its structs and numbers must be those that Python
-    has (layout.h).
+    """The compiled source, loaded once per process.
+
+    Its structs and numbers (layout.h) must be those of Python.
     """
     loaded, why = _loaded(source)
     if loaded is None:
@@ -189,8 +230,6 @@ def pointer(t: torch.Tensor | None) -> ctypes.c_void_p:
 
 
 def inner_dense(t: torch.Tensor) -> torch.Tensor:
-    """t [B, T, h, n] with its last two dimensions dense; rows and tokens may stand apart, as after
-    a split.
-    """
+    """t [B, T, h, n], copied unless its last two dimensions are dense, as after a split."""
     dense = t.stride(3) == 1 and t.stride(2) == t.shape[3]
     return t if dense else t.contiguous()

@@ -1,4 +1,4 @@
-"""Structs and numbers that Python and C++ both believe, compared when a library is loaded: layout.h tells what C++ has."""
+"""Compares structs and numbers of Python with those of C++ (layout.h) as a library is loaded."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ def agree(
     numbers: Mapping[str, int],
     source: Path,
 ) -> None:
-    """Refuse a library whose structs or numbers are not those that Python will hand it: it would read other memory."""
+    """Refuse a library whose structs or numbers differ: it would read other memory."""
     here = {name: words for struct in structs for name, words in layout(struct).items()}
     here |= {name: str(value) for name, value in numbers.items()}
     there = {}
@@ -22,12 +22,16 @@ def agree(
         there = dict(line.split(" = ", 1) for line in loaded.layout().decode().splitlines())
     for name in [*here, *there]:
         if here.get(name) != there.get(name):
-            differs = f"{name} is {there.get(name, 'missing')} in C++ and {here.get(name, 'missing')} in Python"
+            theirs, ours = there.get(name, "missing"), here.get(name, "missing")
+            differs = f"{name} is {theirs} in C++ and {ours} in Python"
             raise AmorError(f"native code {source.name} does not fit its Python: {differs}")
 
 
 def layout(struct: type[ctypes.Structure]) -> dict[str, str]:
-    """Where the fields of a struct lie, in the words of layout.h. A struct is named as in C++, or with Struct behind it."""
+    """Size and offset of every field, in the words of layout.h.
+
+    A struct is named as in C++, or with an underscore before or Struct behind it.
+    """
     name, fields = struct.__name__.removesuffix("Struct").removeprefix("_"), {}
     for field, kind, *_ in struct._fields_:
         place = getattr(struct, field)

@@ -1,4 +1,4 @@
-"""The threads of decode, one team a process: team.h tells what they are for, team.cpp how they wait."""
+"""The threads of decode, one team per process (team.h; team.cpp: how they wait)."""
 
 import ctypes
 from functools import cache
@@ -12,13 +12,17 @@ SOURCE = Path(__file__).with_name("team.cpp")
 
 @cache
 def library() -> ctypes.CDLL:
-    found = native.library(SOURCE)
-    found.team.restype = ctypes.c_void_p
-    return found
+    """The compiled library."""
+    loaded = native.library(SOURCE)
+    loaded.team.restype = ctypes.c_void_p
+    return loaded
 
 
 def join(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """A library that uses team.h, with the team; without it where the environment says how threads should wait."""
+    """Give the team to a library that uses team.h.
+
+    Not where the environment sets how threads wait: OpenMP's threads are used there.
+    """
     if threads_are_ours():
         loaded.join_team(ctypes.c_void_p(library().team()))
     return loaded

@@ -1,4 +1,7 @@
-"""product: y = x W^T for the rows of a decode step, weights in any format of formats.py, at the speed of reading them once."""
+"""product: y = x W^T for the rows of a decode step, weights in any format of formats.py.
+
+It takes as long as reading the weights once.
+"""
 
 from torch import Tensor
 
@@ -8,30 +11,35 @@ from amor.ops.product.formats import FORMATS
 from amor.ops.product.matrix import Matrix, pack
 from amor.ops.spent import spend
 
-ROWS = 8  # rows that one pass over a matrix serves at little more than the price of one: it waits for memory
+ROWS = 8  # that one pass serves for little more time than one row: it is limited by memory
 
 __all__ = ["FORMATS", "ROWS", "Matrix", "entropies", "pack", "probe", "product", "spend_product"]
 
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
-    """x [R, K] -> [R, N] in float32; into `out` (rows may lie apart), added to it where `add`. No gradient."""
+    """x [R, K] -> [R, N] in float32, without a gradient.
+
+    out: where to write it, rows may be strided; add: += instead.
+    """
     spend_product("products", x.shape[0], matrix)
     return backend("product", x).product(x, matrix, out, add)
 
 
 def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> HeadStats:
-    """One pass over the head [V, K] for all rows of x [R, K]: entropy, logsumexp, the two best logits and the best token.
+    """One pass over the head [V, K] for all rows of x [R, K].
 
-    logits: they too, of so many `last` rows only where given.
+    Gives entropy, logsumexp, the two best logits and the best token. logits: those too, of the
+    `last` rows only where that is given.
     """
     spend_product("head", x.shape[0], matrix)
     return backend("product", x).probe(x, matrix, logits, last)
 
 
 def entropies(logits: Tensor) -> Tensor:
-    """[R] in nats, of logits [R, V] that are there already."""
+    """[R] in nats, of logits [R, V]."""
     return backend("product", logits).entropies(logits)
 
 
 def spend_product(what: str, rows: int, matrix: Matrix) -> None:
+    """Count the product of `rows` rows with a matrix (amor/ops/spent.py)."""
     spend(what, 2 * rows * matrix.outputs * matrix.inner, matrix.nbytes)

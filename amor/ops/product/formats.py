@@ -1,7 +1,8 @@
-"""How weights are stored for decode, as rows of a table: name, tag, what packing makes of W, and what it then stands for.
+"""How weights are stored for decode, as rows of a table.
 
-To add a format: a row here, a struct of the same tag in ops/native/skinny.h, a parameter in tests/test_ops_product.py (which
-takes every row of the table). With x' and w' what x and a row w of W are rounded to, every format keeps a product within
+To add a format: a row here, a struct of the same tag in ops/native/skinny.h, a parameter in
+tests/test_ops_product.py (which takes every row of the table). With x' and w' what x and a row w of
+W are rounded to, every format keeps a product within
 
     |x' w' - x w| <= |x'| |w' - w| + |x' - x| |w|, plus the rounding of float32 sums.
 """
@@ -18,24 +19,26 @@ from torch import Tensor
 from amor.errors import AmorError, nearest
 
 Stored = tuple[Tensor, Tensor | None]  # weights and scales as they lie in memory
-TILE = 16  # rows of W packed together, a multiple of every format's own tile; skinny.h has the same number
+TILE = 16  # rows of W packed together, a multiple of every format's own tile; as in skinny.h
 
 
 @dataclass(frozen=True)
 class Format:
+    """One way of storing weights."""
+
     name: str
-    tag: int  # skinny.h's number of it
-    bits: float  # a weight, its share of the scales included
+    tag: int  # its number in skinny.h
+    bits: float  # per weight, scales included
     pack: Callable[[Tensor], Stored]  # W [n, K] in float32, n a multiple of TILE where tiled
-    floats: Callable[
-        [Tensor, Tensor | None], Tensor
-    ]  # stored -> the W it stands for, [n', K'] with n' >= n, K' >= K
+    # stored -> the W it stands for, [n', K'] with n' >= n, K' >= K
+    floats: Callable[[Tensor, Tensor | None], Tensor]
     tiled: bool = True  # rows are laid out TILE together; False: W stays where it is
     group: int = 1  # weights that share a scale
     levels: int = 0  # x is rounded to whole numbers of at most this size; 0: not at all
     steps: int = 0  # numbers of x that share their step; 0: a whole row
-    # of a model's logits, relative to the largest, against a model that computes by `rounded` and `floats`: a number of x in the
-    # middle between two steps may be rounded either way, and layers of random weights make much of it (measured: 0.003, 0.05)
+    # of a model's logits, relative to the largest, against a model that computes by `rounded` and
+    # `floats`: a number of x in the middle between two steps may be rounded either way, and layers
+    # of random weights amplify it (measured: 0.003 for int8, 0.05 for int4)
     tolerance: float = 1e-4
 
     def rounded(self, x: Tensor) -> Tensor:
@@ -75,7 +78,10 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def _bytes(weight: Tensor) -> Stored:
-    """Whole numbers from -127 to 127; tiles of 16 rows, i and i + 8 of a tile beside each other, the first plus 128."""
+    """Whole numbers from -127 to 127 in tiles of 16 rows.
+
+    Rows i and i + 8 of a tile stand beside each other, the first plus 128.
+    """
     w = _grouped(weight, 64)
     scale = w.abs().amax(2) / 127
     whole = (
@@ -97,7 +103,10 @@ def _from_bytes(weight: Tensor, scales: Tensor | None) -> Tensor:
 
 
 def _nibbles(weight: Tensor) -> Stored:
-    """Whole numbers from 0 to 15, less 8: the number of the largest size is -8 steps; tiles of 8 rows as skinny.h reads them."""
+    """Whole numbers from 0 to 15, less 8, in tiles of 8 rows as skinny.h reads them.
+
+    The number of the largest size in a group is -8 steps.
+    """
     w = _grouped(weight, 32)
     furthest = w.gather(2, w.abs().argmax(2, keepdim=True))[..., 0]
     scale = _best_scale(w, furthest / -8)
@@ -109,14 +118,14 @@ def _nibbles(weight: Tensor) -> Stored:
         .nan_to_num(8)
         .to(torch.uint8)
     )
-    # [tiles, 8 rows, groups, half, 4 j, 4 i] -> [tiles, groups, j, row, i], the two halves in one byte
+    # [tiles, 8 rows, groups, half, 4 j, 4 i] -> [tiles, groups, j, row, i], both halves in a byte
     laid = whole.unflatten(0, (-1, 8)).unflatten(3, (2, 4, 4)).permute(0, 2, 4, 1, 5, 3)
     bytes_ = laid[..., 0] | (laid[..., 1] << 4)
     return bytes_.flatten(2).contiguous(), scale.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
 
 
 def _best_scale(w: Tensor, scale: Tensor) -> Tensor:
-    """Of a few steps a little smaller than what the largest number asks for, the one that loses least of each group."""
+    """The step with the least squared error of each group, of a few a little below `scale`."""
     best, least = scale.half(), torch.full_like(scale, torch.inf)
     for shrink in (1.0, 0.95, 0.9, 0.85):
         step = (scale * shrink).half()
@@ -129,9 +138,8 @@ def _best_scale(w: Tensor, scale: Tensor) -> Tensor:
 
 def _from_nibbles(weight: Tensor, scales: Tensor | None) -> Tensor:
     assert scales is not None
-    halves = torch.stack([weight & 15, weight >> 4], dim=-1).unflatten(
-        2, (4, 8, 4)
-    )  # [tiles, groups, j, row, i, half]
+    halves = torch.stack([weight & 15, weight >> 4], dim=-1)
+    halves = halves.unflatten(2, (4, 8, 4))  # [tiles, groups, j, row, i, half]
     whole = (
         halves.permute(0, 3, 1, 5, 2, 4).flatten(3).flatten(0, 1).float() - 8
     )  # [rows, groups, 32]
@@ -156,6 +164,7 @@ FORMATS: dict[str, Format] = {
 
 
 def format_of(name: str) -> Format:
+    """The format of a name, or an error with the nearest one."""
     if name not in FORMATS:
         raise AmorError(f"weights: no {name!r}; {nearest(name, FORMATS)}")
     return FORMATS[name]

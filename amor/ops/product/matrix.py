@@ -10,21 +10,22 @@ from torch import Tensor
 
 from amor.ops.product.formats import TILE, Format, format_of
 
-SLICE = 256  # tiles packed at a time: their copies on the way would be larger than what is made
+SLICE = 256  # tiles packed at a time, to limit the memory of intermediate copies
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """W [outputs, inner]."""
+    """W [outputs, inner] as it is stored."""
 
     outputs: int
     inner: int
     format: Format
-    weight: Tensor
+    weight: Tensor  # laid out by the format
     scales: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
+        """Bytes of weights and scales."""
         return self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def floats(self) -> Tensor:
@@ -34,7 +35,7 @@ class Matrix:
 
 @torch.no_grad()
 def pack(weight: Tensor, name: str = "float32") -> Matrix:
-    """Make a matrix ready. float32 shares the tensor's memory where it can; any other format is a new one."""
+    """W [outputs, inner] in a format. float32 shares the tensor's memory where it can."""
     form, weight = format_of(name), weight.detach()
     outputs, inner = weight.shape
     weights: list[Tensor] = []
@@ -45,8 +46,8 @@ def pack(weight: Tensor, name: str = "float32") -> Matrix:
         )
         weights.append(stored)
         scales += [] if scale is None else [scale]
-    return Matrix(outputs, inner, form, *(_joined(parts) for parts in (weights, scales)))  # type: ignore[arg-type]
+    return Matrix(outputs, inner, form, _joined(weights), _joined(scales) if scales else None)
 
 
-def _joined(parts: list[Tensor]) -> Tensor | None:
-    return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else None
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,4 +1,4 @@
-"""Skinny products in C++: one pass over the weights for all rows, a row's bits the same whatever its neighbours are."""
+"""Skinny products in C++: one pass over the weights for all rows; a row's bits are its own."""
 
 import ctypes
 from ctypes import c_int, c_long, c_void_p
@@ -20,6 +20,7 @@ STATS = 4  # numbers a probe gives per row: entropy, logsumexp, the two best log
 
 
 def missing() -> str | None:
+    """Why this backend cannot run here (no compiler, say), or None."""
     return native.missing(SOURCE)
 
 
@@ -27,15 +28,13 @@ class Weights(ctypes.Structure):
     """A Matrix for C++, as skinny.h has it."""
 
     _fields_ = [
-        ("weight", c_void_p),
-        ("scales", c_void_p),
-        ("outputs", c_long),
-        ("inner", c_long),
-        ("format", c_long),
+        *((name, c_void_p) for name in ("weight", "scales")),
+        *((name, c_long) for name in ("outputs", "inner", "format")),
     ]
 
     @classmethod
     def of(cls, m: Matrix) -> "Weights":
+        """The struct of a Matrix, which must outlive it."""
         scales = None if m.scales is None else m.scales.data_ptr()
         return cls(m.weight.data_ptr(), scales, m.outputs, m.inner, m.format.tag)
 
@@ -45,14 +44,14 @@ def library() -> ctypes.CDLL:
     """The library with the types of its arguments, so that plain numbers can be handed in."""
     groups = {f"{name}_group": FORMATS[name].group for name in ("int8", "int4")}
     tags = {name: one.tag for name, one in FORMATS.items()}
-    found = team.join(native.library(SOURCE, Weights, TILE=TILE, STATS=STATS, **tags, **groups))
+    loaded = team.join(native.library(SOURCE, Weights, TILE=TILE, STATS=STATS, **tags, **groups))
     p, n, i, matrix = c_void_p, c_long, c_int, ctypes.POINTER(Weights)
-    found.rounded.argtypes, found.rounded.restype = [matrix, p, n, p, p], n
-    found.product.argtypes = [matrix, p, n, p, n, i, i]
-    found.probe.argtypes = [matrix, p, n, p, n, p, p, i]
-    found.entropies.argtypes = [p, n, n, p, i]
-    found.stream.argtypes, found.stream.restype = [p, n, i], ctypes.c_float
-    return found
+    loaded.rounded.argtypes, loaded.rounded.restype = [matrix, p, n, p, p], n
+    loaded.product.argtypes = [matrix, p, n, p, n, i, i]
+    loaded.probe.argtypes = [matrix, p, n, p, n, p, p, i]
+    loaded.entropies.argtypes = [p, n, n, p, i]
+    loaded.stream.argtypes, loaded.stream.restype = [p, n, i], ctypes.c_float
+    return loaded
 
 
 def rounded(x: Tensor, matrix: Matrix) -> Tensor:
@@ -72,6 +71,7 @@ def rounded(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
+    """As amor.ops.product.product."""
     x = x.float().contiguous()
     y = torch.empty(x.shape[0], matrix.outputs) if out is None else out
     memory = x.data_ptr(), x.shape[0], y.data_ptr(), y.stride(0)
@@ -80,6 +80,7 @@ def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = Fa
 
 
 def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> HeadStats:
+    """As amor.ops.product.probe."""
     x = x.float().contiguous()
     rows = x.shape[0]
     kept = 0 if not logits else rows if last is None else last
@@ -102,9 +103,9 @@ def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = No
 def entropies(logits: Tensor) -> Tensor:
     """[R] in nats, of logits [R, V]."""
     logits = logits.float().contiguous()
-    found = torch.empty(len(logits))
-    library().entropies(logits.data_ptr(), *logits.shape, found.data_ptr(), torch.get_num_threads())
-    return found
+    nats = torch.empty(len(logits))
+    library().entropies(logits.data_ptr(), *logits.shape, nats.data_ptr(), torch.get_num_threads())
+    return nats
 
 
 def stream(data: Tensor) -> float:

@@ -1,6 +1,7 @@
 """Skinny products by torch: the definition, and what runs where there is no compiler.
 
-y = x W^T, x rounded where the format rounds it. The probe reads all logits at once. Letters: R rows of x, W [N, K].
+y = x W^T, x rounded where the format rounds it. The probe reads all logits at once. Letters: R rows
+of x, W [N, K].
 """
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from amor.ops.product.matrix import Matrix
 
 
 def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = False) -> Tensor:
+    """As amor.ops.product.product."""
     y = matrix.format.rounded(x) @ matrix.floats().T
     if out is None:
         return y
@@ -17,6 +19,7 @@ def product(x: Tensor, matrix: Matrix, out: Tensor | None = None, add: bool = Fa
 
 
 def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = None) -> HeadStats:
+    """As amor.ops.product.probe."""
     z = product(x, matrix)
     values, ids = z.topk(2, dim=1)
     kept = z[-(last or len(z)) :] if logits else None
@@ -26,5 +29,6 @@ def probe(x: Tensor, matrix: Matrix, logits: bool = False, last: int | None = No
 
 
 def entropies(logits: Tensor) -> Tensor:
+    """[R] in nats, of logits [R, V]; summed in float64."""
     logp = logits.double().log_softmax(-1)
     return -(logp.exp() * logp).sum(-1).float()

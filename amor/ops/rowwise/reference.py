@@ -1,4 +1,7 @@
-"""RMS norm, SwiGLU and the rotary turn: the definition. Float32 inside, the dtype of the input outside."""
+"""RMS norm, SwiGLU and rotary embedding: the definition.
+
+Float32 inside, the dtype of the input outside.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +19,10 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + size/2) of x [..., heads, size] by its position's angle; cos and sin [..., size/2]."""
+    """Rotate each pair (i, i + size/2) of x [..., heads, size] by its position's angle.
+
+    cos, sin: [..., size/2].
+    """
     a, b = x.float().chunk(2, dim=-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""scan: the Mamba2 recurrence. `reference.py` says what it is."""
+"""scan: the Mamba2 recurrence. `reference.py` defines it."""
 
 from torch import Tensor
 
@@ -15,4 +15,5 @@ def scan(
     reset: Tensor | None = None,
     D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As reference.py defines it."""
     return backend("scan", x).scan(x, dt, A, B, C, state, reset, D)

@@ -1,7 +1,8 @@
-"""The Mamba2 recurrence in matrix form: inside a chunk by matrix products, from chunk to chunk by its state.
+"""The Mamba2 recurrence in matrix form: products inside a chunk, and the state between chunks.
 
-Heads of a group share B and C, so what passes through the state is one product a chunk for all of them.
-Kept for the gradient, in floats a row: T H (2 chunk + 4 P + 2) + T G (chunk + 4 S) + 2 (T / chunk) H P S; linear in T.
+Heads of a group share B and C, so what passes through the state is one product per chunk for all of
+them. Kept for the gradient, in floats per row:
+T H (2 chunk + 4 P + 2) + T G (chunk + 4 S) + 2 (T / chunk) H P S. Linear in T.
 """
 
 import torch
@@ -22,6 +23,7 @@ def scan(
     D: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As the reference; chunk: tokens per chunk, by default that of amor/ops/chunks.py."""
     rows, length, heads, size = x.shape
     groups, width = B.shape[2:]
     chunk = min(chunk or chunk_size("scan", "chunked", length, (heads, size, width)), length)
@@ -37,9 +39,8 @@ def scan(
     def heads_last(t: Tensor) -> Tensor:  # and back
         return t.transpose(2, 3).unflatten(4, (-1, size)).flatten(3, 4)
 
-    gathered = (
-        grouped(fed * e.until.mT[..., None]).mT @ B_
-    )  # [B, n, G, H/G P, S] what each chunk adds to the state
+    # [B, n, G, H/G P, S] what each chunk adds to the state
+    gathered = grouped(fed * e.until.mT[..., None]).mT @ B_
     gathered = gathered.unflatten(3, (-1, size)).flatten(2, 3)
     s = (
         x.new_zeros(rows, heads, size, width, dtype=torch.float32)

@@ -1,7 +1,8 @@
-"""The Mamba2 recurrence by flash-linear-attention's Triton kernels (0.6 and later), on a GPU: gated linear attention with
-q = C, k = B, v = dt x and log decay dt A. Heads of a group get their own copies of B and C, so mamba_ssm comes first.
+"""The Mamba2 recurrence by flash-linear-attention's Triton kernels (0.6 and later), on a GPU.
 
-Products run in the dtype of x (bfloat16 in training), sums and states in float32. Resets become fla's `cu_seqlens`.
+As gated linear attention with q = C, k = B, v = dt x and log decay dt A. Heads of a group get their
+own copies of B and C, so mamba_ssm comes first. Products run in the dtype of x (bfloat16 in
+training), sums and states in float32. Resets become fla's `cu_seqlens`.
 """
 
 import torch
@@ -12,7 +13,8 @@ from amor.ops.documents import documents
 
 
 def missing() -> str | None:
-    return doors.absent("fla", doors.FLA)
+    """Why this backend cannot run here (no GPU, say), or None."""
+    return doors.absent("fla", doors.FLA, "fla.ops.simple_gla")
 
 
 def scan(
@@ -25,6 +27,7 @@ def scan(
     reset: Tensor | None = None,
     D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As reference.py defines it."""
     from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
 
     rows, length, heads, size = x.shape

@@ -1,7 +1,8 @@
 """The Mamba2 recurrence by mamba-ssm's Triton kernels (2.2 and later), on a GPU.
 
-Products run in the dtype of x (bfloat16 in training), sums and states in float32. A reset starts a new `seq_idx`; the state
-handed in belongs to seq_idx 0, which is what `reference.py` means by a row without a reset so far.
+Products run in the dtype of x (bfloat16 in training), sums and states in float32. A reset starts a
+new `seq_idx`; the state handed in belongs to seq_idx 0, the document of a row without a reset so
+far.
 """
 
 import torch
@@ -13,7 +14,11 @@ CHUNK = 256  # mamba-ssm's own default, tuned by its authors
 
 
 def missing() -> str | None:
-    return doors.absent("mamba_ssm", doors.MAMBA)
+    """Why this backend cannot run here (no GPU, say), or None."""
+    modules = (
+        f"mamba_ssm.ops.triton.{name}" for name in ("ssd_combined", "selective_state_update")
+    )
+    return doors.absent("mamba_ssm", doors.MAMBA, *modules)
 
 
 def scan(
@@ -26,6 +31,7 @@ def scan(
     reset: Tensor | None = None,
     D: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As reference.py defines it."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     learns = torch.is_grad_enabled() and any(
@@ -52,12 +58,13 @@ def scan(
 def step(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, D: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One token a row without a gradient, by the kernel made for it."""
+    """One token per row without a gradient, by the kernel made for it."""
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
     after = state.float().clone()  # the kernel writes in place
     heads, size = x.shape[2:]
-    # strides of 0 tell the kernel that a head has one decay; it cannot do without dt_bias and D, so there are zeros for them
+    # by strides of 0 the kernel sees that a head has one decay; it needs dt_bias and D, so zeros
+    # are given for them
     decay = A.float()[:, None, None].expand(heads, size, B.shape[3])
     nothing = torch.zeros(heads, 1, device=x.device).expand(heads, size)
     skip = nothing if D is None else D.float()[:, None].expand(heads, size)

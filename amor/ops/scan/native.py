@@ -1,7 +1,7 @@
-"""The Mamba2 recurrence in matrix form as C++ for this machine (native.cpp), with its gradient written by hand.
+"""The Mamba2 recurrence in matrix form in C++ (native.cpp), with its gradient written by hand.
 
-Memory beyond inputs and outputs, in floats a row: T (H P + G chunk) + (T / chunk) H P S kept for the gradient, and while
-it runs T (2 S + chunk) for every block of heads; linear in T.
+Memory beyond inputs and outputs, in floats per row: T (H P + G chunk) + (T / chunk) H P S kept for
+the gradient, and while it runs T (2 S + chunk) for every block of heads; linear in T.
 """
 
 import ctypes
@@ -17,11 +17,15 @@ from amor.ops import native
 from amor.ops.chunks import LARGEST, chunk_size
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-BLOCK = 4  # heads that share a part of the gradients of B and C; more is less memory, fewer is more threads at work
-FEW = 16  # tokens: up to here the recurrence itself is as fast as its matrix form (at P = 64, S = 128 on AVX2)
+# heads whose gradients of B and C are summed together; more need less memory, fewer use more
+# threads
+BLOCK = 4
+# tokens: up to here the recurrence is as fast as its matrix form (at P = 64, S = 128 on AVX2)
+FEW = 16
 
 
 def missing() -> str | None:
+    """Why this backend cannot run here (no compiler, say), or None."""
     return native.missing(SOURCE)
 
 
@@ -50,6 +54,7 @@ class _Grads(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL:
+    """The compiled library, its structs checked against those above."""
     return native.library(SOURCE, _Shape, _Inputs, _Grads, MAX_CHUNK=LARGEST)
 
 
@@ -64,6 +69,7 @@ def scan(
     D: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """As the reference; chunk: tokens per chunk, by default that of amor/ops/chunks.py."""
     x, B, C = (native.inner_dense(t.float()) for t in (x, B, C))
     dt, A = dt.float().contiguous(), A.float().contiguous()
     D, state = (None if t is None else t.float().contiguous() for t in (D, state))
@@ -75,11 +81,12 @@ def scan(
     if chunk is None:
         chunk = chunk_size("scan", "native", x.shape[1], (x.shape[2], x.shape[3], B.shape[3]))
     if wanted:
-        return Scan.apply(*inputs, chunk)
-    return forward(inputs, chunk, room_for_scores(x, B, chunk), None, None)
+        return _ScanFunction.apply(*inputs, chunk)
+    return forward(inputs, chunk, scores_buffer(x, B, chunk), None, None)
 
 
 def token_by_token(inputs: tuple[Tensor | None, ...], after: Tensor) -> tuple[Tensor, Tensor]:
+    """The recurrence itself, without a gradient; the state after is written into `after`."""
     shape, described = describe(inputs, 1)
     y = after.new_empty(shape.rows, shape.length, shape.heads, shape.size)
     outputs = native.pointer(y), native.pointer(after), native.threads()
@@ -87,11 +94,13 @@ def token_by_token(inputs: tuple[Tensor | None, ...], after: Tensor) -> tuple[Te
     return y, after
 
 
-def room_for_scores(x: Tensor, B: Tensor, chunk: int) -> Tensor:
+def scores_buffer(x: Tensor, B: Tensor, chunk: int) -> Tensor:
+    """Memory for the products C B^T of every chunk, [B, G, chunks, Q, Q]."""
     return x.new_empty(len(x), B.shape[2], -(-x.shape[1] // chunk), chunk, chunk)
 
 
 def describe(inputs: tuple[Tensor | None, ...], chunk: int) -> tuple[_Shape, _Inputs]:
+    """The structs of a call."""
     x, _, _, B, C = inputs[:5]
     assert x is not None and B is not None and C is not None
     strides = [t.stride(i) for t in (x, B, C) for i in (0, 1)]
@@ -107,18 +116,22 @@ def forward(
     carried: Tensor | None,
     starts: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """y and the state after; what the state tells each token and the states before each chunk go where room is given."""
+    """y and the state after, without a gradient.
+
+    carried [B, T, H, P], starts [B, H, chunks, S, P]: filled, where given, with the part of y that
+    comes from the state and the state before each chunk.
+    """
     shape, described = describe(inputs, chunk)
     y = scores.new_empty(shape.rows, shape.length, shape.heads, shape.size)
     after = scores.new_empty(shape.rows, shape.heads, shape.size, shape.width)
     threads = native.threads()
-    room = scores.new_empty(threads.value, shape.width * shape.size + chunk * chunk)
-    outputs = [native.pointer(t) for t in (scores, y, carried, starts, after, room)]
+    workspace = scores.new_empty(threads.value, shape.width * shape.size + chunk * chunk)
+    outputs = [native.pointer(t) for t in (scores, y, carried, starts, after, workspace)]
     library().scan_forward(ctypes.byref(shape), ctypes.byref(described), *outputs, threads)
     return y, after
 
 
-class Scan(torch.autograd.Function):
+class _ScanFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -132,7 +145,7 @@ class Scan(torch.autograd.Function):
         reset: Tensor | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        scores = room_for_scores(x, B, chunk)
+        scores = scores_buffer(x, B, chunk)
         carried = x.new_empty(x.shape)
         starts = x.new_empty(len(x), x.shape[2], scores.shape[2], B.shape[3], x.shape[3])
         ctx.save_for_backward(x, dt, A, B, C, D, state, reset, scores, carried, starts)
@@ -156,12 +169,13 @@ class Scan(torch.autograd.Function):
             *(native.pointer(t) for t in (dy, dstate, dx, ddt, dA, dD, started, *turned, pairs))
         )
         threads = native.threads()
-        room = x.new_empty(
+        workspace = x.new_empty(
             threads.value,
             2 * ctx.chunk * (ctx.chunk + shape.size) + block * shape.width * shape.size,
         )
         kept, last = (
-            [native.pointer(t) for t in ts] for ts in ((scores, carried, starts), (dB, dC, room))
+            [native.pointer(t) for t in ts]
+            for ts in ((scores, carried, starts), (dB, dC, workspace))
         )
         arguments = (*kept, ctypes.byref(grads), ctypes.c_long(block), *last, threads)
         library().scan_backward(ctypes.byref(shape), ctypes.byref(described), *arguments)
@@ -170,5 +184,5 @@ class Scan(torch.autograd.Function):
 
 
 def shared_heads(heads: int) -> int:
-    """How many of a group's heads share a part of the gradients of B and C."""
+    """How many of a group's heads are summed together: the largest divisor up to BLOCK."""
     return next(b for b in range(min(BLOCK, heads), 0, -1) if heads % b == 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def scan(
     x: Tensor,  # [B, T, H, P]
-    dt: Tensor,  # [B, T, H] step size >= 0; 0 holds the state still, which is how a pad is skipped
+    dt: Tensor,  # [B, T, H] step size >= 0; 0 leaves the state as it is: so pads are skipped
     A: Tensor,  # [H] < 0
     B: Tensor,  # [B, T, G, S]
     C: Tensor,  # [B, T, G, S]
@@ -19,6 +19,7 @@ def scan(
     reset: Tensor | None = None,  # [B, T] True: forget before reading this token
     D: Tensor | None = None,  # [H] how much of x passes by the state
 ) -> tuple[Tensor, Tensor]:  # y [B, T, H, P], state; both float32
+    """The outputs of all tokens, and the state after them."""
     rows, _, heads, size = x.shape
     x, dt, A, B, C = x.float(), dt.float(), A.float(), B.float(), C.float()
     B, C = (t.repeat_interleave(heads // t.shape[2], dim=2) for t in (B, C))
