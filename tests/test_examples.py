@@ -1,7 +1,9 @@
-"""Every example in the README, in docs/ and in the help of a verb runs: shell commands, Python, and commands named in sentences.
+"""Every example in the README, in docs/ and in the help of a verb runs: shell commands, Python,
+and commands named in sentences.
 
-A document is read from top to bottom, as a newcomer would, in a folder that holds what its examples name: a small trained run,
-prepared data, texts. SHRUNK makes examples small, NOT_RUN names those that cannot run here; these are still parsed.
+A document is read from top to bottom, as a newcomer would, in a folder that holds what its examples
+name: a small trained run, prepared data, texts. SHRUNK makes examples small, NOT_RUN names those
+that cannot run here; these are still parsed.
 """
 
 import ast
@@ -37,8 +39,12 @@ from benchmarks import __main__ as benchmarks
 
 ROOT = Path(__file__).parent.parent
 
-# what an example is made smaller by, applied from the first to the last: (pattern, replacement, why)
-SMALLER = " --steps 3 --set model.changes.width=64 --set model.changes.d_ff=96 --set context=24 --set micro_batch=2"
+# what an example is made smaller by, applied from the first to the
+# last: (pattern, replacement, why)
+SMALLER = (
+    " --steps 3 --set model.changes.width=64 --set model.changes.d_ff=96 --set context=24 "
+    "--set micro_batch=2"
+)
 ONE_RANK = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=0"
 SHRUNK = [
     (
@@ -171,22 +177,36 @@ SHRUNK_PYTHON = [
 
 # examples that cannot run here, and why; their arguments are parsed all the same
 NOT_RUN = {
-    "amor prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --out data/edu --tokenizer llama-3.1 --valid 0.001": "a hub",
-    "amor train tiny/amor-mamba2 --data DATA --track tensorboard": "tensorboard is not among the extras of the tests",
+    (
+        "amor prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --out data/edu "
+        "--tokenizer llama-3.1 --valid 0.001"
+    ): "a hub",
+    "amor train tiny/amor-mamba2 --data DATA --track tensorboard": (
+        "tensorboard is not among the extras of the tests"
+    ),
     "lm_eval --model hf": "names a way; tests/test_hf.py goes it",
-    "lm_eval --model hf --model_args pretrained=mine-hf,trust_remote_code=True --tasks arc_easy,lambada_openai": "tasks of a hub",
+    (
+        "lm_eval --model hf --model_args pretrained=mine-hf,trust_remote_code=True "
+        "--tasks arc_easy,lambada_openai"
+    ): "tasks of a hub",
     "vllm serve mine-hf --dtype float32": "make test-vllm serves a model so",
     "vllm serve mine-hf --tensor-parallel-size 2": "make test-vllm runs two ranks",
     "vllm serve": "names a way; make test-vllm goes it",
     "lm_eval --model vllm": "names a way; make test-vllm goes it",
-    "lm_eval --model vllm --model_args pretrained=mine-hf,dtype=float32 --tasks arc_easy": "a task of a hub",
+    "lm_eval --model vllm --model_args pretrained=mine-hf,dtype=float32 --tasks arc_easy": (
+        "a task of a hub"
+    ),
     "python3 -m venv .venv": "takes long; tests/test_install.py makes one",
     "source .venv/bin/activate": "changes the reader's shell",
-    'srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$head:29500" '
+    'srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d '
+    '--rdzv-endpoint "$head:29500" '
     '--rdzv-id "$SLURM_JOB_ID" -m amor train paper/1.5b --data DATA --out RUN': "needs Slurm",
-    "amor train tiny/amor-mamba2 --data DATA --out RUN --steps 3600 --set context=512 --set batch=8 --set "
+    "amor train tiny/amor-mamba2 --data DATA --out RUN --steps 3600 --set context=512 "
+    "--set batch=8 --set "
     "micro_batch=8": "takes two hours",
-    "python tests/kills.py --all": "takes many minutes; tests/test_train_resume.py has a few of its cases",
+    "python tests/kills.py --all": (
+        "takes many minutes; tests/test_train_resume.py has a few of its cases"
+    ),
     "amor generate --weights ...": "tells of an option; it has no model",
 }
 
@@ -238,7 +258,8 @@ def blocks(text):
 
 
 def commands(code):
-    """The commands among lines of shell: continued lines joined, comments and explanations beside them left out."""
+    """The commands among lines of shell: continued lines joined, comments and
+    explanations beside them left out."""
     for line in re.sub(r" *\\\n\s*", " ", code).splitlines():
         if COMMAND.match(line.strip()):
             yield re.split(r"\s+#|\s{2,}", line.strip())[0]
@@ -256,7 +277,8 @@ def is_python(code):
 
 
 def in_markdown(text):
-    """Examples in the order of the page: blocks of shell and Python, and commands named in sentences."""
+    """Examples in the order of the page: blocks of shell and Python, and
+    commands named in sentences."""
     for language, code in blocks(text):
         if language == "python" or (language is None and is_python(code)):
             yield Example(code, python=True)
@@ -378,7 +400,8 @@ def published(folder):
 
 @pytest.fixture
 def room(furnished, tmp_path, monkeypatch):
-    """A copy of the furnished folder to work in; the demo and what doctor keeps are of this folder too."""
+    """A copy of the furnished folder to work in; the demo and what doctor
+    keeps are of this folder too."""
     folder = tmp_path / "room"
     shutil.copytree(furnished, folder, symlinks=True)
     monkeypatch.chdir(folder)
@@ -407,7 +430,8 @@ run_suite, RESULTS = bench.run_suite, {}
 
 
 def measured_once(suite, args):
-    """A suite that measures only what it has not measured before: --bars, --out and --json change nothing about it."""
+    """A suite that measures only what it has not measured before: --bars, --out and
+    --json change nothing about it."""
     options = sorted(
         (key, value) for key, value in vars(args).items() if key not in ("bars", "out", "json")
     )
@@ -432,12 +456,13 @@ def verb_and_words(command):
 
 
 def is_installation(command):
-    """Whether a command installs from the network: its extras and files are checked, it is not run."""
+    """Whether a command installs from the network: it is checked, and not run."""
     return command.startswith("pip install ")
 
 
 def parsed(command):
-    """An example that is not run names a verb and options that exist, or an extra of the package."""
+    """An example that is not run names a verb and options that exist,
+    or an extra of the package."""
     words = verb_and_words(command)
     if words:
         parser_of(words[0]).parse_args(words[1:])
@@ -455,7 +480,8 @@ def parsed(command):
 
 
 def begin_anew(words, made):
-    """What a command writes is not there before its first example: the folder is furnished for those that read."""
+    """What a command writes is not there before its first example: the folder is
+    furnished for those that read."""
     if words[0] not in ("train", "prepare", "demo", "convert", "attach"):
         return
     out = Path(parser_of(words[0]).parse_args(words[1:]).out or "runs/nowhere")
@@ -492,7 +518,8 @@ def ran(command, made, monkeypatch):
 
 
 def ran_python(code, names):
-    """Run a Python example after those above it in its document; what is wrong with it, or nothing."""
+    """Run a Python example after those above it in its document; what
+    is wrong with it, or nothing."""
     for beginning, file in QUOTED.items():
         if code.startswith(beginning):
             lines = [line.strip() for line in code.splitlines() if line.strip() != "..."]
@@ -527,7 +554,8 @@ def test_every_example_of_a_document_runs(document, room, monkeypatch):
 
 
 def test_what_is_not_run_and_what_is_shrunk_are_examples_that_exist():
-    """A name or a rewrite that nothing needs any more would hide the next example that looks like it."""
+    """A name or a rewrite that nothing needs any more would hide the next
+    example that looks like it."""
     shell = [
         example.text
         for examples in DOCUMENTS.values()

@@ -1,9 +1,11 @@
-"""The laws of the house: imports point one way, a heavy package stays in one room, the map is the tree on disk."""
+"""The laws of the house: imports point one way, a heavy package stays in one room,
+the map is the tree on disk."""
 
 import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,10 +66,11 @@ FLOOR = {
         "__main__": 11,
     },
 }
-# what a room may import of a room it does not know otherwise: tables read the columns of evaluation tasks, which need no torch
+# what a room may import of a room it does not know otherwise: tables read the columns of
+# evaluation tasks, which need no torch
 KNOWN = {"study": {"amor.eval.tasks"}}
-# rooms on a lower floor that a room does not know all the same: models and data of each other, training of decode (judging
-# lies between), and study of everything that opens a model
+# rooms on a lower floor that a room does not know all the same: models and data of each other,
+# training of decode (judging lies between), and study of everything that opens a model
 STRANGERS = {
     "models": {"data"},
     "data": {"models"},
@@ -107,19 +110,23 @@ HEAVY = (
     "peft",
     "vllm",
 )
-# rooms that may import a package beside others: hf is the face of our models to transformers, convert compares with it
+# rooms that may import a package beside others: hf is the face of our models to
+# transformers, convert compares with it
 SHARED = {"transformers": {"convert", "hf"}}
 
 
+@cache
 def imports(path):
     """Every module a file imports, wherever in the file."""
+    modules = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            modules.append(node.module)
             if node.module == "amor":
-                yield from (f"amor.{alias.name}" for alias in node.names)
+                modules += [f"amor.{alias.name}" for alias in node.names]
+    return tuple(modules)
 
 
 def room(path):
@@ -176,7 +183,8 @@ def file_of(module):
 
 
 def reached(module):
-    """Every module of the house that importing one brings in, by import statements outside of functions."""
+    """Every module of the house that importing one brings in, by import
+    statements outside of functions."""
     found, waiting = set(), [module]
     while waiting:
         path = file_of(name := waiting.pop())
@@ -193,7 +201,8 @@ def reached(module):
     "path", [p for p in FILES if room(p) in ("mixers", "gates")], ids=lambda p: p.stem
 )
 def test_what_the_config_reaches_by_name_does_not_import_the_config(path):
-    """config.py finds mixers and gates by importlib, which the law above cannot see: an import back would be a cycle."""
+    """config.py finds mixers and gates by importlib, which the law above cannot see: an
+    import back would be a cycle."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     assert not reached(module) & {"amor.config", "amor.presets"}
 
@@ -218,14 +227,15 @@ def test_importing_amor_is_quick_and_light():
     code = (
         "import sys, time; t = time.perf_counter(); import amor; "
         "import amor.cli; spent = time.perf_counter() - t; "
-        "heavy = [m for m in ('transformers', 'lm_eval', 'datasets', 'matplotlib') if m in sys.modules]; "
+        "heavy = {'transformers', 'lm_eval', 'datasets', 'matplotlib'} & set(sys.modules); "
         "assert not heavy, heavy; assert spent < 3, spent"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_tables_figures_and_reports_are_made_without_torch():
-    """Study reads files, never models: neither importing it nor comparing two runs may bring torch in."""
+    """Study reads files, never models: neither importing it nor comparing
+    two runs may bring torch in."""
     code = """
 import importlib, pathlib, pkgutil, sys, tempfile
 sys.modules["torch"] = None  # importing it from here on is an ImportError
@@ -241,7 +251,8 @@ with tempfile.TemporaryDirectory() as folder:
     for name, changes in (("a", {}), ("b", {"vocab": 4096})):
         run = Run(pathlib.Path(folder) / name)
         run.folder.mkdir()
-        run.write_config({"name": name, "model": {"name": "amor-mamba2", "scale": "tiny", "changes": changes}})
+        model = {"name": "amor-mamba2", "scale": "tiny", "changes": changes}
+        run.write_config({"name": name, "model": model})
         run.measured(step)
     rows = runs.compare([Run(pathlib.Path(folder) / name) for name in "ab"])
 assert [row.vocab for row in rows] == [4096, 4096], rows
@@ -250,13 +261,17 @@ assert [row.vocab for row in rows] == [4096, 4096], rows
 
 
 def test_the_plug_in_of_vllm_can_be_imported_where_vllm_is_not():
-    code = "import sys; sys.modules['vllm'] = None; import amor.vllm; assert callable(amor.vllm.register)"
+    code = (
+        "import sys; sys.modules['vllm'] = None; import amor.vllm; "
+        "assert callable(amor.vllm.register)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_tables_read_the_columns_of_evaluation_tasks_without_torch_and_the_harness():
     code = (
-        "import sys; from amor.study.suites import SUITES, suite; assert sum(len(suite(name).columns) for name in SUITES) > 40; "
+        "import sys; from amor.study.suites import SUITES, suite; "
+        "assert sum(len(suite(name).columns) for name in SUITES) > 40; "
         "assert not {'torch', 'lm_eval', 'datasets', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -264,8 +279,10 @@ def test_tables_read_the_columns_of_evaluation_tasks_without_torch_and_the_harne
 
 def test_building_and_running_a_model_needs_torch_alone():
     code = (
-        "import sys; sys.modules.update(dict.fromkeys(('transformers', 'tokenizers', 'rich', 'lm_eval', 'datasets'))); "
-        "import torch, amor; m = amor.build(amor.preset('amor-mamba2', 'tiny')); m(torch.zeros(1, 3, dtype=torch.long))"
+        "import sys; sys.modules.update(dict.fromkeys(('transformers', 'tokenizers', 'rich', "
+        "'lm_eval', 'datasets'))); "
+        "import torch, amor; m = amor.build(amor.preset('amor-mamba2', 'tiny')); "
+        "m(torch.zeros(1, 3, dtype=torch.long))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -314,7 +331,8 @@ def test_the_files_that_name_kimi_delta_attention_are_those_of_the_recipe():
 
 
 def test_an_evaluation_task_is_named_in_one_file():
-    """docs/extending.md promises that a task is one file: what is asked, its rows and its columns."""
+    """docs/extending.md promises that a task is one file: what is
+    asked, its rows and its columns."""
     sources = {
         path: path.read_text() for path in FILES if room(path) not in ("bench",)
     }  # examples of benchmarks
