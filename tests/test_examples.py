@@ -176,7 +176,6 @@ SHRUNK_PYTHON = [
 ]
 
 # examples that cannot run here, and why; their arguments are parsed all the same
-NETWORK = "installs from the network"
 NOT_RUN = {
     (
         "amor prepare hf:HuggingFaceFW/fineweb-edu --config sample-10BT --out data/edu "
@@ -185,19 +184,11 @@ NOT_RUN = {
     "amor train tiny/amor-mamba2 --data DATA --track tensorboard": (
         "tensorboard is not among the extras of the tests"
     ),
-    "pip install 'amor[track]'": NETWORK,
-    "pip install 'amor[data]'": NETWORK,
-    "pip install 'amor[eval]'": NETWORK,
-    "pip install 'amor[llama]'": NETWORK,
-    "pip install 'amor[demo]'": NETWORK,
-    'pip install "amor[peers]"': NETWORK,
-    'pip install "amor[hf]"': NETWORK,
     "lm_eval --model hf": "names a way; tests/test_hf.py goes it",
     (
         "lm_eval --model hf --model_args pretrained=mine-hf,trust_remote_code=True "
         "--tasks arc_easy,lambada_openai"
     ): "tasks of a hub",
-    "pip install vllm==0.32.0 amor": NETWORK,
     "vllm serve mine-hf --dtype float32": "make test-vllm serves a model so",
     "vllm serve mine-hf --tensor-parallel-size 2": "make test-vllm runs two ranks",
     "vllm serve": "names a way; make test-vllm goes it",
@@ -205,7 +196,8 @@ NOT_RUN = {
     "lm_eval --model vllm --model_args pretrained=mine-hf,dtype=float32 --tasks arc_easy": (
         "a task of a hub"
     ),
-    "source .venv/bin/activate": "changes the reader's shell; make wrote it",
+    "python3 -m venv .venv": "takes long; tests/test_install.py makes one",
+    "source .venv/bin/activate": "changes the reader's shell",
     'srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d '
     '--rdzv-endpoint "$head:29500" '
     '--rdzv-id "$SLURM_JOB_ID" -m amor train paper/1.5b --data DATA --out RUN': "needs Slurm",
@@ -229,6 +221,7 @@ PROGRAMS = (
     "make",
     "pip",
     "python",
+    "python3",
     "torchrun",
     "srun",
     "echo",
@@ -462,6 +455,11 @@ def verb_and_words(command):
     return words[words.index("amor") + 1 :]
 
 
+def is_installation(command):
+    """Whether a command installs from the network: it is checked, and not run."""
+    return command.startswith("pip install ")
+
+
 def parsed(command):
     """An example that is not run names a verb and options that exist,
     or an extra of the package."""
@@ -470,7 +468,9 @@ def parsed(command):
         parser_of(words[0]).parse_args(words[1:])
     for script in re.findall(r"python (\S+)", command):
         assert (ROOT / script).is_file(), script
-    for extra in re.findall(r"amor\[(\w+)\]", command):
+    for constraints in re.findall(r"-c (\S+)", command if is_installation(command) else ""):
+        assert (ROOT / constraints).is_file(), constraints
+    for extra in re.findall(r"\.\[(\w+)\]", command):
         assert (
             extra
             in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
@@ -542,7 +542,7 @@ def test_every_example_of_a_document_runs(document, room, monkeypatch):
     for example in DOCUMENTS[document]:
         if example.python:
             found = ran_python(example.text, names)
-        elif example.text in NOT_RUN:
+        elif example.text in NOT_RUN or is_installation(example.text):
             found = parsed(example.text)
         else:
             command = shrunk(example.text)
@@ -608,4 +608,4 @@ def test_an_example_that_is_wrong_is_found(room, monkeypatch):
     with pytest.raises(SystemExit):
         parsed("amor prepare hf:NAME --otu data")
     with pytest.raises(AssertionError, match="nothing"):
-        parsed("pip install 'amor[nothing]'")
+        parsed("pip install -e '.[nothing]'")
