@@ -17,6 +17,7 @@ program) raises `NoProgramError`, and decode runs its own forward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
@@ -219,6 +220,50 @@ class SiluDotOp:
     weight: Tensor  # [width]
 
 
+@dataclass(frozen=True)
+class HeadOp:
+    """out = shift + statistic / divisor, of the head's distribution after a column of the residual.
+
+    Rows whose column was read since their last firing are not read again; one pass over the head
+    reads this column and later ones where it takes few vectors.
+    """
+
+    kind: ClassVar[int] = 12
+    h: Vector  # the residual
+    out: Vector
+    column: int
+    last: int  # the column whose logits the step returns
+    stat: int  # index in STATISTICS
+    count: int  # columns that one pass may read
+    shift: float
+    divisor: float
+    most: int  # vectors of one pass, where it reads more than one column
+    columns: Tensor  # [count] their numbers
+    norms: Tensor  # [count, width] weights of their norms
+    eps: Tensor  # [count] of their norms; negative: no norm
+    layers: tuple[nn.Linear, ...]  # the head
+
+
+@dataclass(frozen=True)
+class FireOp:
+    """Rows whose score exceeds the threshold fire: the body computes their residual after a block.
+
+    Where `given` is not NaN it is the decision, 0 or 1.
+    """
+
+    kind: ClassVar[int] = 13
+    h: Vector  # the residual, changed in place
+    x: Vector
+    score: Vector
+    threshold: Vector
+    given: Vector
+    fire: Vector  # 1 or 0, written
+    scratch: int  # scratch numbers per row of the body
+    body: tuple[Instruction, ...]  # inputs: h, x, the residual after the block
+
+
+STATISTICS = ("entropy", "margin")  # of the head, as walk.cpp numbers them
+
 Instruction = (
     ProductOp
     | NormOp
@@ -232,6 +277,8 @@ Instruction = (
     | AttendOp
     | DotOp
     | SiluDotOp
+    | HeadOp
+    | FireOp
 )
 INSTRUCTIONS: tuple[type[Instruction], ...] = get_args(Instruction)
 SCRATCH = -1
@@ -246,6 +293,8 @@ class Program:
         self.scratch_size = 0  # numbers per row
         self.part = 0  # index of the layer being recorded, and of its part of the State
         self._used = 0
+        # records a statistic of the head for the gate being recorded, as `head` below
+        self.read_head: Callable[[str, Vector, float, float], None] | None = None
 
     def layer(self, part: int) -> None:
         """Begin another layer: scratch vectors of the last one may be overwritten."""
@@ -405,6 +454,26 @@ class Program:
     def silu_dot(self, x: Vector, bias: Tensor, weight: Tensor, out: Vector) -> None:
         """out += weight . silu(x + bias), one number per row."""
         self.instructions.append(SiluDotOp(x, out, bias, weight))
+
+    def head(self, name: str, out: Vector, shift: float = 0.0, sign: float = 1.0) -> None:
+        """out = shift + sign * statistic of the head for the probe vector of a gate.
+
+        name: "entropy" (over log(vocab)) or "margin", as in Evidence; sign: 1 or -1.
+        """
+        if self.read_head is None:
+            raise NoProgramError(f"{name} needs a reading of the head")
+        self.read_head(name, out, shift, sign)
+
+    def fire(self, block: Program, h: Vector, x: Vector, *decision: Vector) -> None:
+        """Run the program of a block for rows that fire; decision: the fields of a FireOp."""
+        score, threshold, given, fire = decision
+        self.instructions.append(
+            FireOp(
+                *(h, x, score, threshold, given, fire),
+                block.scratch_size,
+                tuple(block.instructions),
+            )
+        )
 
     def state_ref(self, name: str, *shape: int, theta: float = 0.0) -> StateRef:
         """A tensor of this layer's part of the State."""

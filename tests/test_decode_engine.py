@@ -248,14 +248,24 @@ def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypat
         "fire",
         lambda self, index, h, *more: asked.append(len(h)) or fire(self, index, h, *more),
     )
-    engine = Engine(small("amor-mamba2"), policy=Fixed(False))
-    session = engine.prefill(prompts_of(LENGTHS))
-    fired = 0
-    for _ in range(10):
-        session.step(session.next.logits.argmax(-1))
-        fired += int(session.next.fire.sum())
-    assert sum(asked) == fired == sum(engine.stats.fired)
-    assert 0 < fired < 10 * 5 * 3
+    found = []
+    for native in (True, False):
+        if not native:
+            monkeypatch.setattr(Engine, "_step_program", lambda *_: None)
+        engine = Engine(small("amor-mamba2"), policy=Fixed(False))
+        session = engine.prefill(prompts_of(LENGTHS))
+        fired, keys = 0, 0
+        with counting() as spent:
+            for _ in range(10):
+                lengths = session.state.position + 1
+                session.step(session.next.logits.argmax(-1))
+                fired += int(session.next.fire.sum())
+                keys += int((session.next.fire.sum(1) * lengths).sum())
+        assert spent.by["attention"][0] == 4 * keys * 64, "counted keys times the width"
+        assert fired == sum(engine.stats.fired) and 0 < fired < 10 * 5 * 3
+        found.append((fired, spent.flops, spent.bytes))
+    assert found[0] == found[1]
+    assert sum(asked) == fired, "native steps call no Python"
 
 
 def test_the_policy_follows_what_blocks_did():

@@ -8,9 +8,11 @@ import torch
 from laws import small
 
 from amor.decode import compile
-from amor.decode.blocks import SpeculativeBlocks
+from amor.decode.blocks import CompiledBlocks, Residual, SpeculativeBlocks
 from amor.decode.compile import Compiled
+from amor.decode.engine import Engine
 from amor.decode.evidence import JointEvidence
+from amor.decode.record import RecordedPass
 from amor.gates.entropy import Entropy
 from amor.judge.check import check
 from amor.kv import KV
@@ -18,7 +20,7 @@ from amor.layout import Layout
 from amor.mixers.attention import Attention
 from amor.mixers.gated_deltanet import GatedDeltaNet
 from amor.mixers.mamba2 import Mamba2
-from amor.models.block import Block
+from amor.models.block import Block, TorchBlocks
 from amor.ops import attend
 from amor.ops.product import FORMATS
 from amor.ops.product.native import Weights
@@ -241,7 +243,8 @@ def test_a_convolution_whose_window_stands_still_is_noticed_in_decode(monkeypatc
 
 
 def test_a_fired_row_whose_later_readings_are_kept_is_noticed(monkeypatch):
-    """A reading made ahead is of the residual before the firing."""
+    """A reading made ahead is of the residual before the firing; the pass in Python."""
+    monkeypatch.setattr(Engine, "_step_program", lambda *_: None)
     monkeypatch.setattr(JointEvidence, "fired", lambda self, before: None)
     caught("amor-mamba2", *ENGINE)
 
@@ -270,8 +273,53 @@ def test_speculation_that_is_not_undone_is_noticed(monkeypatch):
             "const long keys = call.position[r] + (call.position[r] > 3 ? 0 : 1),",
             "transformer",
         ),
+        ("shared.versions[fired[i]]++;", "", "amor-mamba2"),
+        ("at(s.h, fired[i]), shared.after", "at(s.h, i), shared.after", "amor-mamba2"),
+        (
+            "shared.h.data() + i * s.h.width, at(s.h, fired[i])",
+            "shared.h.data() + i * s.h.width, at(s.h, i)",
+            "amor-mamba2",
+        ),
+        ("shared.row[i] = call.row[fired[i]]", "shared.row[i] = call.row[i]", "amor-mamba2"),
+        (
+            "shared.position[i] = call.position[fired[i]]",
+            "shared.position[i] = call.position[0]",
+            "amor-mamba2",
+        ),
+        (
+            "*at(s.score, r) > *at(s.threshold, r) : given",
+            "*at(s.score, r) > *at(s.threshold, 0) * 1.05f : given",
+            "amor-mamba2",
+        ),
+        (
+            "call.logits + missing[i % n] * outputs",
+            "call.logits + (i % n) * outputs",
+            "amor-mamba2-final",
+        ),
+        (
+            "shared.known[at] = shared.versions[missing[i % n]];",
+            "shared.known[at] = 0;",
+            "amor-mamba2",
+        ),
+        (
+            "const float* h = at(s.h, missing[i % n]);",
+            "const float* h = at(s.h, i % n);",
+            "amor-mamba2",
+        ),
     ],
-    ids=["softplus straight above 2", "a query that does not see itself"],
+    ids=[
+        "softplus straight above 2",
+        "a query that does not see itself",
+        "a firing that does not change the version of its row",
+        "a residual put back to another row",
+        "a residual gathered from another row",
+        "a query that attends to the keys of another row",
+        "a query at the position of another row",
+        "a threshold that is not the gate's",
+        "logits written to another row",
+        "a reading kept under an old version",
+        "a reading of another row's residual",
+    ],
 )
 def test_wrong_native_steps_are_noticed(monkeypatch, tmp_path, right, wrong, name):
     source = compile.SOURCE.read_text()
@@ -298,4 +346,71 @@ def test_a_format_whose_scales_or_numbers_are_off_is_noticed(monkeypatch, kind):
     caught("mamba2", f"engine, {kind} weights")
 
 
-KEPT = []  # memory that native code was told of
+# The gated pass, as every way of running it goes through it.
+
+
+def test_a_pass_that_writes_keys_only_where_it_fires_is_noticed(monkeypatch):
+    """Later queries then attend to keys of nothing."""
+    honest = TorchBlocks.apply
+
+    def forgetful(self, index, h, x, verdict):
+        kv = self.parts[index]["kv"]
+        if h.shape[1] == x.shape[1] == 1 and not bool(verdict.fire.all()):
+            kv.buffer.k[:, :, -1] = 0
+        return honest(self, index, h, x, verdict)
+
+    monkeypatch.setattr(TorchBlocks, "apply", forgetful)
+    caught("amor-mamba2", "token by token")
+
+
+def test_a_follower_that_repeats_the_decision_of_another_row_is_noticed(monkeypatch):
+    honest = JointEvidence.decide
+
+    def mixed(self, index, gate, h, x, before):
+        if before is not None:
+            before = dataclasses.replace(before, fire=before.fire.roll(1, 0))
+        return honest(self, index, gate, h, x, before)
+
+    monkeypatch.setattr(Engine, "_step_program", lambda *_: None)
+    monkeypatch.setattr(JointEvidence, "decide", mixed)
+    caught("amor-mamba2-once", *ENGINE)
+
+
+def test_a_gate_that_reads_the_column_of_the_block_before_is_noticed(monkeypatch):
+    honest = JointEvidence._stats
+    monkeypatch.setattr(Engine, "_step_program", lambda *_: None)
+    monkeypatch.setattr(
+        JointEvidence, "_stats", lambda self, column, h: honest(self, max(column - 1, 0), h)
+    )
+    caught("amor-mamba2", *ENGINE)
+
+
+def test_a_recorded_pass_that_leaves_out_the_norm_before_the_blocks_is_noticed(monkeypatch):
+    monkeypatch.setattr(RecordedPass, "enter", lambda self, h: h)
+    caught("amor-mamba2", *ENGINE)
+
+
+def test_a_recorded_pass_that_probes_the_block_s_input_for_the_output_s_is_noticed(monkeypatch):
+    honest = RecordedPass.__init__
+
+    def other(self, *given):
+        honest(self, *given)
+        self.norms = dataclasses.replace(self.norms, probe_output=False)
+
+    monkeypatch.setattr(RecordedPass, "__init__", other)
+    caught("amor-mamba2-final", *ENGINE)
+
+
+def test_a_residual_whose_columns_are_of_the_one_before_is_noticed(monkeypatch):
+    honest = CompiledBlocks.apply
+
+    def stale(self, index, h, x, verdict):
+        after = honest(self, index, h, x, verdict)
+        return Residual(after.h, h.columns, True) if h.filled else after
+
+    monkeypatch.setattr(Engine, "_step_program", lambda *_: None)
+    monkeypatch.setattr(CompiledBlocks, "apply", stale)
+    caught("amor-mamba2", *ENGINE)
+
+
+KEPT = []  # memory that native code was given

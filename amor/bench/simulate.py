@@ -40,6 +40,7 @@ class ScheduledGate(Gate):
 
     kind = "scheduled"
     Options = Nothing
+    by_position = True
 
     def __init__(self, own: Gate, rate: float, tokens: int, start: int, later: int = 0):
         """own: the gate it replaces; rate: firing rate; tokens: per round; start: position of the

@@ -31,11 +31,14 @@ from amor.ops import native
 from amor.ops.native import team
 from amor.ops.product import Matrix, spend_product
 from amor.ops.product.native import Weights
-from amor.ops.spent import someone_counts, spend
+from amor.ops.spent import someone_counts
+from amor.ops.spent import spend as spend_on
 from amor.program import (
     INSTRUCTIONS,
     AttendOp,
     DeltaOp,
+    FireOp,
+    HeadOp,
     Instruction,
     ProductOp,
     Program,
@@ -64,6 +67,7 @@ class CallStruct(ctypes.Structure):
     _fields_ = [
         ("rows", c_long),
         *((name, c_void_p) for name in ("scratch", "inputs", "state", "row", "position")),
+        *((name, c_void_p) for name in ("logits", "entropy", "counts")),
     ]
 
 
@@ -85,7 +89,10 @@ def _fields(kind: type) -> list[tuple[str, Any]]:
             fields.append((field.name, c_long))
         else:  # a tensor that may be missing, or matrices
             fields.append((field.name, c_void_p))
-            fields += [("count", c_long)] if field.name == "layers" else []
+            if field.name == "layers":
+                fields.append(("layers_count" if kind is HeadOp else "count", c_long))
+            if field.name == "body":
+                fields.append(("length", c_long))
     return fields
 
 
@@ -142,6 +149,7 @@ class Compiled:
         self.matrices: list[Matrix] = []
         self.keepalive: list[Any] = []  # memory that structs point to
         self.costs: list[InstructionCost] = []
+        self.body_costs: list[list[InstructionCost]] = []  # per FireOp
         self.pack = pack
         structs = [self._struct(step) for step in program.instructions]
         self.keepalive += structs
@@ -174,6 +182,8 @@ class Compiled:
                 )
             elif isinstance(value, StateRef):
                 values.append(self._place(value))
+            elif field.name == "body":
+                values += self._body(value)
             elif isinstance(value, tuple):
                 values += self._layers(value)
             elif isinstance(value, Tensor):
@@ -181,8 +191,21 @@ class Compiled:
                 values.append(self.keepalive[-1].data_ptr())
             else:
                 values.append(value)
-        self.costs.append(_cost(step, tuple(self.matrices[first:])))
+        matrices = () if isinstance(step, FireOp) else tuple(self.matrices[first:])
+        self.costs.append(_cost(step, matrices))
         return STRUCTS[type(step)](*values)
+
+    def _body(self, body: Sequence[Instruction]) -> list[Any]:
+        """The instructions for rows that fire; their costs are kept apart."""
+        outer, self.costs = self.costs, []
+        structs = [self._struct(step) for step in body]
+        self.body_costs.append(self.costs)
+        self.costs = outer
+        array = (InstructionStruct * len(structs))(
+            *(InstructionStruct(step.kind, ctypes.addressof(s)) for step, s in zip(body, structs))
+        )
+        self.keepalive += [*structs, array]
+        return [ctypes.addressof(array), len(structs)]
 
     def _place(self, ref: StateRef) -> int:
         if ref not in self.state_refs:
@@ -202,6 +225,7 @@ class Compiled:
         layout: Layout | None = None,
         rows: Tensor | None = None,
         steps: tuple[int, int] | None = None,
+        results: Sequence[Tensor] = (),
     ) -> None:
         """Run the program for one token per row.
 
@@ -210,6 +234,8 @@ class Compiled:
         layout: of the whole batch.
         rows: [rows] indices into the batch; None: all of it.
         steps: (first, end) of the instructions to run; None: all.
+        results: of a program that reads the head: logits [rows, V], entropies [rows] in nats, and
+        int64 counts [2] of passes and vectors, which are added to.
         """
         count = inputs[0].shape[0]
         for t, width in zip(inputs, self.input_widths, strict=True):
@@ -234,12 +260,11 @@ class Compiled:
             row, position = numbers.data_ptr(), positions.data_ptr()
         call = CallStruct(
             *(count, scratch.data_ptr(), ctypes.addressof(pointers), ctypes.addressof(state)),
-            row,
-            position,
+            *(row, position, *(t.data_ptr() for t in results)),
         )
         first, last = steps or (0, len(self.instructions))
         if someone_counts():
-            self._spend(count, layout, rows, first, last)
+            self.spend(self.costs[first:last], count, layout, rows)
         begin = ctypes.addressof(self.instructions) + first * ctypes.sizeof(InstructionStruct)
         if library().walk(begin, last - first, ctypes.addressof(call), torch.get_num_threads()):
             assert layout is not None
@@ -318,20 +343,27 @@ class Compiled:
             k.data_ptr(), v.data_ptr(), None, None, *k.stride()[:2], kv.buffer.capacity
         )
 
-    def _spend(
-        self, rows: int, layout: Layout | None, which: Tensor | None, first: int, last: int
+    def spend(
+        self,
+        costs: Sequence[InstructionCost],
+        rows: int,
+        layout: Layout | None,
+        which: Tensor | None,
     ) -> None:
-        for cost in self.costs[first:last]:
+        """Count the work of some instructions, for all rows of a layout or `which` of them."""
+        for cost in costs:
             for matrix in cost.matrices:
                 spend_product("products", rows, matrix)
             if cost.flops:
-                spend("recurrence", cost.flops * cost.state_size * rows, 4 * rows * cost.state_size)
+                spend_on(
+                    "recurrence", cost.flops * cost.state_size * rows, 4 * rows * cost.state_size
+                )
             if cost.window:
-                spend("recurrence", 0, 4 * rows * cost.window)
+                spend_on("recurrence", 0, 4 * rows * cost.window)
             if cost.attends is not None and layout is not None:
                 keys = int((layout.start if which is None else layout.start[which]).sum()) + rows
                 numbers = keys * math.prod(cost.attends.shape)
-                spend("attention", 4 * numbers, 2 * 4 * numbers)
+                spend_on("attention", 4 * numbers, 2 * 4 * numbers)
 
 
 @cache

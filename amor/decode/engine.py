@@ -25,15 +25,14 @@ from amor.decode.evidence import JointEvidence
 from amor.decode.fingerprint import ModelFingerprint
 from amor.decode.head import Head, HeadPasses
 from amor.decode.policy import Fixed, Follow, Policy
+from amor.decode.record import StepProgram
 from amor.decode.savings import Savings
 from amor.decode.scores import Scorers
 from amor.decode.step import CompiledModel, why_not_compilable
 from amor.decode.step_output import DecodeStats, StepOutput
 from amor.errors import AmorError
-from amor.form import Part
 from amor.gates.base import Gate, Verdict
-from amor.kv import KV
-from amor.layout import check_token_ids
+from amor.layout import Layout, check_token_ids
 from amor.models.amor import Amor, Output
 from amor.models.block import TorchBlocks
 from amor.models.evidence import HeadEvidence
@@ -83,13 +82,15 @@ class Engine:
         self.stats = DecodeStats(len(model.each_block()))
         self.passes = HeadPasses()
         self.scorers = Scorers()
+        # version keys of the gates, the step behind them as one program (or None), and why not
+        self._recorded: tuple[tuple[object, ...], StepProgram | None, str] | None = None
         self.repack()
 
     def behind(self, gates: Sequence[Gate], policy: Policy | None = None) -> Engine:
         """The same engine, its packed weights shared, with other gates and counts of its own."""
         other = copy.copy(self)
         other._gates, other.policy = list(gates), policy or self.policy
-        other.stats = DecodeStats(self.stats.blocks)
+        other.stats, other._recorded = DecodeStats(self.stats.blocks), None
         return other
 
     @property
@@ -115,11 +116,21 @@ class Engine:
                 f"weights {self.weights!r} cannot serve the whole model: {self.compiled.path}; "
                 "use weights='float32'"
             )
-        self.path = f"the model's forward ({why})" if self.compiled is None else self.compiled.path
+        self._why, self._recorded = why, None
         self.head = Head(self.model.head_weight, self.weights)
         self.head.passes = self.passes
         self.fingerprint = ModelFingerprint(self.model)
         log.info("decode by %s", self.path)
+
+    @property
+    def path(self) -> str:
+        """How steps run: native code as far as it goes, and why not further."""
+        if self.compiled is None:
+            return f"the model's forward ({self._why})"
+        self._step_program(self.compiled)
+        if self._recorded is None or not self._recorded[2]:
+            return self.compiled.path
+        return f"{self.compiled.path}, gates in Python ({self._recorded[2]})"
 
     def _why_not_compilable(self) -> str:
         """Why no step can be compiled, or an empty string."""
@@ -202,13 +213,14 @@ class Engine:
         self, compiled: CompiledModel, tokens: Tensor, state: State
     ) -> tuple[State, StepOutput]:
         layout = state.layout(1, None, None)
+        program = self._step_program(compiled)
+        if program is not None:
+            return self._native_step(compiled, program, tokens, state, layout)
         h, parts, columns = compiled.through_layers(tokens, state, layout)
         if compiled.blocks is None:
             mixed = state.read_on([*parts, *state.parts[len(parts) :]])
             return self._forward(tokens[:, None], mixed, "true_sparse", residual=h[:, None])
-        keys: list[Part] = [
-            {"kv": _keys(part).with_open_slots(layout)} for part in state.parts[len(parts) :]
-        ]
+        keys = compiled.writable(state, layout, range(len(parts), len(state.parts)))
         programs = compiled.blocks
         blocks = CompiledBlocks(programs, layout, keys, self.savings.sparse)
         evidence = self._joint(blocks, state.position, programs.norms.probe_output, self.scorers)
@@ -224,6 +236,30 @@ class Engine:
         after = state.advance(layout, [*parts, *keys], tokens[:, None], overwritten)
         logits, entropy = evidence.output(hidden, verdicts[-1] if verdicts else None)
         return after, StepOutput(fire, score, logits, entropy)
+
+    def _step_program(self, compiled: CompiledModel) -> StepProgram | None:
+        """The whole step as one program; None where the pass runs in Python."""
+        savings, gates = self.savings, self.gates
+        if not (compiled.whole and savings.joint and savings.sparse) or self.policy.speculates():
+            return None
+        key = tuple((id(gate), gate.version_key()) for gate in gates)
+        if self._recorded is None or self._recorded[0] != key:
+            self._recorded = key, *compiled.record(gates, self.head)
+        return self._recorded[1]
+
+    def _native_step(
+        self,
+        compiled: CompiledModel,
+        program: StepProgram,
+        tokens: Tensor,
+        state: State,
+        layout: Layout,
+    ) -> tuple[State, StepOutput]:
+        parts = compiled.writable(state, layout, range(len(state.parts)))
+        output = program(self.model.embed(tokens).contiguous(), parts, layout)
+        self.policy.observe(output.fire.T.tolist())
+        overwritten = compiled.overwrites and not state.memory
+        return state.advance(layout, parts, tokens[:, None], overwritten), output
 
     def _joint(
         self, blocks: Any, positions: Tensor, output: bool, scorers: Scorers | None = None
@@ -392,15 +428,6 @@ class _Prefill:
 
     def finish(self) -> Session:
         return self.session.join(*self.done) if self.done else self.session
-
-
-def _keys(part: dict[str, Tensor | KV]) -> KV:
-    kv = part.get("kv")
-    if not isinstance(kv, KV):
-        raise AmorError(
-            "the state has no keys and values for a gated block; is it of another model?"
-        )
-    return kv
 
 
 def _last(out: Output, valid: Tensor | None) -> tuple[Tensor, list[Verdict]]:

@@ -8,7 +8,7 @@ from amor.decode.compile import Compiled
 from amor.gates.base import Gate, matches_forward
 from amor.ops.product import pack
 from amor.parts import touched
-from amor.program import NoProgramError, Program
+from amor.program import NoProgramError, Program, Vector
 
 
 class Scorers:
@@ -24,7 +24,7 @@ class Scorers:
 
         None for a gate that states no program, and so decides by its forward.
         """
-        if not matches_forward(type(gate), "program") or touched(gate):
+        if not states_program(gate):
             return None
         version, known = gate.version_key(), self.compiled.get(gate)
         if known is None or known[0] != version:
@@ -35,7 +35,19 @@ class Scorers:
 def _compile(gate: Gate, width: int) -> Compiled | None:
     p = Program(width, 1)
     try:
-        gate.program(p, *p.inputs)
+        record_score(gate, p, *p.inputs)
     except NoProgramError:
         return None
     return Compiled(p, pack)
+
+
+def states_program(gate: Gate) -> bool:
+    """Whether its program describes its own forward, and nobody watches that."""
+    return matches_forward(type(gate), "program") and not touched(gate)
+
+
+def record_score(gate: Gate, p: Program, x: Vector, score: Vector) -> None:
+    """Record how the score of a gate is computed; NoProgramError where it cannot be."""
+    if not states_program(gate):
+        raise NoProgramError(touched(gate) or f"gate {gate.kind!r} states no program")
+    gate.program(p, x, score)

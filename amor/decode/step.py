@@ -14,8 +14,11 @@ from torch import Tensor
 
 from amor.decode.blocks import BlockPrograms, record_columns
 from amor.decode.compile import SOURCE, Compiled
+from amor.decode.head import Head
+from amor.decode.record import StepProgram
 from amor.errors import AmorError
 from amor.form import Part
+from amor.gates.base import Gate
 from amor.kv import KV
 from amor.layout import Layout
 from amor.models.amor import Amor
@@ -162,18 +165,11 @@ class CompiledModel:
     ) -> tuple[Tensor, list[Part], Tensor | None]:
         """One token per row through the layers.
 
-        Returns the residual [R, D] behind them (where the blocks are compiled: before block 0), their
+        Returns the residual [R, D] behind them (before block 0, if the blocks are compiled), their
         parts of the State, and the columns [K + 1, R, D] where the last segment computed them.
         Recurrent tensors of the State are overwritten, unless it keeps tokens for a rollback.
         """
-        depth = len(self.model.backbone.layers)
-        keep = bool(state.memory)
-        parts = [
-            {name: self._writable(t, layout, keep) for name, t in part.items()}
-            if self._writes(layer)
-            else part
-            for layer, part in enumerate(state.parts[:depth])
-        ]
+        parts = self.writable(state, layout, range(len(self.model.backbone.layers)))
         h = self.model.embed(tokens).contiguous()
         columns = None
         for segment in self.segments:
@@ -183,6 +179,23 @@ class CompiledModel:
         if norm is not None and not self.segments[-1].ends_with_norm:
             norm([h])
         return h, parts, columns
+
+    def writable(self, state: State, layout: Layout, which: range) -> list[Part]:
+        """Parts of a State that a step may write: recurrent tensors, and keys with a free slot."""
+        keep, depth = bool(state.memory), len(self.model.backbone.layers)
+        return [
+            {name: self._writable(t, layout, keep) for name, t in state.parts[index].items()}
+            if index >= depth or self._writes(index)
+            else state.parts[index]
+            for index in which
+        ]
+
+    def record(self, gates: Sequence[Gate], head: Head) -> tuple[StepProgram | None, str]:
+        """The whole step behind these gates as one program, or None and why not."""
+        try:
+            return StepProgram.of(self.model, gates, head, self.pack), ""
+        except NoProgramError as why:
+            return None, str(why)
 
     def _writes(self, layer: int) -> bool:
         """Whether compiled code writes a layer's part; a layer's own forward returns a new one."""

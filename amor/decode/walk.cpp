@@ -6,6 +6,7 @@
 #include "attend/step.h"
 #include "conv/step.h"
 #include "delta/step.h"
+#include "product/facts.h"
 #include "gated_norm/step.h"
 #include "layout.h"
 #include "rowwise/step.h"
@@ -31,6 +32,8 @@ struct Call {
     float* const* inputs;
     const StateTensor* state;
     const int64_t *row, *position;  // of each row: its row in the state, and the position of its token
+    float *logits, *entropy;        // of a program with HeadOps: [rows, vocabulary] and [rows], of the last column
+    int64_t* counts;                // passes over the head, and vectors it read
 };
 
 // Fields in the order of amor/program.py; a state tensor is its index in Call::state, layers are matrices and their count.
@@ -47,6 +50,24 @@ struct AttendOp { enum { kind = 9 }; Vector q, out; long kv, heads, size; };
 struct DotOp { enum { kind = 10 }; Vector x, out; const float *weight, *bias; };
 struct SiluDotOp { enum { kind = 11 }; Vector x, out; const float *bias, *weight; };
 struct Instruction { long kind; const void* fields; };
+// Columns of the residual are numbered; a reading is that of a column, a row and the row's residual version.
+struct HeadOp {
+    enum { kind = 12 };
+    Vector h, out;
+    long column, last, stat, count;  // columns that one pass may read: this one and later ones
+    float shift, divisor;            // out = shift + stat / divisor
+    long most;                       // vectors of a pass that cost little more than one
+    const float *columns, *norms, *eps;  // [count]: their numbers; [count, width]; eps < 0: no norm
+    const skinny::Weights* layers;
+    long layers_count;
+};
+struct FireOp {  // body: from inputs h, x to the residual after the block, for rows that fire
+    enum { kind = 13 };
+    Vector h, x, score, threshold, given, fire;
+    long scratch;  // numbers per row of the body
+    const Instruction* body;
+    long length;
+};
 
 namespace {
 
@@ -55,10 +76,40 @@ using skinny::Weights;
 float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
 
 constexpr long CHANNELS = 256;  // of one task
+enum { ENTROPY, MARGIN };      // statistics of a HeadOp
+
+// What the threads of a step share: readings of the head by column and row, and memory of rows that fire.
+struct Shared {
+    long rows = 0;
+    std::vector<long> versions, known;   // [rows] residual version; [columns, rows] version that was read
+    std::vector<float> stats;            // [columns, rows, STATS]
+    std::vector<float> vectors;          // read by one pass
+    std::vector<facts::Facts> slabs;     // [vectors, slabs]
+    std::vector<float> h, x, after, scratch;
+    std::vector<int64_t> row, position;
+
+    void fit(const HeadOp& s, long of) {
+        rows = of;
+        versions.resize(rows), known.assign((s.last + 1) * rows, -1), stats.resize((s.last + 1) * rows * facts::STATS);
+        const long most = rows > s.most ? rows : s.most;
+        vectors.resize(most * s.h.width);
+        slabs.resize(most * ((s.layers->outputs + facts::SLAB - 1) / facts::SLAB));
+    }
+    void fit(const FireOp& s, long of) {
+        versions.resize(of), row.resize(of), position.resize(of);
+        h.resize(of * s.h.width), x.resize(of * s.h.width), after.resize(of * s.h.width);
+        if ((long)scratch.size() < of * s.scratch) scratch.resize(of * s.scratch);
+    }
+};
+
+template <class Work>
+void dispatch(const Instruction& step, Work work);
 
 struct Thread {  // one of a team
     const Call& call;
-    const int mine, of;
+    const Member& me;
+    Shared& shared;
+    const int mine = me.mine, of = me.of;
     skinny::Ready ready;
     std::vector<float> workspace;
 
@@ -180,6 +231,84 @@ struct Thread {  // one of a team
         each(1, [&](long r, long) { *at(s.out, r) += silu_dot(at(s.x, r), s.bias, s.weight, s.x.width); });
     }
 
+    // The statistic of every row's current residual: rows that were not read yet are, in one pass, with later columns
+    // where that pass takes few vectors.
+    void run(const HeadOp& s) {
+        std::vector<long> missing;
+        for (long r = 0; r < call.rows; r++)
+            if (shared.known[s.column * call.rows + r] != shared.versions[r]) missing.push_back(r);
+        const long n = (long)missing.size();
+        if (n) read(s, missing, n * s.count <= s.most ? s.count : 1);
+        each(1, [&](long r, long) {
+            const float* stats = shared.stats.data() + (s.column * call.rows + r) * facts::STATS;
+            const float margin = std::exp(stats[2] - stats[1]) - std::exp(stats[3] - stats[1]);
+            *at(s.out, r) = s.shift + (s.stat == ENTROPY ? stats[0] : margin) / s.divisor;
+            if (s.column == s.last) call.entropy[r] = stats[0];
+        });
+    }
+
+    void read(const HeadOp& s, const std::vector<long>& missing, long count) {
+        const long n = (long)missing.size(), all = n * count, width = s.h.width, outputs = s.layers->outputs;
+        me.each(all, [&](long i) {
+            const float* h = at(s.h, missing[i % n]);
+            float* to = shared.vectors.data() + i * width;
+            if (s.eps[i / n] < 0) std::memcpy(to, h, width * sizeof(float));
+            else norm_row(h, s.norms + i / n * width, width, s.eps[i / n], to);
+        });
+        me.wait();
+        const long slabs = (outputs + facts::SLAB - 1) / facts::SLAB;
+        ready.take(*s.layers, shared.vectors.data(), width, all);
+        ready.against(*s.layers, [&](const auto& kind) {
+            float* z = own(all * facts::SLAB);
+            me.each(slabs, [&](long slab) {
+                const long from = slab * facts::SLAB, words = from + facts::SLAB < outputs ? facts::SLAB : outputs - from;
+                facts::slab_facts(kind, from, words, all, z, shared.slabs.data() + slab, slabs);
+                for (long i = 0; i < all; i++)
+                    if ((long)s.columns[i / n] == s.last)
+                        std::memcpy(call.logits + missing[i % n] * outputs + from, z + i * facts::SLAB, words * sizeof(float));
+            });
+        });
+        me.wait();
+        me.each(all, [&](long i) {
+            const long at = (long)s.columns[i / n] * call.rows + missing[i % n];
+            facts::stats_of(facts::merged(shared.slabs.data() + i * slabs, slabs), shared.stats.data() + at * facts::STATS, 1);
+            shared.known[at] = shared.versions[missing[i % n]];
+        });
+        if (mine == 0) call.counts[0]++, call.counts[1] += all;
+        me.wait();
+    }
+
+    // Decides; then gathers the rows that fire, runs the body for them, and puts their residuals back.
+    void run(const FireOp& s) {
+        each(1, [&](long r, long) {
+            const float given = *at(s.given, r);
+            *at(s.fire, r) = std::isnan(given) ? *at(s.score, r) > *at(s.threshold, r) : given;
+        });
+        me.wait();
+        std::vector<long> fired;
+        for (long r = 0; r < call.rows; r++)
+            if (*at(s.fire, r) != 0.f) fired.push_back(r);
+        if (fired.empty()) return;
+        const long n = (long)fired.size(), bytes = s.h.width * sizeof(float);
+        me.each(n, [&](long i) {
+            std::memcpy(shared.h.data() + i * s.h.width, at(s.h, fired[i]), bytes);
+            std::memcpy(shared.x.data() + i * s.h.width, at(s.x, fired[i]), bytes);
+            shared.row[i] = call.row[fired[i]], shared.position[i] = call.position[fired[i]];
+        });
+        me.wait();
+        float* const inputs[] = {shared.h.data(), shared.x.data(), shared.after.data()};
+        const Call some{n, shared.scratch.data(), inputs, call.state, shared.row.data(), shared.position.data()};
+        Thread body{some, me, shared};
+        for (long i = 0; i < s.length; i++) {
+            dispatch(s.body[i], [&](const auto& step) { body.run(step); });
+            me.wait();
+        }
+        me.each(n, [&](long i) {
+            std::memcpy(at(s.h, fired[i]), shared.after.data() + i * s.h.width, bytes);
+            shared.versions[fired[i]]++;
+        });
+    }
+
     void run(const AttendOp& s) {
         using namespace attention;
         const StateTensor& kv = call.state[s.kv];
@@ -214,6 +343,8 @@ void dispatch(const Instruction& step, Work work) {
         case AttendOp::kind: return work(*(const AttendOp*)step.fields);
         case DotOp::kind: return work(*(const DotOp*)step.fields);
         case SiluDotOp::kind: return work(*(const SiluDotOp*)step.fields);
+        case HeadOp::kind: return work(*(const HeadOp*)step.fields);
+        case FireOp::kind: return work(*(const FireOp*)step.fields);
     }
 }
 
@@ -234,9 +365,15 @@ bool fits(const Instruction& step, const Call& call) {
 extern "C" int walk(const Instruction* steps, long count, const Call* call, int threads) {
     for (long i = 0; i < count; i++)
         if (!fits(steps[i], *call)) return 1;
+    Shared shared;
+    for (long i = 0; i < count; i++)
+        dispatch(steps[i], [&](const auto& s) {
+            using Kind = std::decay_t<decltype(s)>;
+            if constexpr (std::is_same_v<Kind, HeadOp> || std::is_same_v<Kind, FireOp>) shared.fit(s, call->rows);
+        });
     expect_more();
     together(threads, [&](Member me) {
-        Thread thread{*call, me.mine, me.of};
+        Thread thread{*call, me, shared};
         for (long i = 0; i < count; i++) {
             dispatch(steps[i], [&](const auto& s) { thread.run(s); });
             if (i + 1 < count) me.wait();
@@ -247,7 +384,7 @@ extern "C" int walk(const Instruction* steps, long count, const Call* call, int 
 
 LAYOUT(STRUCT(Vector, buffer, scratch_offset, row_stride, offset, width)
        STRUCT(StateTensor, p, v, cos, sin, row, head, capacity)
-       STRUCT(Call, rows, scratch, inputs, state, row, position)
+       STRUCT(Call, rows, scratch, inputs, state, row, position, logits, entropy, counts)
        STRUCT(Instruction, kind, fields)
        STRUCT(Weights, weight, scales, outputs, inner, format)
        STRUCT(ProductOp, x, out, add, layers, count)
@@ -262,6 +399,8 @@ LAYOUT(STRUCT(Vector, buffer, scratch_offset, row_stride, offset, width)
        STRUCT(AttendOp, q, out, kv, heads, size)
        STRUCT(DotOp, x, out, weight, bias)
        STRUCT(SiluDotOp, x, out, bias, weight)
+       STRUCT(HeadOp, h, out, column, last, stat, count, shift, divisor, most, columns, norms, eps, layers, layers_count)
+       STRUCT(FireOp, h, x, score, threshold, given, fire, scratch, body, length)
        NUMBER(ProductOp.kind, ProductOp::kind)
        NUMBER(NormOp.kind, NormOp::kind)
        NUMBER(GatedNormOp.kind, GatedNormOp::kind)
@@ -273,4 +412,6 @@ LAYOUT(STRUCT(Vector, buffer, scratch_offset, row_stride, offset, width)
        NUMBER(KeysOp.kind, KeysOp::kind)
        NUMBER(AttendOp.kind, AttendOp::kind)
        NUMBER(DotOp.kind, DotOp::kind)
-       NUMBER(SiluDotOp.kind, SiluDotOp::kind))
+       NUMBER(SiluDotOp.kind, SiluDotOp::kind)
+       NUMBER(HeadOp.kind, HeadOp::kind)
+       NUMBER(FireOp.kind, FireOp::kind))

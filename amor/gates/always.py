@@ -10,6 +10,7 @@ class Always(Gate[Nothing]):
 
     kind = "always"
     Options = Nothing
+    by_position = True
 
     def forward(self, evidence: Evidence) -> Verdict:
         return Verdict(

@@ -32,7 +32,8 @@ class Gate(nn.Module, Generic[OptionsT]):
 
     `Options` is a frozen dataclass of what a config may set. One whose gate has weights that an
     optimiser trains counts them in `parameters(width) -> int`; without that method there are none.
-    A subclass may set `needs`, `measures` and `updates_in_forward` as plain class attributes.
+    A subclass may set `needs`, `measures`, `by_position` and `updates_in_forward` as plain class
+    attributes.
     """
 
     kind: str
@@ -62,6 +63,14 @@ class Gate(nn.Module, Generic[OptionsT]):
         """Whether every training forward updates its statistics, before the decision."""
         return False
 
+    @property
+    def by_position(self) -> bool:
+        """Whether its decision depends on positions alone, so that a decode step is given it.
+
+        By `fires([], positions)` where it states a program of its score, else by `forward`.
+        """
+        return False
+
     def forward(self, evidence: Evidence) -> Verdict:
         """Whether each token fires, and its score."""
         raise NotImplementedError
@@ -86,9 +95,10 @@ class Gate(nn.Module, Generic[OptionsT]):
         raise NotImplementedError
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
-        """Record how decode computes the score of one token from the block's input x.
+        """Record how decode computes the score of one token: from the block's input x, and
+        (`p.head`) from statistics of the head. It fires where the score exceeds the threshold.
 
-        Raises where it needs more than x.
+        Raises where it needs more.
         """
         raise NoProgramError(f"gate {self.kind!r} states no program")
 

@@ -6,6 +6,7 @@ Attention runs where the normalised entropy of the next token exceeds mu + kappa
 from collections.abc import Sequence
 
 from amor.gates.base import Adaptive, AdaptiveT, Evidence, MedianGate, MedianOptions, Verdict
+from amor.program import Program, Vector
 
 
 class ByEntropy(Adaptive[AdaptiveT]):
@@ -16,6 +17,9 @@ class ByEntropy(Adaptive[AdaptiveT]):
     def forward(self, evidence: Evidence) -> Verdict:
         assert evidence.entropy is not None
         return Verdict(evidence.entropy > self.threshold, evidence.entropy)
+
+    def program(self, p: Program, x: Vector, score: Vector) -> None:
+        p.head("entropy", score)
 
     def fires(self, scores: Sequence[float], positions: Sequence[int]) -> list[bool]:
         return self.above_threshold(scores)

@@ -4,6 +4,7 @@ The score is one minus the difference of the two best probabilities.
 """
 
 from amor.gates.base import Evidence, MedianGate, Verdict
+from amor.program import Program, Vector
 
 
 class Margin(MedianGate):
@@ -15,3 +16,6 @@ class Margin(MedianGate):
     def forward(self, evidence: Evidence) -> Verdict:
         assert evidence.margin is not None
         return self.judge(1 - evidence.margin)
+
+    def program(self, p: Program, x: Vector, score: Vector) -> None:
+        p.head("margin", score, shift=1.0, sign=-1.0)

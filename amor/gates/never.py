@@ -10,6 +10,7 @@ class Never(Gate[Nothing]):
 
     kind = "never"
     Options = Nothing
+    by_position = True
 
     def forward(self, evidence: Evidence) -> Verdict:
         zero = torch.zeros_like(evidence.position, dtype=torch.float32)

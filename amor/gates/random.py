@@ -30,6 +30,7 @@ class Random(Gate[RandomOptions]):
 
     kind = "random"
     Options = RandomOptions
+    by_position = True
 
     def __init__(self, width: int, options: RandomOptions, salt: int):
         super().__init__(width, options, salt)

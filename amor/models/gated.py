@@ -1,7 +1,7 @@
 """The gated pass: the only file that knows what happens around the gated blocks, in which order.
 
 Training, prefill, evaluation, decode and the vLLM plug-in all run `gated_pass`. What differs is
-handed in: how blocks compute (`Blocks`), where decisions get their evidence (`EvidenceSource`), and
+handed in: how blocks compute (`GatedBlocks`), where decisions get their evidence (`EvidenceSource`), and
 who looks on (`Observer`). The config's words about the pass (blocks.first, blocks.final,
 blocks.probe, blocks.decide) are read here and nowhere else:
 
@@ -83,7 +83,7 @@ def gate_of(config: Config, index: int, first: Gate | None) -> Gate:
     return find_gate(config.blocks.gate)(config.width, config.gate_options(), index)
 
 
-class Blocks(Protocol):
+class GatedBlocks(Protocol):
     """How the blocks of one pass compute. A residual h is whatever an implementation makes of it:
     [B, T, D] in torch, [R, D] with its columns in compiled decode, [N, D] in vLLM."""
 
@@ -119,7 +119,7 @@ Observer = Callable[[int, Any, Any], None]
 
 def gated_pass(
     h: Any,
-    blocks: Blocks,
+    blocks: GatedBlocks,
     gates: Sequence[Gate],
     evidence: EvidenceSource,
     observers: Sequence[Observer] = (),
