@@ -63,8 +63,6 @@ def convert(kind: type[T], value: Any, where: str) -> T:
         raise AmorError(f"{where}: {_lone_surrogate(error)}") from None
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
-    except UnicodeEncodeError:
-        raise AmorError(f"{where}: half of a surrogate pair, which is no text") from None
     if isinstance(result, File) and result.version not in (result.newest, *result.earlier):
         raise AmorError(
             f"{where}: of version {result.version}; this amor reads version {result.newest}"

@@ -88,7 +88,7 @@ def whole(corpus, tmp_path_factory) -> Path:
 
 
 def held(folder: Path) -> dict[str, bytes]:
-    """Every file that is a result: all but the lock and the journal, which knows the age of the sources."""
+    """Every file that is a result: all but the lock and the journal."""
     files = (
         p
         for p in sorted(folder.rglob("*"))
@@ -138,7 +138,7 @@ class KilledError(Exception):
 def test_stopped_anywhere_and_continued_equals_never_stopped(
     corpus, whole, tmp_path, monkeypatch, moment
 ):
-    """Stops at a write, with bytes of it already on the disk that no journal knows; several times in one preparation."""
+    """Stops at writes whose first bytes are on the disk but in no journal."""
     chance = random.Random(moment)
     append = writer.ShardWriter.append
 
@@ -173,7 +173,7 @@ room.PIECE, room.PARCEL = 1000, 3000
 source, out, workers, left = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 fsync = os.fsync
 
-def last_words(file):  # every moment in which something is half on the disk: a shard, the journal, the tokenizer, a manifest
+def last_words(file):  # a shard, journal, tokenizer or manifest that is half on the disk
     global left
     left -= 1
     if left == 0:

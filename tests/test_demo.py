@@ -45,14 +45,10 @@ def test_the_demo_says_what_it_learned_and_leaves_a_report(out, capsys):
     right = {
         name: found["recall"][name]["mean"] for name in ("gate", "chance", "everywhere", "never")
     }
-    assert (
-        f"ran on {found['recall']['rate']:.0%} of the tokens, where the gate chose, and {right['gate']:.0%} of the"
-        in said
-    )
-    assert (
-        f"by chance {right['chance']:.0%}, run on all {right['everywhere']:.0%}, run on none {right['never']:.0%}"
-        in said
-    )
+    chosen = f"{found['recall']['rate']:.0%} of the tokens, where the gate chose"
+    assert f"ran on {chosen}, and {right['gate']:.0%} of the" in said
+    others = f"run on all {right['everywhere']:.0%}, run on none {right['never']:.0%}"
+    assert f"by chance {right['chance']:.0%}, {others}" in said
 
 
 def test_a_demo_of_its_own_length_or_model_is_the_text_alone(out, capsys):

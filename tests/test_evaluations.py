@@ -181,7 +181,7 @@ def test_a_gap_is_the_mean_of_differences_and_its_error():
 
 
 def test_the_error_of_an_average_of_tasks_is_that_of_independent_tasks():
-    """The root of the sum of squares over their number: n tasks of one error have it over sqrt(n)."""
+    """Root of the sum of squares over their number: n equal errors shrink by sqrt(n)."""
     assert mean_gap([Gap(1.0, 3.0), Gap(3.0, 4.0)]) == Gap(2.0, 2.5)
     assert mean_gap([Gap(1.0, 2.0)] * 16) == Gap(1.0, 0.5)
 

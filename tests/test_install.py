@@ -1,4 +1,4 @@
-"""The package as others get it: a plain install holds all that a command needs, kernels included."""
+"""A plain install of the package holds all that a command needs, kernels included."""
 
 import json
 import os
@@ -85,7 +85,8 @@ def test_benchmarks_of_the_project_are_not_installed_and_those_of_a_user_run(sit
 
 
 def test_an_installed_package_finds_its_recipes(site):
-    code = "import amor.train.recipe as r; print(r.find('tiny/demo'), r.load('paper/180m').total_steps)"
+    code = "import amor.train.recipe as r; "
+    code += "print(r.find('tiny/demo'), r.load('paper/180m').total_steps)"
     where, steps = run(site, "-c", code).split()
     assert Path(where).is_relative_to(site) and steps == "7503"
     assert "amor-mamba2" in run(

@@ -779,7 +779,7 @@ def test_the_help_of_studies_names_no_study_that_is_not_there():
 
 
 def test_the_error_of_a_mean_over_seeds_counts_their_windows_and_their_spread():
-    """Windows are shared by all seeds, so their error does not shrink with more seeds; that of seeds does."""
+    """Seeds share their windows, so only the error of seeds shrinks with more of them."""
     assert pooled_error([(1.0, 0.3)]) == 0.3
     assert pooled_error([(1.0, 0.3)] * 9) == pytest.approx(0.3)
     assert pooled_error([(1.0, 0.3), (1.8, 0.3)]) == pytest.approx((0.3**2 + 0.4**2) ** 0.5)

@@ -44,7 +44,7 @@ def killed(recipe, out, step):
 
 @pytest.fixture(scope="module")
 def halted(prepared, tmp_path_factory):
-    """A copy, every time, of a run of amor-mamba2 killed after step 5 of 6; its newest checkpoint is of step 4."""
+    """A fresh copy of a run killed after step 5 of 6; its newest checkpoint is of step 4."""
     out = tmp_path_factory.mktemp("halted") / "run"
     killed(small_recipe(prepared), out, 5)
     return lambda to: shutil.copytree(out, to, symlinks=True)

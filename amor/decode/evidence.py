@@ -93,7 +93,7 @@ class JointEvidence:
     def _evidence(self, index: int, gate: Gate, h: Any, x: Tensor) -> Evidence:
         names = sorted(gate.needs)
         stats = self._stats(index, h) if names else []
-        values = {
+        values: dict[str, Any] = {
             name: torch.tensor([s.values[name] for s in stats], device=x.device) for name in names
         }
         return Evidence(x, self.positions, **values)

@@ -65,7 +65,8 @@ def calibration(axes: Axes, value: Value) -> None:
     for block, bins in enumerate(value.calibration):
         points = [(b.entropy, b.gain, b.se or 0) for b in bins]
         style: dict[str, Any] = {"color": colour(block), "fmt": "o-", "markersize": 2.5}
-        axes.errorbar(*zip(*points), elinewidth=0.7, label=f"block {block}", **style)
+        x, y, error = zip(*points)
+        axes.errorbar(x, y, error, elinewidth=0.7, label=f"block {block}", **style)
     label(axes, "entropy (ten equal groups)", "gain of firing (nats)")
 
 
