@@ -2,8 +2,8 @@
 
 Training, prefill, evaluation, decode and the vLLM plug-in all run `gated_pass`. What differs is
 handed in: how blocks compute (`GatedBlocks`), where decisions get their evidence
-(`EvidenceSource`), and who looks on (`Observer`). The config's words about the pass (blocks.first, blocks.final,
-blocks.probe, blocks.decide) are read here and nowhere else:
+(`EvidenceSource`), and who looks on (`Observer`). The config's words about the pass (blocks.first,
+blocks.final, blocks.probe, blocks.decide) are read here and nowhere else:
 
 * first: "plain" norms the backbone's output before the blocks; "prenorm" leaves the residual as it
   is, and the same norm (norm_f) stands before block 0 only.
