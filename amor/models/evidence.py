@@ -116,5 +116,6 @@ def _observes(gate: Gate) -> bool:
     """Whether a training forward updates the statistics of a gate before it decides."""
     if gate.updates_in_forward:
         return True
-    on_cpu = isinstance(gate, Adaptive) and not torch.compiler.is_compiling()
-    return on_cpu and gate.without_statistics()
+    if torch.compiler.is_compiling() or not isinstance(gate, Adaptive):
+        return False
+    return gate.without_statistics()
