@@ -10,8 +10,10 @@ from laws import close, small, tokens
 
 import amor
 from amor.decode.blocks import CompiledBlocks, Residual
+from amor.decode.compile import Compiled
 from amor.decode.engine import Engine
 from amor.decode.evidence import JointEvidence
+from amor.decode.policy import Fixed
 from amor.models.gated import PassOptions, gated_pass
 from amor.presets import every_name
 
@@ -154,3 +156,42 @@ def test_a_new_kind_of_evidence_touches_its_gate_and_the_file_of_evidence():
         f.relative_to(ROOT).as_posix() for f in ROOT.rglob("*.py") if "varentropy" in f.read_text()
     }
     assert named - {"vllm/served.py"} == {"gates/evidence.py", "gates/varentropy.py"}
+
+
+NATIVE = ["always", "entropy", "gain", "learned", "margin", "never", "quantile", "random", "router"]
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+@torch.no_grad()
+def test_a_step_of_any_number_of_rows_is_one_native_call_that_decides_as_python_does(
+    monkeypatch, kind
+):
+    model = small("amor-mamba2", **{"blocks.gate": kind})
+    calls, call = [], Compiled.__call__
+    monkeypatch.setattr(
+        Compiled, "__call__", lambda *a, **more: calls.append(1) or call(*a, **more)
+    )
+    state, token = model(tokens(12, 6)).state, tokens(12, 1, seed=1)[:, 0]
+    for rows in (1, 5, 12):
+        some, engine = list(range(rows)), Engine(model, policy=Fixed(False))
+        calls.clear()
+        after, native = engine.step(token[:rows], state.select(some))
+        assert engine.path == "compiled steps" and len(calls) == 1
+        other = Engine(model, policy=Fixed(False))
+        monkeypatch.setattr(other, "_step_program", lambda compiled: None)
+        before, python = other.step(token[:rows], state.select(some))
+        assert len(calls) > 2 and other.passes == engine.passes
+        assert torch.equal(native.fire, python.fire) and torch.equal(native.logits, python.logits)
+        close(native.score, python.score)
+        close(native.entropy, python.entropy)
+        for mine, theirs in zip(after.parts[-3:], before.parts[-3:], strict=True):
+            assert torch.equal(mine["kv"].k, theirs["kv"].k)
+
+
+def test_the_path_of_an_engine_tells_why_gates_run_in_python():
+    model = small("amor-mamba2", **{"blocks.gate": "varentropy"})
+    reason = "gate 'varentropy' states no program"
+    assert Engine(model).path == f"compiled steps, gates in Python ({reason})"
+    model = small("amor-mamba2")
+    model.blocks[1].gate.register_forward_hook(lambda *_: None)
+    assert "gates in Python" in Engine(model).path and "hook" in Engine(model).path

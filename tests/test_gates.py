@@ -43,7 +43,7 @@ def part(seen, rows, columns):
     return Evidence(
         **{
             name: getattr(seen, name)[rows][:, columns]
-            for name in ("x", "position", "entropy", "margin", "gain")
+            for name in ("x", "position", "gain", *HEAD_EVIDENCE)
         }
     )
 
@@ -60,6 +60,7 @@ def test_the_registry_finds_every_gate():
         "gain",
         "quantile",
         "router",
+        "varentropy",
     }
 
 

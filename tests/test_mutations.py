@@ -265,70 +265,64 @@ def test_speculation_that_is_not_undone_is_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "name"),
+    ("right", "wrong", "name", "ways"),
     [
-        ("x > 20.f ? x :", "x > 2.f ? x :", "mamba2"),
-        (
+        pytest.param(
+            "x > 20.f ? x :", "x > 2.f ? x :", "mamba2", ENGINE, id="softplus straight above 2"
+        ),
+        pytest.param(
             "const long keys = call.position[r] + 1,",
             "const long keys = call.position[r] + (call.position[r] > 3 ? 0 : 1),",
             "transformer",
+            ENGINE,
+            id="a query that does not see itself",
         ),
-        ("shared.versions[fired[i]]++;", "", "amor-mamba2"),
-        ("at(s.h, fired[i]), shared.after", "at(s.h, i), shared.after", "amor-mamba2"),
-        (
-            "shared.h.data() + i * s.h.width, at(s.h, fired[i])",
-            "shared.h.data() + i * s.h.width, at(s.h, i)",
+        pytest.param(
+            "shared.versions[fired[i]]++;",
+            "",
             "amor-mamba2",
+            ENGINE,
+            id="a firing that does not change a residual's version",
         ),
-        ("shared.row[i] = call.row[fired[i]]", "shared.row[i] = call.row[i]", "amor-mamba2"),
-        (
-            "shared.position[i] = call.position[fired[i]]",
-            "shared.position[i] = call.position[0]",
+        pytest.param(
+            "at(s.h, fired[i]), shared.after",
+            "at(s.h, i), shared.after",
             "amor-mamba2",
+            ENGINE[1:],
+            id="a residual put back to another row",
         ),
-        (
+        pytest.param(
+            "shared.row[i] = call.row[fired[i]]",
+            "shared.row[i] = call.row[i]",
+            "amor-mamba2",
+            ENGINE[1:],
+            id="a query that attends to the keys of another row",
+        ),
+        pytest.param(
             "*at(s.score, r) > *at(s.threshold, r) : given",
-            "*at(s.score, r) > *at(s.threshold, 0) * 1.05f : given",
+            "*at(s.score, r) > *at(s.threshold, r) * 1.05f : given",
             "amor-mamba2",
+            ENGINE,
+            id="a threshold that is not the gate's",
         ),
-        (
-            "call.logits + missing[i % n] * outputs",
-            "call.logits + (i % n) * outputs",
-            "amor-mamba2-final",
-        ),
-        (
-            "shared.known[at] = shared.versions[missing[i % n]];",
-            "shared.known[at] = 0;",
-            "amor-mamba2",
-        ),
-        (
+        pytest.param(
             "const float* h = at(s.h, missing[i % n]);",
             "const float* h = at(s.h, i % n);",
             "amor-mamba2",
+            ENGINE[1:],
+            id="a reading of another row's residual",
         ),
     ],
-    ids=[
-        "softplus straight above 2",
-        "a query that does not see itself",
-        "a firing that does not change the version of its row",
-        "a residual put back to another row",
-        "a residual gathered from another row",
-        "a query that attends to the keys of another row",
-        "a query at the position of another row",
-        "a threshold that is not the gate's",
-        "logits written to another row",
-        "a reading kept under an old version",
-        "a reading of another row's residual",
-    ],
 )
-def test_wrong_native_steps_are_noticed(monkeypatch, tmp_path, right, wrong, name):
+def test_wrong_native_steps_are_noticed(monkeypatch, tmp_path, right, wrong, name, ways):
+    """A step that confuses rows is right where there is only one."""
     source = compile.SOURCE.read_text()
     assert source.count(right) == 1
     (tmp_path / "walk.cpp").write_text(source.replace(right, wrong))
     monkeypatch.setattr(compile, "SOURCE", tmp_path / "walk.cpp")
     compile.library.cache_clear()
     try:
-        caught(name, *ENGINE)
+        caught(name, *ways)
     finally:
         compile.library.cache_clear()
 

@@ -96,7 +96,7 @@ class JointEvidence:
         values: dict[str, Any] = {
             name: torch.tensor([s.values[name] for s in stats], device=x.device) for name in names
         }
-        return Evidence(x, self.positions, **values)
+        return Evidence(x, self.positions, **values, before=None)
 
     def fired(self, before: Verdict | None) -> None:
         """The residual of the rows that fired is another from now on."""
