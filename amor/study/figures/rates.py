@@ -51,4 +51,5 @@ def _line(axes: Axes, results: Results, row: str, policy: str, name: str, **styl
         if (grid := saved(results, row, policy, rate)) is not None
     ]
     if points:
-        axes.errorbar(*zip(*points), elinewidth=0.6, capsize=1.5, label=name, **style)
+        x, y, error = zip(*points)
+        axes.errorbar(x, y, error, elinewidth=0.6, capsize=1.5, label=name, **style)
