@@ -51,6 +51,7 @@ class ScheduledGate(Gate):
 
     @property
     def needs(self) -> frozenset[str]:
+        """What the gate it replaces reads."""
         return self._own[0].needs
 
     def place(self, position: int) -> int:
@@ -58,17 +59,21 @@ class ScheduledGate(Gate):
         return (position - self.start) % len(self.plan)
 
     def forward(self, evidence: Evidence) -> Verdict:
+        """Fire by the schedule, score as the gate it replaces."""
         plans = [self.plan[self.place(p)] for p in evidence.position.flatten().tolist()]
         fire = torch.tensor(plans).view(evidence.position.shape)
         return Verdict(fire, self._own[0](evidence).score)
 
     def program(self, p: Program, x: Vector, score: Vector) -> None:
+        """The score of the gate it replaces."""
         self._own[0].program(p, x, score)
 
     def version_key(self) -> tuple[object, ...]:
+        """That of the gate it replaces."""
         return self._own[0].version_key()
 
     def fires(self, scores: Sequence[float], positions: Sequence[int]) -> list[bool]:
+        """Decisions by the schedule, one per position."""
         return [self.plan[self.place(p)] for p in positions]
 
 

@@ -39,6 +39,8 @@ class Job:
 
 @dataclass
 class RunningJob:
+    """A program that was started, and when (time.monotonic)."""
+
     job: Job
     process: subprocess.Popen[bytes]
     began: float = field(default_factory=time.monotonic)
@@ -46,6 +48,8 @@ class RunningJob:
 
 @dataclass(frozen=True)
 class FinishedJob:
+    """A program that ended, and the seconds it took."""
+
     job: Job
     code: int  # exit code of the program
     seconds: float

@@ -41,6 +41,7 @@ LOCK = "lock"
 
 
 def file_of(run: Run, kind: str) -> Path:
+    """Where the measurement of a kind is kept."""
     return run.folder / JUDGED / f"{kind}.json"
 
 
@@ -77,6 +78,7 @@ def missing(subject: FinishedRun, study: Study) -> dict[str, Record]:
 
 
 def up_to_date(subject: FinishedRun, kind: str, options: Record) -> bool:
+    """Whether the file is there and of these weights, text and options."""
     path = file_of(subject.run, kind)
     return path.is_file() and typed.read(Measurement, path).fingerprint == fingerprint(
         subject, kind, options

@@ -51,16 +51,20 @@ class StudyPlan:
 
     @property
     def study(self) -> Study:
+        """The study that is planned."""
         return self.ledger.study
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
+        """Every run, in the order of the file."""
         return self.ledger.runs
 
     def run(self, planned: PlannedRun) -> Run:
+        """The run directory of a planned run."""
         return Run(self.folder / planned.folder)
 
     def recipe(self, planned: PlannedRun) -> Recipe:
+        """The recipe of a planned run."""
         return recipe_for(planned, self.ledger.data)
 
 
@@ -76,6 +80,7 @@ def find(given: str | Path) -> Path:
 
 
 def names() -> list[str]:
+    """The studies of amor/recipes/studies."""
     return sorted(path.stem for path in HOME.glob("*.toml"))
 
 
@@ -154,6 +159,7 @@ def begin(plan: StudyPlan) -> None:
 
 
 def recipe_for(planned: PlannedRun, data: str) -> Recipe:
+    """The recipe of a planned run, reading `data`; errors name its row."""
     try:
         return recipes.load(planned.recipe, planned.changes, **({"data": data} if data else {}))
     except AmorError as error:

@@ -22,9 +22,11 @@ class StudyProgress(JobObserver):
         self.line = Every(EVERY)
 
     def on_start(self, job: Job) -> None:
+        """Print what was started."""
         self.runner.say(f"begun: {job.name}")
 
     def on_end(self, finished: FinishedJob) -> None:
+        """Print how it ended, and the time to go."""
         self.done += 1
         if finished.code:
             self.runner.say(
@@ -39,6 +41,7 @@ class StudyProgress(JobObserver):
         self.line.restart()
 
     def on_tick(self, running: list[RunningJob], waiting: list[Job]) -> None:
+        """Print a line per minute."""
         if not self.line.due():
             return
         steps = {

@@ -36,6 +36,7 @@ class RunnerOptions:
 
 
 def cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -54,6 +55,8 @@ def picked(plan: StudyPlan, only: Sequence[str]) -> list[PlannedRun]:
 
 
 class Runner:
+    """Trains and measures what is missing of a study."""
+
     def __init__(
         self,
         plan: StudyPlan,
@@ -75,9 +78,11 @@ class Runner:
         return failed
 
     def status(self) -> list[RunStatus]:
+        """How far every wanted run is."""
         return [run_status(self.plan, planned) for planned in self.wanted]
 
     def train(self) -> dict[str, str]:
+        """Train what is missing; folder -> last line of the log, of runs that failed."""
         missing = [one.planned for one in self.status() if not one.trained]
         by_folder = {run.folder: run for run in missing}
         observer = StudyProgress("trained", self, len(missing))

@@ -31,10 +31,12 @@ class RunStatus:
 
     @property
     def trained(self) -> bool:
+        """Whether the newest checkpoint is that of the last step."""
         return self.step == self.planned.steps
 
 
 def run_status(plan: StudyPlan, planned: PlannedRun) -> RunStatus:
+    """How far one run is trained and measured."""
     run = plan.run(planned)
     step = step_of(run)
     if step != planned.steps:
@@ -55,6 +57,7 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
+        """Training and, as far as it is known, measuring."""
         return self.train + (self.judge or 0.0)
 
 
@@ -69,6 +72,7 @@ class Estimator:
         self.works: dict[str, float] = {}  # FLOPs of a step, by row
 
     def left(self, runs: Iterable[RunStatus], at_once: int) -> TimeLeft:
+        """Seconds to go with `at_once` programs at a time."""
         runs = list(runs)
         self.update(runs)
         each = [
@@ -118,6 +122,7 @@ class Estimator:
 
     @property
     def source(self) -> str:
+        """What the estimate rests on, in words."""
         return (
             "from steps that ran"
             if self.ran

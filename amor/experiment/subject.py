@@ -36,6 +36,7 @@ class FinishedRun:
 
     @cached_property
     def recipe(self) -> Recipe:
+        """The recipe it was trained by."""
         return recipe_of(self.run)
 
     @cached_property
@@ -44,14 +45,17 @@ class FinishedRun:
 
     @property
     def model(self) -> Amor:
+        """The model of its newest checkpoint."""
         return self._loaded[0]
 
     @property
     def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer beside it; None where there is none."""
         return self._loaded[1]
 
     @cached_property
     def steps(self) -> list[Step]:
+        """The steps of metrics.jsonl."""
         return [line for line in self.run.lines() if isinstance(line, Step)]
 
     @property
@@ -61,6 +65,7 @@ class FinishedRun:
 
     @cached_property
     def held_out(self) -> Shards:
+        """The held-out split of its data."""
         valid = splits(self.prepared)[1] if self.prepared else None
         if valid is None:
             raise AmorError(

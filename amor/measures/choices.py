@@ -26,12 +26,15 @@ class ChoicesOptions(TextOptions, frozen=True):
 
 
 class ChoicesMeasure(MeasureKind):
+    """What other gates would save in front of the same attention."""
+
     kind = "choices"
     Options, Result = ChoicesOptions, Choosing
     needs_gates = needs_text = True
 
     @staticmethod
     def measure(subject: FinishedRun, options: ChoicesOptions) -> Choosing:
+        """Fit the gates on training text and compare them on held-out windows."""
         from amor.data.shards import splits
         from amor.judge.choosing import compare_gates
         from amor.judge.windows import of_shards

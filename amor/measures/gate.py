@@ -44,6 +44,8 @@ class GateResult(Record, frozen=True):
 
 
 class GateMeasure(MeasureKind):
+    """Statistics of every gate at the end of training."""
+
     kind = "gate"
     Options, Result = GateOptions, GateResult
     needs_gates = True
@@ -51,6 +53,7 @@ class GateMeasure(MeasureKind):
 
     @staticmethod
     def measure(subject: FinishedRun, options: GateOptions) -> GateResult:
+        """Means over the last steps of metrics.jsonl."""
         last = list(settled(subject.steps))
         blocks = []
         for block in range(len(last[0].blocks)):

@@ -31,12 +31,15 @@ class LossResult(Record, frozen=True):
 
 
 class LossMeasure(MeasureKind):
+    """Held-out loss, window by window."""
+
     kind = "loss"
     Options, Result = LossOptions, LossResult
     needs_text = True
 
     @staticmethod
     def measure(subject: FinishedRun, options: LossOptions) -> LossResult:
+        """Read the windows once with the model as it is."""
         from amor.judge.loop import join_chunks, run_windows
         from amor.judge.windows import about
 

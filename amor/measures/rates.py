@@ -56,12 +56,15 @@ class RatesResult(Record, frozen=True):
 
 
 class RatesMeasure(MeasureKind):
+    """Loss of the gate, of chance and of the oracle at equal firing rates."""
+
     kind = "rates"
     Options, Result = RatesOptions, RatesResult
     needs_gates = needs_text = True
 
     @staticmethod
     def measure(subject: FinishedRun, options: RatesOptions) -> RatesResult:
+        """Evaluate every policy at every rate on the same windows."""
         import torch
 
         from amor.judge.gates import own_gates

@@ -33,11 +33,14 @@ class ReachResult(Record, frozen=True):
 
 
 class ReachMeasure(MeasureKind):
+    """Recall of the run's task at other sizes."""
+
     kind = "reach"
     Options, Result = ReachOptions, ReachResult
 
     @staticmethod
     def check(options: ReachOptions, recipe: Recipe) -> None:
+        """Refuse sizes that the task cannot have."""
         from amor.data.tasks.base import read_task
 
         for changes in options.at if recipe.task else ():
@@ -45,6 +48,7 @@ class ReachMeasure(MeasureKind):
 
     @staticmethod
     def measure(subject: FinishedRun, options: ReachOptions) -> ReachResult:
+        """Ask the questions of every size."""
         from amor.judge.recall import recall
 
         tasks = [learned_task(subject).change(**changes) for changes in options.at]

@@ -31,11 +31,14 @@ class RecallOptions(Record, frozen=True):
 
 
 class RecallMeasure(MeasureKind):
+    """Recall of the run's own task."""
+
     kind = "recall"
     Options, Result = RecallOptions, Recall
 
     @staticmethod
     def measure(subject: FinishedRun, options: RecallOptions) -> Recall:
+        """Ask the questions of rows that no training read."""
         from amor.judge.recall import recall
 
         return recall(subject.model, learned_task(subject), rows=options.rows, seed=options.seed)

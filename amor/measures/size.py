@@ -26,11 +26,14 @@ class ModelSize(Record, frozen=True):
 
 
 class SizeMeasure(MeasureKind):
+    """Parameters, FLOPs and bytes of state."""
+
     kind = "size"
     Options, Result = SizeOptions, ModelSize
 
     @staticmethod
     def measure(subject: FinishedRun, options: SizeOptions) -> ModelSize:
+        """Count them from the model's shapes."""
         model = subject.model
         cost = model.cost(subject.recipe.context)
         parameters = sum(p.numel() for p in model.parameters())

@@ -62,12 +62,15 @@ class SpeedResult(Record, frozen=True):
 
 
 class SpeedMeasure(MeasureKind):
+    """Tokens per second of training and decode."""
+
     kind = "speed"
     Options, Result = SpeedOptions, SpeedResult
     needs_text = quiet_machine = True
 
     @staticmethod
     def measure(subject: FinishedRun, options: SpeedOptions) -> SpeedResult:
+        """Time decode at every rate, rounds in turn."""
         from amor.judge.gates import own_gates
         from amor.judge.value import all_aimed
 
@@ -151,6 +154,7 @@ class DecodeRounds:
         self.seconds: list[float] = []
 
     def run(self) -> None:
+        """Time one round; the copy of the state is not timed."""
         from amor.bench.timing import clock
 
         session = self.session.fork()  # not timed: a longer state takes longer to copy

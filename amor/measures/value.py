@@ -22,6 +22,8 @@ class ValueOptions(TextOptions, frozen=True):
 
 
 class ValueMeasure(MeasureKind):
+    """What the gates save as they are, against chance, everywhere and the oracle."""
+
     kind = "value"
     Options, Result = ValueOptions, Value
     needs_gates = needs_text = True
@@ -29,6 +31,7 @@ class ValueMeasure(MeasureKind):
 
     @staticmethod
     def measure(subject: FinishedRun, options: ValueOptions) -> Value:
+        """Evaluate the policies on held-out windows."""
         from amor.judge.value import value
 
         return value(subject.model, subject.windows(options), rates=())

@@ -17,6 +17,8 @@ class Loss(Record, frozen=True):
 
 
 class HeldOutLoss(Loss, frozen=True):
+    """The loss on held-out text, and how much of it was read."""
+
     split: Words
     tokens: Steps
 
@@ -54,6 +56,8 @@ class AttentionWorth(Record, frozen=True):
 
 
 class Findings(typed.File, frozen=True):
+    """What the newest model of a run shows on held-out text."""
+
     step: Steps
     model: dict[str, Any]  # its config
     parameters: Steps

@@ -32,6 +32,8 @@ class StateSize(Record, frozen=True):
 
 
 class Recall(typed.File, frozen=True):
+    """Right answers of one model to the questions of one task."""
+
     model: Words
     task: dict[str, Any]  # its kind and options
     gate: Words | None  # the kind of the gates that decided; None: no blocks

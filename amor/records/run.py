@@ -28,6 +28,8 @@ class GateLine(Record, frozen=True, omit_defaults=True):
 
 
 class StepTiming(Record, frozen=True):
+    """When a step was taken, and how long it took."""
+
     seconds: Amount
     tokens_per_second: Amount
     time: Amount = 0.0  # when, in seconds since 1970
@@ -72,6 +74,8 @@ class Judged(Valid, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EvalTiming(Record, frozen=True):
+    """How long an evaluation took."""
+
     seconds: Amount
 
 
@@ -87,6 +91,7 @@ Line = Step | Evaluated
 
 
 def kind_of_line(tree: Any) -> type[Line]:
+    """The type of a line of metrics.jsonl."""
     return Evaluated if isinstance(tree, dict) and "valid" in tree else Step
 
 

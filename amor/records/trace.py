@@ -13,6 +13,8 @@ Rates = tuple[typed.Share, ...]
 
 
 class Guess(Record, frozen=True):
+    """A likely next token and its probability."""
+
     text: Words
     p: typed.Share
 
@@ -61,6 +63,8 @@ class ClassRow(Record, frozen=True):
 
 
 class Trace(Record, frozen=True):
+    """One text, token by token, with its means."""
+
     tokens: tuple[Token, ...]
     thresholds: tuple[Number | None, ...]
     blocks: Annotated[int, Meta(ge=0, le=MOST_BLOCKS)]

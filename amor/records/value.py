@@ -18,6 +18,8 @@ class TextSource(Record, frozen=True):
 
 
 class Level(Record, frozen=True):
+    """A loss in nats per token and its standard error."""
+
     nll: Number
     se: Amount
 
@@ -31,10 +33,14 @@ class PolicyLoss(Level, frozen=True):
 
 
 class GatePolicy(PolicyLoss, frozen=True):
+    """The model's own gate."""
+
     over_random_se: Amount  # the error of what it saves more than chance
 
 
 class Policies(Record, frozen=True):
+    """Every choice of tokens that is compared."""
+
     never: PolicyLoss
     gate: GatePolicy
     always: PolicyLoss
@@ -44,6 +50,8 @@ class Policies(Record, frozen=True):
 
 
 class Quantiles(Record, frozen=True):
+    """Quantiles of the gain of firing, in nats."""
+
     p1: Number = msgspec.field(name="1%")
     p10: Number = msgspec.field(name="10%")
     p50: Number = msgspec.field(name="50%")

@@ -82,4 +82,5 @@ def chosen_on(results: Results, text: str) -> Iterator[str]:
 
 
 def missing_notes(results: Results) -> Iterator[str]:
+    """One note per row that lacks measurements."""
     yield from (f"missing: {words}" for words in results.missing())

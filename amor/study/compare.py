@@ -37,6 +37,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
+    """Two models on one suite, task by task."""
+
     suite: str
     a: str
     b: str
@@ -48,6 +50,7 @@ class Comparison:
 
 
 def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0) -> Comparison:
+    """Compare two evaluations of one suite by a paired bootstrap of `samples` draws."""
     if not 1 <= samples <= MOST:
         raise AmorError(f"--samples {samples}: from 1 to {MOST:,} resamples")
     if seed < 0:

@@ -35,10 +35,13 @@ class PaperDecode(msgspec.Struct, frozen=True):
 
 
 class PaperFile(msgspec.Struct, frozen=True):
+    """paper.json, as far as it is read here."""
+
     decode: PaperDecode
 
 
 def paper_decode() -> PaperDecode:
+    """The paper's numbers of decoding."""
     return typed.read(PaperFile, PAPER).decode
 
 
@@ -51,6 +54,7 @@ def tables(file: DecodeFile) -> list[Table]:
 
 
 def speeds(file: DecodeFile, paper: PaperDecode) -> Table:
+    """Tokens per second by context, with the paper's at 3K."""
     contexts = sorted({c.context for c in file.curves})
     rows = []
     for label, name in {c.label: c.name for c in file.curves}.items():
@@ -64,6 +68,7 @@ def speeds(file: DecodeFile, paper: PaperDecode) -> Table:
 
 
 def crossings(file: DecodeFile, paper: PaperDecode) -> Table:
+    """The context from which a gated model is faster than another."""
     rows = []
     for one in file.crossings:
         same = file.scale == "440m" and one.gated == "amor-mamba2 f=0.4"

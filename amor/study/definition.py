@@ -147,6 +147,7 @@ class StudyLedger(typed.File, frozen=True):
 
     @property
     def rows(self) -> tuple[str, ...]:
+        """Names of the rows, in the order of the study."""
         return tuple(dict.fromkeys(run.row for run in self.runs))
 
 

@@ -42,6 +42,7 @@ class SuiteRows:
 
 
 def read(name: str, request: TableRequest) -> SuiteRows:
+    """Read the evaluations that are shown, and refuse those that cannot be compared."""
     rows = [
         judged
         for folder in request.folders
@@ -117,6 +118,7 @@ def cells(
     columns: tuple[ScoreColumn, ...],
     averaged: tuple[ScoreColumn, ...],
 ) -> tuple[Cell | None, ...]:
+    """One cell per column of one row, and the average of `averaged`."""
     others = (
         [other for other in suite_rows.rows if other is not row]
         if row is not suite_rows.floor
@@ -181,6 +183,7 @@ def paper_lines(
     scale: str,
     ablations: bool,
 ) -> tuple[TableRow, ...]:
+    """The paper's rows in our columns; a dash where it prints no number."""
     keys = (
         [(column.paper, column.digits) for column in columns]
         + [("avg", 1)] * average

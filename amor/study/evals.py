@@ -43,6 +43,7 @@ class SuiteResult:
 
     @property
     def gates(self) -> Gates:
+        """How the gates were run."""
         return self.evaluation.amor.settings.gates
 
     def score(self, column: ScoreColumn) -> tuple[float, float | None] | None:
@@ -107,6 +108,7 @@ class SuiteResult:
         return scores
 
     def lines(self, task: str) -> list[dict[str, Any]]:
+        """The lines of the samples file of a task, without the texts of documents."""
         if task not in self.samples:
             read = typed.read_lines(cast(type[dict[str, Any]], dict), self.samples_file(task))
             self.samples[task] = [
@@ -115,6 +117,7 @@ class SuiteResult:
         return self.samples[task]
 
     def samples_file(self, task: str) -> Path:
+        """The file that holds the numbers of every document of a task."""
         name, dot, rest = self.file.name.removesuffix(".json").partition(".")
         return self.file.with_name(f"samples_{name}_{task}{dot}{rest}.jsonl")
 
@@ -126,6 +129,7 @@ class SuiteResult:
         return tuple(sum(fires) / tokens for fires in zip(*(counts.fires for counts in asked)))
 
     def counts(self) -> Iterator[tuple[str, GateCounts]]:
+        """Phase and gate counts, of every task."""
         for phases in self.evaluation.amor.gates.values():
             yield from phases.items()
 
@@ -137,10 +141,12 @@ class SuiteResult:
 
     @property
     def documents_judged(self) -> int:
+        """Documents of all tasks."""
         return sum(counts.get("effective", 0) for counts in self.evaluation.n_samples.values())
 
 
 def file_name(suite: str, gates: Gates = "model", decode: bool = False) -> str:
+    """The name of the file that `amor eval` writes."""
     return f"{suite}{'.decode' if decode else ''}{'' if gates == 'model' else f'.{gates}'}.json"
 
 

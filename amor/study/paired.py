@@ -50,10 +50,12 @@ class Gap:
 
     @property
     def clear(self) -> bool:
+        """Better by more than two standard errors."""
         return self.size > 2 * self.error
 
     @property
     def none(self) -> bool:
+        """Within two standard errors of no difference."""
         return abs(self.size) <= 2 * self.error
 
 
@@ -116,14 +118,17 @@ class Grid:
 
     @property
     def mean(self) -> float:
+        """The mean over seeds and windows."""
         return float(self.values.mean())
 
     @property
     def windows(self) -> int:
+        """How many windows of text were measured."""
         return self.values.shape[1]
 
     @property
     def error(self) -> float:
+        """The standard error of the mean, of windows and seeds together."""
         return sum(_error(self.values.mean(axis)) ** 2 for axis in (0, 1)) ** 0.5
 
     def less(self, other: Grid) -> Grid:

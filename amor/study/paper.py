@@ -36,12 +36,15 @@ class Printed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """paper_tables.json."""
+
     source: typed.Name
     tables: dict[str, Printed]
 
 
 @cache
 def tables() -> dict[str, Printed]:
+    """The paper's tables by name."""
     return typed.read(Tables, FILE).tables
 
 

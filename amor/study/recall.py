@@ -4,6 +4,7 @@ from amor.records.recall import Mean, Recall
 
 
 def lines(recall: Recall) -> list[str]:
+    """The result for a terminal, one line per number."""
     options = ", ".join(f"{key} {value}" for key, value in recall.task.items() if key != "kind")
     text = [
         f"{recall.model} on {recall.task['kind']} ({options})",
@@ -26,10 +27,12 @@ def lines(recall: Recall) -> list[str]:
 
 
 def share(value: Mean) -> str:
+    """A mean and its error in percent."""
     if value.mean is None:
         return "-"
     return f"{value.mean:.1%}" + ("" if value.se is None else f" ± {value.se:.1%}")
 
 
 def number(value: Mean) -> str:
+    """A mean in nats."""
     return "not finite" if value.mean is None else f"{value.mean:.3f}"

@@ -157,8 +157,8 @@ def conclusion(data: RunData) -> Iterator[str]:
     elif data.blocks:
         yield f"Attention ran on {data.fire:.0%} of the tokens of the last step, mean of blocks."
     if data.recall and data.recall.token.mean is not None:
-        accuracy, guessing = data.recall.token.mean, data.recall.chance
-        yield f"Of its task it answers {accuracy:.0%} right, where guessing has {guessing:.0%}."
+        own, guessing = data.recall.token.mean, data.recall.chance
+        yield f"Of its task it answers {own:.0%} right, where guessing has {guessing:.0%}."
     if by := data.by_policy:
         right = {name: getattr(by, name).mean or 0.0 for name in POLICIES}
         yield (

@@ -79,6 +79,7 @@ class Results:
 
     @property
     def study(self) -> Study:
+        """The study as it was run."""
         return self.ledger.study
 
     def options(self, kind: str) -> Any:
@@ -87,6 +88,7 @@ class Results:
 
     @cached_property
     def runs(self) -> tuple[StudyRun, ...]:
+        """Every run of the study, measured or not."""
         kinds = tuple(self.study.measurements())
         return tuple(
             StudyRun(planned, Run(self.folder / planned.folder), kinds)
@@ -148,6 +150,7 @@ class Results:
 
 
 def read(folder: str | Path) -> Results:
+    """Open the folder of a study."""
     folder = Path(folder)
     return Results(typed.read(StudyLedger, folder / LEDGER), folder)
 

@@ -87,6 +87,7 @@ def measured(run: Run) -> tuple[list[Step], list[Evaluated]]:
 
 
 def summarise(run: Run) -> RunSummary:
+    """One run as a row of a table and as curves."""
     steps, evals = measured(run)
     minutes, passed = {}, 0.0
     for line in steps:

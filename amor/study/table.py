@@ -41,6 +41,8 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
+    """Rows of cells under headings, whatever they are printed as."""
+
     title: str
     first: str  # head of the column of names
     columns: tuple[str, ...]
@@ -55,6 +57,7 @@ class Table:
 
 
 def as_number(value: float, digits: int) -> str:
+    """A number with `digits` after the point; from 1e5 on in scientific notation."""
     return f"{value:.1e}" if abs(value) >= 1e5 else f"{value:,.{digits}f}"
 
 
@@ -128,6 +131,7 @@ def as_text(table: Table, terminal: bool = False) -> str:
 
 
 def as_markdown(table: Table) -> str:
+    """A pipe table below its title, with its notes as a list."""
     from tabulate import tabulate
 
     rows = []
@@ -181,6 +185,7 @@ def as_latex(table: Table) -> str:
 
 
 def escape_markdown(text: str) -> str:
+    """A text in one line, with what Markdown would read escaped."""
     return "".join(f"\\{c}" if c in r"\`*_<>|[]" else c for c in one_line(text))
 
 
@@ -194,6 +199,7 @@ LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
 
 
 def escape_latex(text: str) -> str:
+    """A text in one line, with what LaTeX would read escaped."""
     return "".join(LATEX.get(c, c) for c in one_line(text))
 
 

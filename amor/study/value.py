@@ -44,6 +44,7 @@ def value_page(value: Value) -> str:
 
 
 def about(value: Value) -> str:
+    """The text that the gate was judged on."""
     data = value.data
     cut = f"{data.windows} windows of {data.context:,}"
     return f"{data.tokens:,} tokens of {data.source}: {cut}; gate: {value.gate}"
@@ -55,6 +56,7 @@ def tables(value: Value) -> list[Table]:
 
 
 def losses(value: Value) -> Table:
+    """Loss, saving and firing rate of every policy."""
     rows = []
     for name, row in msgspec.structs.asdict(value.losses).items():
         nll, saved = Cell(row.nll, row.se, 4), f"{row.saved:+.4f}±{row.saved_se:.4f}"
@@ -63,6 +65,7 @@ def losses(value: Value) -> Table:
 
 
 def agreement(value: Value) -> Table:
+    """How far the gate's tokens are those that gain most."""
     columns = ("fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance")
     rows = tuple(
         TableRow(str(row.block), tuple(percent(row, name) for name in SHARES))
@@ -72,6 +75,7 @@ def agreement(value: Value) -> Table:
 
 
 def percent(row: Agreement, name: str) -> str | None:
+    """A share of an Agreement in percent, with its error."""
     value, error = getattr(row, name), getattr(row, f"{name}_se", None)
     if value is None:
         return None
@@ -79,6 +83,7 @@ def percent(row: Agreement, name: str) -> str | None:
 
 
 def gains(value: Value) -> Table:
+    """How the gain of firing is distributed over tokens."""
     rows = []
     for row in value.gains:
         quantiles = (f"{q:+.3f}" for q in (row.quantiles.p1, row.quantiles.p50, row.quantiles.p99))

@@ -63,10 +63,9 @@ def calibration(axes: Axes, value: Value) -> None:
     """The mean gain of firing in bins of entropy: a good gate's rises from left to right."""
     axes.axhline(0, color=INK, linewidth=0.6)
     for block, bins in enumerate(value.calibration):
-        points = [(b.entropy, b.gain, b.se or 0) for b in bins]
+        x, y, se = [b.entropy for b in bins], [b.gain for b in bins], [b.se or 0 for b in bins]
         style: dict[str, Any] = {"color": colour(block), "fmt": "o-", "markersize": 2.5}
-        x, y, error = zip(*points)
-        axes.errorbar(x, y, error, elinewidth=0.7, label=f"block {block}", **style)
+        axes.errorbar(x, y, se, elinewidth=0.7, label=f"block {block}", **style)
     label(axes, "entropy (ten equal groups)", "gain of firing (nats)")
 
 

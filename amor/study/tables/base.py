@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 
 class StudyTable:
+    """A table of a study that combines several measurements."""
+
     kind: ClassVar[str]  # its name in `tables` of a study
     needs: ClassVar[frozenset[str]] = (
         frozenset()
@@ -18,6 +20,7 @@ class StudyTable:
 
     @staticmethod
     def table(results: Results) -> Table:
+        """The table of a study's results."""
         raise NotImplementedError
 
     @staticmethod

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 
 class FrontierTable(StudyTable):
+    """Loss, time and bytes of every row at every firing rate."""
+
     kind = "frontier"
     needs = frozenset({"rates"})
 
     @staticmethod
     def check(study: Study) -> None:
+        """Losses that stand side by side must be of the same windows."""
         measured = study.measurements()
         sides = {
             (options.windows, options.context)
@@ -39,6 +42,7 @@ class FrontierTable(StudyTable):
 
     @staticmethod
     def table(results: Results) -> Table:
+        """One line per row and firing rate."""
         columns = (
             "loss",
             "fires in decode, %",

@@ -23,11 +23,14 @@ THEIRS = (
 
 
 class ModelsTable(StudyTable):
+    """Size, loss, firing rate and speed of every row."""
+
     kind = "models"
     needs = frozenset({"loss"})
 
     @staticmethod
     def table(results: Results) -> Table:
+        """One line per row, the paper's models below."""
         study, measured = results.study, results.study.measurements()
         columns: dict[str, Callable[[str], Cell | None]] = {}
         if "size" in measured:

@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 
 
 class SweepTable(StudyTable):
+    """Validation loss of every row at every learning rate."""
+
     kind = "sweep"
 
     @staticmethod
     def check(study: Study) -> None:
+        """Refuse a study with one learning rate."""
         if not study.lr:
             raise ValueError("tables: sweep shows learning rates; give several in lr")
 
     @staticmethod
     def table(results: Results) -> Table:
+        """One line per row and learning rate."""
         best, lines = best_learning_rates(results.runs), []
         for row in results.ledger.rows:
             for lr in results.study.lr:
