@@ -524,10 +524,13 @@ def ran_python(code, names):
         if code.startswith(beginning):
             lines = [line.strip() for line in code.splitlines() if line.strip() != "..."]
             source = [line.strip() for line in (ROOT / file).read_text().splitlines()]
-            places = [
-                source.index(line) if line in source else source.index(line + ",") for line in lines
-            ]
-            return "" if places == sorted(places) else f"{file} has another order"
+            place = 0
+            for line in lines:
+                after = [source[i].rstrip(",") for i in range(place, len(source))]
+                if line not in after:
+                    return f"{file} has no line {line!r} there"
+                place += after.index(line) + 1
+            return ""
     with contextlib.redirect_stdout(io.StringIO()):
         exec(compile(shrunk(code, SHRUNK_PYTHON), "example", "exec"), names)
     return ""
