@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from amor import typed
 from amor.cli import Parser
 from amor.cli._model import (
+    bos_arguments,
     gate_arguments,
     held_out_windows,
     open_trained,
@@ -50,6 +51,7 @@ from amor.study.verdict import sentences
 PRESETS = ("paper",)
 # with --choices: windows of the training text that gains are learned on, per window judged
 LEARNED = 16
+MOST = 32  # windows judged by default
 
 
 def arguments(parser: Parser) -> None:
@@ -60,6 +62,7 @@ def arguments(parser: Parser) -> None:
     parser.text("--preset", "NAME", "paper: the paper's teaser sentence and its four domains")
     parser.number("--limit", 4096, "trace the first N tokens of a text")
     gate_arguments(parser)
+    bos_arguments(parser)
     parser.text("--html", "FILE", "write one self-contained page, with details under the pointer")
     parser.text("--png", "FILE", "write the figure")
     parser.text("--svg", "FILE", "write the figure as vectors (--svg name.pdf gives a PDF)")
@@ -67,7 +70,10 @@ def arguments(parser: Parser) -> None:
     parser.flag("--value", "judge the gate on held-out text")
     parser.flag("--choices", "compare other gates on the same attention; needs --data")
     parser.text("--data", "FOLDER", "with --value: prepared tokens, e.g. DATA/valid")
-    parser.number("--windows", 32, "with --value: windows of text judged")
+    words = (
+        f"windows of text judged (default: {MOST} with --choices, with --value about a minute's)"
+    )
+    parser.number("--windows", None, words)
     parser.number("--context", None, "tokens per window (default: the training length)")
     words = "joined: a window is one text; apart: each document is"
     parser.choice("--documents", ("joined", "apart"), "joined", words)
@@ -116,7 +122,7 @@ def trace_texts(
     tokenizer, console = require_tokenizer(own_tokenizer), Console(highlight=False)
     traces = []
     for title, text in chosen_texts(args).items():
-        ids = encode(tokenizer, text).tolist()
+        ids = encode(tokenizer, text, args.bos).tolist()
         if len(ids) > args.limit:
             title = f"{title} (first {args.limit:,} of {len(ids):,} tokens)".strip()
         traces.append(trace(model, tokenizer, ids[: args.limit], title, gates))
@@ -134,13 +140,14 @@ def judge(
         hint = "give --data FOLDER (prepared tokens) or --file FILE, one of them"
         raise AmorError(f"--value needs held-out text: {hint}")
     config = model.config
-    size = config.context if args.context is None else args.context, args.windows
+    context = config.context if args.context is None else args.context
+    count = value.affordable_windows(model, context, MOST) if args.windows is None else args.windows
     if args.data is not None:
         apart = args.documents == "apart"
-        text = windows.of_shards(args.data, *size, tokenizer, config.vocab, apart)
+        text = windows.of_shards(args.data, context, count, tokenizer, config.vocab, apart)
     else:
-        ids = windows.encode(require_tokenizer(tokenizer), read_file(args.file))
-        text = windows.of_ids(ids, *size, args.file)
+        ids = encode(require_tokenizer(tokenizer), read_file(args.file), args.bos)
+        text = windows.of_ids(ids, context, count, args.file)
     once = config.blocks.decide == "once" and len(model.blocks) > 1
     passes = value.passes(len(model.each_block()), once=once)
     with Progress("judging the gate", passes * text.tokens.numel(), "tokens") as progress:
@@ -162,7 +169,8 @@ def compare_gates(args: argparse.Namespace, model: Amor, tokenizer: "Tokenizer |
     if not model.blocks:
         hint = "so there is no gate to exchange; give an AMOR model"
         raise AmorError(f"{model.config.name} has no gated blocks, {hint}")
-    counts, apart = (args.windows, LEARNED * args.windows), args.documents == "apart"
+    count, apart = MOST if args.windows is None else args.windows, args.documents == "apart"
+    counts = count, LEARNED * count
     text, learned = held_out_windows(args, model, tokenizer, counts, apart)
     passes = choosing.passes(len(model.blocks), model.config.blocks.decide == "once")
     learning = choosing.learning_passes() * learned.tokens.numel()

@@ -51,12 +51,16 @@ SOURCE = Path(__file__).with_name("walk.cpp")
 
 
 class VectorStruct(ctypes.Structure):
+    """Where the rows of a vector lie: a caller's buffer, or a place in the scratch memory."""
+
     _fields_ = [
         (name, c_long) for name in ("buffer", "scratch_offset", "row_stride", "offset", "width")
     ]
 
 
 class StateTensorStruct(ctypes.Structure):
+    """A recurrent tensor, or keys and values with their rotary tables, and strides in numbers."""
+
     _fields_ = [
         *((name, c_void_p) for name in ("p", "v", "cos", "sin")),
         *((name, c_long) for name in ("row", "head", "capacity")),
@@ -64,6 +68,8 @@ class StateTensorStruct(ctypes.Structure):
 
 
 class CallStruct(ctypes.Structure):
+    """What one call hands to a program: rows, memory, states, and where results go."""
+
     _fields_ = [
         ("rows", c_long),
         *((name, c_void_p) for name in ("scratch", "inputs", "state", "row", "position")),
@@ -72,6 +78,8 @@ class CallStruct(ctypes.Structure):
 
 
 class InstructionStruct(ctypes.Structure):
+    """The number of an instruction and its fields."""
+
     _fields_ = [("kind", c_long), ("fields", c_void_p)]
 
 

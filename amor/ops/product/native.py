@@ -42,7 +42,7 @@ class Weights(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL:
     """The library with the types of its arguments, so that plain numbers can be handed in."""
-    groups = {f"{name}_group": FORMATS[name].group for name in ("int8", "int4")}
+    groups = {f"{name}_group": one.group for name, one in FORMATS.items() if one.group > 1}
     tags = {name: one.tag for name, one in FORMATS.items()}
     loaded = team.join(native.library(SOURCE, Weights, TILE=TILE, STATS=STATS, **tags, **groups))
     p, n, i, matrix = c_void_p, c_long, c_int, ctypes.POINTER(Weights)
