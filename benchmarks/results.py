@@ -22,7 +22,7 @@ Line = Annotated[str, Meta(min_length=1, pattern=r"\A[^\n]*\Z")]
 INTRO = """\
 # Results
 
-Each table is printed from a file in `results/` by `python -m benchmarks.results`, newest first. The
+Each table is printed from a file in `results/` by `benchmarks/results.py`, newest first. The
 commit is the one that was measured or, where the measurement did not record it, the one that wrote
 the numbers down.
 """

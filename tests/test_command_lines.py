@@ -119,7 +119,7 @@ WRONG = [
             "--fire-rate",
             "0.1",
         ],
-        "no firing rate",
+        "no target firing rate",
     ),
     (["attach", "plain", "--out", "new", "--text", "file.txt", "--probe", "last"], "--probe"),
     (

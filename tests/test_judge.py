@@ -15,6 +15,7 @@ from amor.judge.loop import join_chunks, run_windows
 from amor.judge.quantised import quantised_perplexity, step_nll
 from amor.judge.windows import BatchWindows, of_text
 from amor.models.backbone import Backbone
+from amor.models.gated import PassOptions
 from amor.ops.head import IGNORE
 from amor.ops.product import FORMATS
 
@@ -28,9 +29,10 @@ def text(rows=5, columns=23, documents=False):
     return Windows(windows.tokens, windows.targets, reset if documents else None)
 
 
-def plainly(model, windows, **more):
+def plainly(model, windows, gates=None):
     with torch.no_grad():
-        return model(windows.tokens, reset=windows.reset, targets=windows.targets, **more)
+        options = PassOptions(gates=gates)
+        return model(windows.tokens, reset=windows.reset, targets=windows.targets, options=options)
 
 
 @pytest.mark.parametrize("documents", [False, True])
