@@ -40,6 +40,10 @@ WRONG = [
     (["demo", "--model", ""], "no model ''"),
     (["prepare", LONG, "--out", "new", "--tokenizer", "bytes"], LONG),
     (["prepare", "file.txt", "--out", "new"], "--tokenizer"),
+    (
+        ["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--separator", "\udcff"],
+        "the separator is not UTF-8",
+    ),
     (["prepare", "file.txt", "--out", "new", "--tokenizer", "bpe:x"], "bpe:x"),
     (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--valid", "2"], "2"),
     (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--workers", "0"], "workers"),

@@ -22,6 +22,7 @@ from amor.errors import AmorError
 from amor.eval.judge import Judge
 from amor.eval.store import Store
 from amor.models.folder import save
+from amor.records.evals import GateCounts
 
 pytest.importorskip("lm_eval")
 from amor.eval import harness, tasks
@@ -587,3 +588,15 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert float(ran.stdout) < 300
+
+
+def test_counts_of_another_number_of_blocks_in_a_store_are_one_line(tmp_path):
+    judge = Judge(small("amor-mamba2", vocab=258), bytes_tokenizer(), "it", Store(None))
+    questions = [("a", 1), ("a", 2)]
+
+    def compute(wanted):
+        for index in wanted:
+            yield index, [0.0, True], {"target": GateCounts(tokens=4, fires=(1,) * (3 + index))}
+
+    with pytest.raises(AmorError, match="counts of 4 blocks beside counts of 3"):
+        judge.answer("loglikelihood", questions, compute)

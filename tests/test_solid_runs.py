@@ -89,17 +89,17 @@ def test_a_report_of_a_broken_run_is_drawn_or_refused_in_one_line(whole, tmp_pat
     cases = [
         case for case in cases if case[1][:2] != ("model", "changes")
     ]  # what a config may be is test_config.py's
-    drawn = 0
-    for k, where, value in chance.sample(cases, min(len(cases), 150)):
+    # a recipe's nonsense is mostly not read, so that nearly every case draws a whole page
+    drawn, most = 0, 30 if name == "config.json" else 100
+    for k, where, value in chance.sample(cases, min(len(cases), most)):
         put = [*trees[:k], replaced(trees[k], where, value), *trees[k + 1 :]]
         drawn += survives(
             path,
             "".join(json.dumps(tree) + "\n" for tree in put),
             lambda: (report.write(run), runs.compare([run])),
         )
-    assert (
-        name == "config.json" or drawn < 120
-    )  # strict: most nonsense is refused; of a recipe only a part is read
+    # strict: most nonsense is refused; of a recipe only a part is read
+    assert name == "config.json" or drawn < 0.8 * most
 
 
 RAW = [

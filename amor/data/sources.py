@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast
 
+from amor.data.tokenizer import check_text
 from amor.errors import AmorError, install_hint
 
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -61,6 +62,7 @@ class Reading:
             raise AmorError(
                 "the separator is empty; leave it out to take every .txt file as one document"
             )
+        check_text(self.separator or "", "the separator")
 
 
 @dataclass(frozen=True)

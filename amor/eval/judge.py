@@ -136,7 +136,12 @@ class Judge:
             if key in known:
                 total = self.gates.setdefault(task, {})
                 for phase, counts in known[key].gates.items():
-                    total[phase] = total.get(phase, GateCounts(tokens=0)) + counts
+                    so_far = total.get(phase, GateCounts(tokens=0))
+                    if so_far.tokens and len(so_far.fires) != len(counts.fires):
+                        sizes = f"{len(counts.fires)} blocks beside counts of {len(so_far.fires)}"
+                        hint = "delete the file to compute its answers again"
+                        raise AmorError(f"{self.store.path}: counts of {sizes}; {hint}")
+                    total[phase] = so_far + counts
         return [known[key].value if key in known else None for key in keys]
 
     def score(self, requests: Sequence[tuple[str, ScoreRequest]]) -> list[tuple[float, bool]]:
