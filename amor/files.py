@@ -23,6 +23,10 @@ def disk_errors(path: str | Path, advice: str = "") -> Iterator[None]:
     if "\0" in str(path):
         raise AmorError(f"{str(path)!r} cannot be written (no name holds a NUL)")
     try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise AmorError(f"{str(path)!r} cannot be written (half of a surrogate pair)") from None
+    try:
         yield
     except OSError as error:
         why = (

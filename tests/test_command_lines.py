@@ -44,6 +44,7 @@ WRONG = [
         ["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--separator", "\udcff"],
         "the separator is not UTF-8",
     ),
+    (["bench", "ops", "--quick", "--out", "\ud800"], "surrogate"),
     (["prepare", "file.txt", "--out", "new", "--tokenizer", "bpe:x"], "bpe:x"),
     (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--valid", "2"], "2"),
     (["prepare", "file.txt", "--out", "new", "--tokenizer", "bytes", "--workers", "0"], "workers"),

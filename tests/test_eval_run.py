@@ -600,3 +600,11 @@ def test_counts_of_another_number_of_blocks_in_a_store_are_one_line(tmp_path):
 
     with pytest.raises(AmorError, match="counts of 4 blocks beside counts of 3"):
         judge.answer("loglikelihood", questions, compute)
+
+
+def test_a_stored_value_of_another_type_is_computed_again(tmp_path, caplog):
+    good = '{"key": "a", "kind": "loglikelihood", "value": [-1.5, true]}'
+    bad = '{"key": "b", "kind": "loglikelihood", "value": [-1.5]}'
+    (tmp_path / "requests.jsonl").write_text(f"{good}\n{bad}\n")
+    assert set(Store(tmp_path / "requests.jsonl").answers) == {"a"}
+    assert "1 line(s) cannot be read" in caplog.text

@@ -25,6 +25,8 @@ from amor.records.evals import Phases
 log = logging.getLogger("amor")
 ADVICE = "free some space and run the same command again: answers written so far are kept"
 Kind = Literal["loglikelihood", "loglikelihood_rolling", "generate_until", "segment"]
+# types of stored values; a segment is checked where it is used, which knows its type
+VALUES: dict[Kind, Any] = {"loglikelihood": tuple[float, bool], "generate_until": str}
 
 
 class Answer(Record, frozen=True):
@@ -74,6 +76,7 @@ class Store:
         for line in path.read_bytes().splitlines():
             try:
                 answer = msgspec.json.decode(line, type=Answer)
+                msgspec.convert(answer.value, VALUES.get(answer.kind, Any))
                 self.answers[answer.key] = answer
             except (msgspec.DecodeError, UnicodeDecodeError):
                 torn += bool(line.strip())

@@ -76,7 +76,7 @@ def affordable_windows(model: Amor, context: int, most: int = 32) -> int:
     once = len(model.blocks) > 1 and model.config.blocks.decide == "once"
     reads = passes(len(model.each_block()), once=once)
     flops = reads * context * model.cost(context // 2).flops
-    return max(4, min(most, int(MINUTE / flops)))
+    return max(4, min(most, int(MINUTE / max(flops, 1))))
 
 
 def value(
