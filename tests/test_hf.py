@@ -307,7 +307,7 @@ WRONG_KEYS = {
     "pad_token_id: expected int": configured(lambda tree: tree.update(pad_token_id="x")),
     "eos_token_id.*expected int": configured(lambda tree: tree.update(eos_token_id=[1, "x"])),
     "use_cache: expected bool": configured(lambda tree: tree.update(use_cache="x")),
-    "lone surrogate": configured(lambda tree: tree["amor"].update(width="\ud800")),
+    "surrogate": configured(lambda tree: tree["amor"].update(width="\ud800")),
     "generation_config.json: expected an object of keys, not bool": generation("true"),
     "generation_config.json: not JSON": generation("{"),
     "generation_config.json: pad_token_id: expected int": generation('{"pad_token_id": "x"}'),
