@@ -34,7 +34,7 @@ class TextOptions(Record, frozen=True):
     """Windows of the held-out split, spread evenly over it: the same ones for every run of a
     context."""
 
-    # a standard error of about a hundredth of a nat on the texts of docs/study.md
+    # a standard error of about a hundredth of a nat on the texts of docs/log.md
     windows: WindowCount = 64
     context: Context | None = None  # tokens per window; None: as the run was trained
 

@@ -26,7 +26,7 @@ from amor.ops import attend
 from amor.parts import Cost, RMSNorm, SwiGLU
 from amor.program import Program, Vector
 
-# firing rate above which computing all queries is faster: docs/benchmarks.md has the measurement
+# firing rate above which computing all queries is faster: docs/log.md has the measurement
 DENSE_ABOVE = 0.8
 COMPUTE = ("auto", "full_with_mask", "true_sparse")
 

@@ -28,7 +28,7 @@ from amor.train.recipe import Recipe
 from amor.train.sample import EVERY
 
 # Fraction of the matrix-product rate that a training step reaches. A guess: the measured 0.58 to
-# 0.64 (docs/training.md) are of products alone; gates, norms and recurrences take time too.
+# 0.64 (docs/log.md) are of products alone; gates, norms and recurrences take time too.
 REACHED = 0.4
 BYTES = 4  # of a float32 number
 CHUNK = 64  # tokens per kept state of a recurrence (amor/ops/chunks.py: 48 or 64 unless measured)

@@ -3,7 +3,7 @@
 Which one is a function of seed, step and row of the global batch, so micro-batches and ranks have
 no part in it. A measured token costs, besides its own step, the queries of the blocks and two head
 passes (two per block where each decides for itself), without gradient: 2 / 64 of a head pass per
-token where a step costs three, about 1 % of it. docs/gate.md has the measurement.
+token where a step costs three, about 1 % of it. docs/log.md has the measurement.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 Likelihood, entropy, margin and best tokens; `reference.py` defines them. torch's own
 F.linear_cross_entropy gives the loss alone, and on two cores its chunks take seven times as long as
-the dense loss (docs/benchmarks.md), so it is not one of the backends.
+the dense loss (docs/log.md), so it is not one of the backends.
 """
 
 from torch import Tensor
