@@ -11,10 +11,12 @@ from training import KilledError, Killer, corpus, left_by, same, small_recipe, t
 
 import amor
 from amor.attach.blocks import AttachOptions, attached
+from amor.attach.text import calibrate
 from amor.cli import main
 from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
 from amor.judge.gates import force_all
+from amor.judge.windows import of_ids
 from amor.models.folder import save
 from amor.models.gated import PassOptions
 from amor.run import Run
@@ -330,3 +332,11 @@ def test_a_recipe_that_leaves_nothing_to_train_or_changes_a_whole_model_is_refus
         train(small_recipe(data, "mamba2", freeze="backbone"), tmp_path / "run")
     with pytest.raises(AmorError, match="nothing to change"):
         small_recipe(data, model={"start": str(backbone)})
+
+
+def test_thresholds_are_not_set_on_scores_that_are_not_finite():
+    model = small("amor-mamba2")
+    with torch.no_grad():
+        model.norm_f.weight.fill_(1e38)
+    with pytest.raises(AmorError, match="scores of the gates on a text are not finite"):
+        calibrate(model, of_ids(torch.arange(200) % 50, 32, 2, "a text"))

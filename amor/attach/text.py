@@ -85,6 +85,10 @@ def calibrate(model: Amor, windows: Windows) -> list[dict[str, float | None]]:
     Blocks start as no-ops, so no decision changes the score of another block.
     """
     block_scores = join_chunks(run_windows(model, windows)).score
+    if not all(bool(scores.isfinite().all()) for scores in block_scores):
+        raise AmorError(
+            f"scores of the gates on {windows.source} are not finite; are weights too large?"
+        )
     for block, scores in zip(model.each_block(), block_scores, strict=True):
         block.gate.observe(scores.flatten())
     results: list[dict[str, float | None]] = []
