@@ -171,8 +171,9 @@ def test_a_training_loop_of_one_s_own_trains_a_model_whose_gates_fire(tmp_path, 
 
 
 def test_the_notebook_runs():
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+    import nbclient
+    import nbformat
+
     notebook = nbformat.read(ROOT / "examples/first_steps.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     printed = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
@@ -185,7 +186,6 @@ def test_the_notebook_is_stored_without_outputs():
 
 
 def test_arguments_and_comments_become_documentation_of_the_site():
-    pytest.importorskip("griffe")
     from docstrings import comment_of, listed
 
     text = "Read.\n\nstate: where; None:\n    the beginning.\nkeep: last.\n\nMore."
