@@ -31,7 +31,7 @@ LOGS = "logs"
 class RunnerOptions:
     """How a study is to be run."""
 
-    at_once: int
+    at_once: int  # programs that run at the same time
     only: tuple[str, ...] = ()  # rows, or folders of runs; nothing: all
 
 

@@ -39,11 +39,12 @@ class RatesOptions(TextOptions, frozen=True):
 class RatePolicy(Record, frozen=True):
     """A choice of tokens: its loss in every window, and how often each block fired."""
 
+    # which tokens fire; "as it is": by the thresholds of the model folder
     name: Literal["never", "always", "as it is", "gate", "random", "oracle"]
     rate: typed.Share | None  # the rate it was set to; None: it has its own
     fire: tuple[typed.Share, ...]  # one per block
     nll: Number  # nats per token
-    windows: tuple[Number, ...]
+    windows: tuple[Number, ...]  # nats per token of each window
 
 
 class RatesResult(Record, frozen=True):
