@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import amor
 from amor.cli import main
-from amor.convert.authors import Authors, settings
+from amor.convert.authors import Authors
 from amor.convert.authors_facts import ALPHA_FLOOR
 from amor.convert.authors_files import sha256, weights_identity
 from amor.convert.authors_router import RouterBlock, read_router, write_router
@@ -158,7 +158,8 @@ def test_what_their_code_fixes_is_in_our_config(theirs):
 def settings_config(changes, tmp="config.json"):
     from pathlib import Path
 
-    return Authors.config(SourceFolder(Path(tmp), {"model_kwargs": model_kwargs() | changes}), "x")
+    source = SourceFolder(Path(tmp), {"model_kwargs": model_kwargs() | changes})
+    return Authors(source).config("x")
 
 
 def test_a_fixed_offset_is_a_threshold_of_median_plus_three_hundredths(tmp_path):
@@ -209,7 +210,8 @@ def test_several_groups_are_read_as_transformers_means_them(tmp_path):
 
 
 def test_a_decision_within_rounding_of_the_threshold_is_a_tie_and_any_other_is_not(tmp_path):
-    kwargs = settings(SourceFolder(tmp_path, {"model_kwargs": model_kwargs(blocks=1)})).tree
+    source = SourceFolder(tmp_path, {"model_kwargs": model_kwargs(blocks=1)})
+    kwargs = Authors(source).settings.tree
     held = random_tensors(model_kwargs(blocks=1))
     held["amor_blocks.0.gate.running_std"] = torch.tensor(0.0)
     entropy = authors_forward(kwargs, held, TEXT).entropy
@@ -232,11 +234,11 @@ def test_decisions_that_differ_are_found_where_logits_are_the_same(tmp_path, cap
     source = released(tmp_path / "theirs", model_kwargs(), held)
     right = Authors.weights
 
-    def shifted(source, held, config):
-        found = right(source, held, config)
+    def shifted(self, held, config):
+        found = right(self, held, config)
         return found | {"blocks.1.gate.mu": found["blocks.1.gate.mu"] + 0.01}
 
-    monkeypatch.setattr(Authors, "weights", staticmethod(shifted))
+    monkeypatch.setattr(Authors, "weights", shifted)
     assert convert(source, tmp_path / "ours", "--json") == 1
     said = capsys.readouterr().out
     compared = json.loads(said.splitlines()[-1])["compared"]
@@ -254,9 +256,7 @@ def test_a_config_that_is_not_theirs_is_found_by_the_comparison(theirs, tmp_path
     written."""
     right = Authors.config
     wrong = {"blocks.alpha_floor": 0.0} if key == "alpha_floor" else {"norm_eps": 1e-2}
-    monkeypatch.setattr(
-        Authors, "config", staticmethod(lambda source, name: right(source, name).change(**wrong))
-    )
+    monkeypatch.setattr(Authors, "config", lambda self, name: right(self, name).change(**wrong))
     assert convert(theirs, tmp_path / "ours") == 1
     assert list(tmp_path.iterdir()) == []
 

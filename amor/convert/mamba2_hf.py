@@ -13,7 +13,7 @@ from torch import Tensor
 from amor.config import Config
 from amor.convert.base import CONTEXT, TransformersLayout, Written
 from amor.convert.settings import Required, Settings, Sizes
-from amor.convert.source import SourceFolder, SourceTensors
+from amor.convert.source import SourceTensors
 from amor.errors import AmorError
 
 OLD, NEW = "backbone.embedding.weight", "backbone.embeddings.weight"
@@ -49,10 +49,9 @@ class Mamba2HF(TransformersLayout):
         r"\bmixer_norm": "norm",
     }
 
-    @classmethod
-    def config(cls, source: SourceFolder, name: str) -> Config:
-        s = source.settings()
-        keys = cls.config_keys(s) | {"name": name, "d_ff": 0, "context": CONTEXT}
+    def config(self, name: str) -> Config:
+        s = self.source.settings()
+        keys = self.config_keys(s) | {"name": name, "d_ff": 0, "context": CONTEXT}
         expand, head_size = s.count("expand", 2), s.count("head_dim", 64)
         refuse_clamped_steps(s, "time_step_limit")
         if s.count("num_heads", 128) * head_size != expand * keys["width"]:
@@ -60,8 +59,7 @@ class Mamba2HF(TransformersLayout):
             raise AmorError(f"{s.where}: {s['num_heads']} heads of {head_size} are not {inner}")
         return Config.from_dict(keys, s.where)
 
-    @classmethod
-    def adapt(cls, source: SourceFolder, tensors: SourceTensors, config: Config) -> None:
+    def adapt(self, tensors: SourceTensors, config: Config) -> None:
         if OLD in tensors and NEW not in tensors:  # of folders that were state-spaces' own
             tensors.remaining[NEW] = tensors.remaining.pop(OLD)
         fill_conv_bias(tensors)

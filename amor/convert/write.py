@@ -22,9 +22,8 @@ def write(opened: Opened, to: str, folder: Path, shard: int | None = None) -> li
     notes: list[str] = []
     if to == "amor":
         save(opened.model, folder)
-        if opened.layout is not None and opened.source is not None:
-            for name, text in opened.layout.keep(opened.source).items():
-                (folder / name).write_text(text)
+        for name, text in opened.layout.keep().items() if opened.layout else ():
+            (folder / name).write_text(text)
     else:
         weights = dict(opened.model.state_dict())
         notes = layout_of(to).write(opened.model.config, weights, folder, opened.folder, shard)

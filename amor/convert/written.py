@@ -8,6 +8,7 @@ H heads of size P, N states, T tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +89,14 @@ def gated_deltanet(x: Tensor, w: Weights, head_size: int, eps: float) -> Tensor:
     return (norm(o, w["o_norm.weight"], eps) * F.silu(gate)).flatten(2) @ w["o_proj.weight"].T
 
 
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention [B, H, T, d] of every token to itself and those before; -> [B, T, H d]."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    out = scores.masked_fill(later, -math.inf).softmax(-1) @ v
+    return out.transpose(1, 2).flatten(2)
+
+
 def swiglu(x: Tensor, w: Weights) -> Tensor:
     """down(silu(gate x) * up x)."""
     gate, up = x @ w["gate_proj.weight"].T, x @ w["up_proj.weight"].T
@@ -97,6 +106,11 @@ def swiglu(x: Tensor, w: Weights) -> Tensor:
 def _unit(x: Tensor) -> Tensor:
     """Normalised to length 1, with fla's 1e-6 under the root."""
     return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def double(w: Weights) -> Weights:
+    """The weights in float64."""
+    return {name: t.double() for name, t in w.items()}
 
 
 def below(w: Weights, name: str) -> Weights:
