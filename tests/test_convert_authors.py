@@ -24,8 +24,8 @@ from amor.cli import main
 from amor.convert.authors import Authors
 from amor.convert.authors_facts import ALPHA_FLOOR
 from amor.convert.authors_files import sha256, weights_identity
-from amor.convert.authors_router import RouterBlock, read_router, write_router
-from amor.convert.authors_written import TIE, authors_forward
+from amor.convert.authors_router import read_router, write_router
+from amor.convert.authors_written import TIE, authors_forward, predicted_entropy
 from amor.convert.opened import open_model
 from amor.convert.source import SourceFolder
 from amor.data.tokenizer import bytes_tokenizer
@@ -495,10 +495,14 @@ def fitted_router(blocks=3, hidden=20, seed=0):
         return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
 
     def one(k):
-        meta = torch.tensor([WIDTH, 0, k, 77])
-        return RouterBlock(
-            draw(hidden, WIDTH), draw(hidden), draw(1, hidden), draw(1), draw(1, WIDTH), meta
-        )
+        return {
+            "fc1.weight": draw(hidden, WIDTH),
+            "fc1.bias": draw(hidden),
+            "fc2.weight": draw(1, hidden),
+            "fc2.bias": draw(1),
+            "skip.weight": draw(1, WIDTH),
+            "fit_meta": torch.tensor([WIDTH, 0, k, 77]),
+        }
 
     return tuple(one(k) for k in range(blocks))
 
@@ -520,9 +524,9 @@ def test_a_router_is_read_as_it_was_written_and_reported(tmp_path, capsys, shard
     router = fitted_router()
     write_router(folder, router)
     again = read_router(folder)
-    assert again[0].hidden == 20
+    assert again[0]["fc1.weight"].shape == (20, WIDTH)
     for a, b in zip(again, router, strict=True):
-        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in b)
     assert convert(folder, tmp_path / "ours") == 0
     assert (
         capsys.readouterr().out.count("its fitted router (3 blocks, hidden size 20) decides") == 1
@@ -541,14 +545,14 @@ def test_a_router_decides_in_our_model_and_comes_back_to_the_bit(tmp_path, capsy
     text = torch.randint(0, 300, (2, 50), generator=torch.Generator().manual_seed(3))
     trace = ours(text).gates[0]
     x = ours.norms.column(0, ours.norm_f(ours(text).residual))
-    assert torch.allclose(trace.score, router[0].predict(x), atol=1e-5)
+    assert torch.allclose(trace.score, predicted_entropy(x, router[0]), atol=1e-5)
     assert (
         torch.equal(trace.fire, trace.score > plain.each_block()[0].gate.threshold)
         and 0 < trace.fire.float().mean() < 1
     )
     again = read_router(converted(tmp_path / "ours", tmp_path / "back", "--to", "authors"))
     for a, b in zip(again, router, strict=True):
-        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in b)
     assert main(["fit", str(tmp_path / "ours"), "--out", str(tmp_path / "native"), "--detach"]) == 0
     for a, b in zip(plain(text).gates, amor.load(tmp_path / "native")[0](text).gates, strict=True):
         assert torch.equal(a.fire, b.fire)
@@ -576,12 +580,12 @@ def test_a_router_that_theirs_cannot_be_is_not_written(tmp_path, capsys, options
 def test_a_router_s_prediction_is_its_network_written_out():
     one = fitted_router()[1]
     x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1))
-    for row, found in zip(x, one.predict(x), strict=True):
-        hidden = one.fc1_weight @ row + one.fc1_bias
+    for row, found in zip(x, predicted_entropy(x, one), strict=True):
+        hidden = one["fc1.weight"] @ row + one["fc1.bias"]
         wanted = (
-            one.fc2_weight[0] @ (hidden / (1 + (-hidden).exp()))
-            + one.fc2_bias[0]
-            + one.skip_weight[0] @ row
+            one["fc2.weight"][0] @ (hidden / (1 + (-hidden).exp()))
+            + one["fc2.bias"][0]
+            + one["skip.weight"][0] @ row
         )
         assert float(found) == pytest.approx(float(wanted), rel=1e-5)
 

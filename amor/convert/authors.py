@@ -114,7 +114,7 @@ class Authors(FolderLayout):
         if self.settings["offset_mode"] == "fixed":
             lines.append('offset_mode "fixed" is kept as a std of 0.15; training would replace it')
         if self.router is not None:
-            size = f"({len(self.router)} blocks, hidden size {self.router[0].hidden})"
+            size = f"({len(self.router)} blocks, hidden size {len(self.router[0]['fc1.bias'])})"
             lines.append(f"its fitted router {size} decides; amor fit --detach leaves it out")
         return lines
 
@@ -125,7 +125,7 @@ class Authors(FolderLayout):
         return f"{named or 'no tokenizer is named'}, {no_file}"
 
     def keep(self) -> dict[str, str]:
-        fit_meta = [block.fit_meta.tolist() for block in self.router or ()]
+        fit_meta = [block["fit_meta"].tolist() for block in self.router or ()]
         meta = {facts.FIT_META: fit_meta} if fit_meta else {}
         return {facts.KEPT: json.dumps(self.source.tree | meta, indent=2) + "\n"}
 
@@ -152,9 +152,8 @@ class Authors(FolderLayout):
         return weights
 
     def outputs(self, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
-        predict = [block.double().predict for block in self.router] if self.router else None
         tensors = self.source.tensors().remaining
-        return authors_forward(self.settings.tree, tensors, tokens, decided, predict)
+        return authors_forward(self.settings.tree, tensors, tokens, decided, self.router)
 
     @classmethod
     def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:

@@ -11,10 +11,11 @@ V vocabulary, K blocks, H heads of size d.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from amor.convert.base import Outputs
@@ -54,12 +55,12 @@ def authors_forward(
     tensors: Weights,
     tokens: Tensor,
     decided: Tensor | None = None,
-    predict: Sequence[Callable[[Tensor], Tensor]] | None = None,
+    router: Sequence[Weights] | None = None,
 ) -> Outputs:
     """Run the model of `model_kwargs` (defaults filled in) on tokens [B, T].
 
-    predict: a fitted router per block, x [B, T, D] -> [B, T], whose prediction is compared with the
-    threshold in place of the entropy, and stands in the output in its place.
+    router: of a fitted router, a network per block whose prediction is compared with the threshold
+    in place of the entropy, and stands in the output in its place.
 
     decided [K, B, T]: decisions of the model this one is compared with, taken over where an entropy
     is within TIE of its threshold: else one rounding would change every later token. Those that
@@ -81,7 +82,9 @@ def authors_forward(
             x = norm(h, tensors[f"amor_pre_norms.{k}.weight"].double(), eps["other"])
         else:
             x = norm(h, norm_f, eps["norm_f"]) if kwargs["residual_mode"] == "h" else h
-        entropy = predict[k](x) if predict else normalised_entropy(x, embed)
+        entropy = (
+            predicted_entropy(x, double(router[k])) if router else normalised_entropy(x, embed)
+        )
         tau = threshold(w, kwargs)
         fire = entropy > tau
         if decided is not None:
@@ -126,6 +129,12 @@ def normalised_entropy(x: Tensor, embed: Tensor) -> Tensor:
         p = (some @ embed.T).softmax(-1)
         parts.append(-(p * (p + LOG_EPS).log()).sum(-1))
     return torch.cat(parts).view(x.shape[:2]) / math.log(len(embed))
+
+
+def predicted_entropy(x: Tensor, w: Weights) -> Tensor:
+    """[B, T] normalised entropy that a router's network predicts from x [B, T, D]."""
+    hidden = F.silu(x @ w["fc1.weight"].T + w["fc1.bias"])
+    return (hidden @ w["fc2.weight"].T + w["fc2.bias"] + x @ w["skip.weight"].T)[..., 0]
 
 
 def attention(x: Tensor, w: Weights, heads: int) -> Tensor:

@@ -302,6 +302,11 @@ class Adaptive(Gate[AdaptiveT]):
         self.aimed = rate
 
 
+def lacks_statistics(gate: nn.Module) -> bool:
+    """Whether a gate decides by statistics that the trainer has to give it, and has none yet."""
+    return isinstance(gate, Adaptive) and not gate.updates_in_forward and not int(gate.updates)
+
+
 Kappa = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 

@@ -221,12 +221,7 @@ class AmorModel(AmorPreTrainedModel):
             output_attentions=output_attentions, output_hidden_states=output_hidden_states
         )
         out, cache = self._read(
-            input_ids,
-            attention_mask,
-            position_ids,
-            past_key_values,
-            use_cache,
-            inputs_embeds,
+            input_ids, attention_mask, position_ids, past_key_values, use_cache, inputs_embeds
         )
         return self._output(return_dict, out, cache, last_hidden_state=out.hidden)
 

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amor.data.loader import BatchSource, Windows, paired
+from amor.data.loader import BatchSource, Windows
 from amor.errors import AmorError
-from amor.gates.base import Adaptive
+from amor.gates.base import Adaptive, lacks_statistics
 from amor.gates.warmup import ForcedOpen
 from amor.models.amor import Amor, Output
-from amor.models.block import Block, GateTrace
+from amor.models.block import GateTrace
 from amor.models.gated import PassOptions
 from amor.models.measure import Measured
 from amor.numbers import finite
@@ -53,10 +53,7 @@ class MicroBatchStats:
     measured: list[tuple[Measured | None, ...]] = field(default_factory=list)
 
     def add(
-        self,
-        loss: Tensor,
-        gates: tuple[GateTrace, ...],
-        measured: tuple[Measured | None, ...] = (),
+        self, loss: Tensor, gates: tuple[GateTrace, ...], measured: tuple[Measured | None, ...] = ()
     ) -> None:
         """Take in one micro-batch: its loss, and per block decisions and measured gains."""
         self.measured.append(measured)
@@ -96,6 +93,7 @@ class Stepper:
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
         self.source, self.world = source, world
         self.apart = boundary(recipe.documents, end_of_text)
+        self.blocks = model.each_block()
         self.spikes = Spikes(recipe.optimiser.spike)
         self.updates = 0  # optimiser steps that changed the weights
         self.first, self.last = world.local_rows(recipe.batch)
@@ -131,8 +129,8 @@ class Stepper:
         """This rank's micro-batches of a step."""
         size = self.recipe.micro_batch
         for first in range(self.first, self.last, size):
-            tokens, targets = self.source.rows(step, first, min(first + size, self.last))
-            yield paired(tokens, targets, self.apart).to(self.world.device)
+            last = min(first + size, self.last)
+            yield self.source.rows(step, first, last, self.apart).to(self.world.device)
 
     def read(self, batch: Windows, target_weight: float, **more: Any) -> Output:
         """The forward over a micro-batch; target_weight: factor of each target's nll."""
@@ -154,12 +152,7 @@ class Stepper:
 
         Returns whether there were such gates.
         """
-        fresh = any(
-            isinstance(b.gate, Adaptive)
-            and not b.gate.updates_in_forward
-            and int(b.gate.updates) == 0
-            for b in self.blocks()
-        )
+        fresh = any(lacks_statistics(block.gate) for block in self.blocks)
         if fresh:
             stats = MicroBatchStats(self.zero())
             with torch.no_grad():
@@ -177,7 +170,7 @@ class Stepper:
         first = self.first
         gates = None
         if step < self.recipe.open_steps:
-            gates = [ForcedOpen(block.gate) for block in self.blocks()]
+            gates = [ForcedOpen(block.gate) for block in self.blocks]
         for batch in batches:
             measure = self.sample(step, range(first, first + len(batch)), batch.columns)
             options = PassOptions(gates=gates, measure=measure)
@@ -193,7 +186,7 @@ class Stepper:
 
         Such a gate has taken in the tokens of its own rank only.
         """
-        for block in self.blocks() if self.world.size > 1 else ():
+        for block in self.blocks if self.world.size > 1 else ():
             if block.gate.updates_in_forward:
                 statistics = self.world.broadcast(block.gate.state_dict())
                 block.gate.load_state_dict(statistics, strict=False)
@@ -240,7 +233,7 @@ class Stepper:
             x = self.world.gather(torch.cat([part.x for part in known]))
             value = self.world.gather(torch.cat([part.value for part in known]))
             blocks.append(Measured(x, value))
-        return blocks or [None] * len(self.blocks())
+        return blocks or [None] * len(self.blocks)
 
     def zero(self) -> Tensor:
         """A float64 zero on the device."""
@@ -249,7 +242,7 @@ class Stepper:
     def gate_numbers(self) -> list[dict[str, float | None]]:
         """Per block the numbers its gate decides with, and alpha (the mean over channels)."""
         blocks = []
-        for block in self.blocks():
+        for block in self.blocks:
             gate = block.gate.decider
             numbers = {"mu": gate.mu, "sigma": gate.sigma} if isinstance(gate, Adaptive) else {}
             numbers["tau"] = gate.threshold
@@ -258,10 +251,7 @@ class Stepper:
         return blocks
 
     def gate_lines(
-        self,
-        stats: MicroBatchStats,
-        pooled: list[Tensor],
-        used: list[dict[str, float | None]],
+        self, stats: MicroBatchStats, pooled: list[Tensor], used: list[dict[str, float | None]]
     ) -> tuple[GateLine, ...]:
         """Per block: fraction of tokens that fired, numbers that decided, 10th and 90th percentile
         of scores.
@@ -275,10 +265,6 @@ class Stepper:
             low, high = (finite(float(ordered[k])) for k in (last // 10, last * 9 // 10))
             lines.append(GateLine(fire=rate, score_10=low, score_90=high, **numbers))
         return tuple(lines)
-
-    def blocks(self) -> list[Block]:
-        """The gated blocks of the model."""
-        return list(self.model.blocks)  # type: ignore[arg-type]
 
 
 def boundary(documents: str, end_of_text: int | None) -> int | None:

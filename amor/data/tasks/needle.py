@@ -12,17 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import (
-    Drawn,
-    Length,
-    Loss,
-    Some,
-    Task,
-    Words,
-    ask,
-    at_most,
-    joined,
-)
+from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, Words, ask, at_most, joined
 from amor.errors import AmorError
 
 

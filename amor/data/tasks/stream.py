@@ -18,17 +18,7 @@ from msgspec import Meta
 
 from amor.data.chance import Chance
 from amor.data.loader import Windows
-from amor.data.tasks.base import (
-    Drawn,
-    FillerShare,
-    Length,
-    Loss,
-    Some,
-    Task,
-    Words,
-    ask,
-    at_most,
-)
+from amor.data.tasks.base import Drawn, FillerShare, Length, Loss, Some, Task, Words, ask, at_most
 from amor.errors import AmorError
 
 
