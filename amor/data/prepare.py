@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from tokenizers import Tokenizer
 
 from amor import typed
 from amor.data.encoder import Encoder, encoded
@@ -98,11 +97,8 @@ class SplitDocument(NamedTuple):
 class DocumentPart(NamedTuple):
     """Part of a document, on its way to a split; the last part ends the document."""
 
-    split: Split
-    place: Place
+    document: SplitDocument
     last: bool
-    text_bytes: int  # of the whole document in UTF-8
-    bytes_read: int  # of all sources up to it
 
 
 class Preparation:
@@ -191,7 +187,8 @@ class Preparation:
             (self.out / JOURNAL).unlink(missing_ok=True)
         self._check_shares()
         size = bpe_size(self.request.tokenizer)
-        tokenizer = load(self.request.tokenizer) if size is None else self._train_bpe(size)
+        name = self.request.tokenizer
+        tokenizer = load(name) if size is None else train_bpe(self._sample(size), size)
         end_of_text(tokenizer, self.request.end_of_text)
         write_whole(self.out / TOKENIZER, tokenizer.to_str())
         journal = Journal(
@@ -223,19 +220,16 @@ class Preparation:
     def _save(self, journal: Journal) -> None:
         write_whole(self.out / JOURNAL, typed.text(journal))
 
-    def _train_bpe(self, size: int) -> Tokenizer:
-        with Progress(f"reading text for bpe:{size}", self.bytes, "B") as progress:
-            return train_bpe(self._sample(progress), size)
-
-    def _sample(self, progress: Progress) -> Iterator[str]:
+    def _sample(self, size: int) -> Iterator[str]:
         left = SAMPLE
-        for document in self._documents(Place(0, 0)):
-            progress.to(document.bytes_read)
-            if document.split == "train":
-                yield document.text[:left]
-                left -= len(document.text)
-            if left <= 0:
-                return
+        with Progress(f"reading text for bpe:{size}", self.bytes, "B") as progress:
+            for document in self._documents(Place(0, 0)):
+                progress.to(document.bytes_read)
+                if document.split == "train":
+                    yield document.text[:left]
+                    left -= len(document.text)
+                if left <= 0:
+                    return
 
     def _documents(self, start: Place) -> Iterator[SplitDocument]:
         """Every document from `start` on."""
@@ -273,13 +267,12 @@ class Preparation:
         labels: list[DocumentPart] = []
         texts: list[str] = []
         size = 0
-        for split, place, text, bytes_read in self._documents(start):
-            if not text.strip():
+        for document in self._documents(start):
+            if not document.text.strip():
                 continue
-            parts, text_bytes = encoder.pieces(text, PIECE), len(text.encode())
+            parts = encoder.pieces(document.text, PIECE)
             for number, part in enumerate(parts, start=1):
-                last = number == len(parts)
-                labels.append(DocumentPart(split, place, last, text_bytes, bytes_read))
+                labels.append(DocumentPart(document, number == len(parts)))
                 texts.append(part)
                 size += len(part)
                 if size >= PARCEL:
@@ -305,7 +298,7 @@ class Preparation:
                 for labels, ids in encoded(parcels, path, dtype, self.workers):
                     journal = self._append(journal, writers, labels, ids, end)
                     tokens = sum(w.tokens for w in writers.values())
-                    progress.to(labels[-1].bytes_read, f"{tokens:,} tokens")
+                    progress.to(labels[-1].document.bytes_read, f"{tokens:,} tokens")
         finally:
             for writer in writers.values():
                 writer.close()
@@ -321,14 +314,14 @@ class Preparation:
     ) -> Journal:
         """Write the parts; the journal after them, saved every `save_every` seconds."""
         for part, tokens in zip(labels, ids):
-            writer = writers[part.split]
+            split, (source, number), text, _ = part.document
+            writer = writers[split]
             writer.append(tokens)
             if not part.last:
                 continue
-            source, document = part.place
             writer.append(np.array([end], dtype=writer.dtype))
-            writer.count(self.sources[source][1].name, part.text_bytes)
-            journal = msgspec.structs.replace(journal, next=Place(source, document + 1))
+            writer.count(self.sources[source][1].name, len(text.encode()))
+            journal = msgspec.structs.replace(journal, next=Place(source, number + 1))
             if time.monotonic() - self._saved >= self.save_every:
                 for writer in writers.values():
                     writer.sync()

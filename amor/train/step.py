@@ -108,7 +108,8 @@ class Stepper:
         used = self.gate_numbers()
         stats = self.forward_backward(batches, step)
         self.world.reduce_gradients(self.model)
-        norm = self.gradient_norm()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = float(self.world.full_tensor(torch.nn.utils.get_total_norm(gradients)))
         loss = float(self.world.sum(stats.loss))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteError(step, loss, norm)
@@ -116,7 +117,7 @@ class Stepper:
         spike = self.spikes.is_spike(norm)
         skipped = spike and self.recipe.optimiser.skip_spikes
         if not skipped:
-            self.update(norm)
+            self.update(gradients, norm)
             if not initialised:
                 self.model.observe(scores)
             self.share_statistics()
@@ -198,16 +199,11 @@ class Stepper:
         batch = self.recipe.batch
         return sampled(self.recipe.seed, step, rows, batch, columns).to(self.world.device)
 
-    def gradient_norm(self) -> float:
-        """The norm of the whole gradient."""
-        self.gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return float(self.world.full_tensor(torch.nn.utils.get_total_norm(self.gradients)))
-
-    def update(self, norm: float) -> None:
-        """Clip the gradient, whose norm this is, and let the optimiser change the weights."""
+    def update(self, gradients: list[Tensor], norm: float) -> None:
+        """Clip the gradients, of this norm together, and let the optimiser change the weights."""
         clip = self.recipe.optimiser.clip
         if norm > clip:
-            for gradient in self.gradients:
+            for gradient in gradients:
                 gradient.mul_(clip / norm)
         self.optimizer.step()
         self.updates += 1
