@@ -226,8 +226,10 @@ class TransformersLayout(FolderLayout):
 
     @classmethod
     def their_tree(cls, config: Config) -> dict[str, Any]:
-        """config.json of one of our models, as far as the tables go; a model of another form is
-        refused."""
+        """config.json of one of our models; a model of another form is refused.
+
+        As far as the tables go: a subclass adds keys.
+        """
         for problem in cls.differences(config):
             raise AmorError(f"{cls.title} has {problem}: use --to hf")
         options = config.mixer_options(cls.mixer)
@@ -261,6 +263,6 @@ class TransformersLayout(FolderLayout):
         return problems
 
     @classmethod
-    def their_tensors(cls, config: Config, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Our tensors by their names."""
-        return {cls.their_name(name, config): t for name, t in weights.items()}
+    def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
+        tensors = {cls.their_name(name, config): t for name, t in weights.items()}
+        return cls.their_tree(config), tensors

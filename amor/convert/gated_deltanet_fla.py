@@ -91,10 +91,11 @@ class GatedDeltaNetFLA(TransformersLayout):
 
     @classmethod
     def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
-        tree, o = cls.their_tree(config), config.mixer_options("gated_deltanet")
+        tree, tensors = super().back(config, weights)
+        o = config.mixer_options("gated_deltanet")
         tree |= {"num_heads": o.count(config.width), "num_v_heads": None, "attn": None}
         tree["expand_v"] = float(o.expand_v)
-        return tree, split_convolutions(cls.their_tensors(config, weights), config)
+        return tree, split_convolutions(tensors, config)
 
 
 def whole_expand_v(s: Settings) -> int:

@@ -4,12 +4,12 @@ repeated for each head, which are the same numbers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from amor.config import Config
-from amor.convert.base import TransformersLayout, Written
+from amor.convert.base import TransformersLayout
 from amor.convert.settings import Required, Settings, Sizes
 from amor.convert.source import SourceTensors
 from amor.errors import AmorError
@@ -73,8 +73,8 @@ class Llama(TransformersLayout):
                 tensors.remaining[name] = repeat_heads(t, shared, heads)
 
     @classmethod
-    def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
-        tree, o = cls.their_tree(config), config.mixer_options("attention")
+    def their_tree(cls, config: Config) -> dict[str, Any]:
+        tree, o = super().their_tree(config), config.mixer_options("attention")
         heads = (o.width or config.width) // o.head_size
         if config.width % heads:
             raise AmorError(
@@ -84,8 +84,7 @@ class Llama(TransformersLayout):
         tree |= {"num_attention_heads": heads, "num_key_value_heads": heads}
         rope = {"rope_type": "default", "rope_theta": o.rope_theta}
         tree |= {"head_dim": o.head_size, "rope_theta": o.rope_theta, "rope_parameters": rope}
-        tree |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-        return tree, cls.their_tensors(config, weights)
+        return tree | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def repeat_heads(t: Tensor, shared: int, heads: int) -> Tensor:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from amor.config import Config
-from amor.convert.base import CONTEXT, TransformersLayout, Written
+from amor.convert.base import CONTEXT, TransformersLayout
 from amor.convert.settings import Required, Settings, Sizes
 from amor.convert.source import SourceTensors
 from amor.errors import AmorError
@@ -65,12 +64,11 @@ class Mamba2HF(TransformersLayout):
         fill_conv_bias(tensors)
 
     @classmethod
-    def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
-        tree = cls.their_tree(config)
+    def their_tree(cls, config: Config) -> dict[str, Any]:
+        tree = super().their_tree(config)
         tree["num_heads"] = tree["expand"] * config.width // tree["head_dim"]
         tree["use_conv_bias"] = True
-        tree |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-        return tree, cls.their_tensors(config, weights)
+        return tree | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def fill_conv_bias(tensors: SourceTensors) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 OWN = "our own forward"
-# files that a tokenizer may consist of; copied as they are
-TOKENIZER_FILES = (
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
-)
 
 
 @dataclass(frozen=True)
@@ -55,11 +50,6 @@ class Opened:
     def title(self) -> str:
         """The name of the layout, for people."""
         return "amor" if self.layout is None else self.layout.title
-
-    @property
-    def tokenizer_files(self) -> list[Path]:
-        """The files of the folder's own tokenizer."""
-        return [self.folder / name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model, if it has one."""
@@ -167,7 +157,8 @@ def recognise(source: SourceFolder) -> FolderLayout | None:
     for layout in map(layout_of, kinds):
         if layout.recognises(source.tree):
             return layout(source)
-    if is_ours(source.tree):
+    ours = {"pattern", "width", "vocab"} <= source.tree.keys()
+    if ours or source.tree.get("model_type") == MODEL_TYPE:  # the second: ours in transformers
         return None
     path, model_type = source.folder / CONFIG, source.tree.get("model_type")
     if model_type is None:
@@ -179,11 +170,6 @@ def recognise(source: SourceFolder) -> FolderLayout | None:
     types = filter(None, (layout_of(kind).model_type for kind in kinds))
     hint = nearest(name, (*types, MODEL_TYPE))
     raise AmorError(f"{path}: no model_type {name!r} is known; {hint}")
-
-
-def is_ours(tree: Mapping[str, Any]) -> bool:
-    """Whether a config.json is ours, or that of our models in transformers."""
-    return tree.get("model_type") == MODEL_TYPE or {"pattern", "width", "vocab"} <= tree.keys()
 
 
 def converted(layout: FolderLayout) -> Amor:

@@ -297,7 +297,7 @@ class Preparation:
             with Progress(f"preparing {self.out}", self.bytes, "B") as progress:
                 for labels, ids in encoded(parcels, path, dtype, self.workers):
                     journal = self._append(journal, writers, labels, ids, end)
-                    tokens = sum(w.tokens for w in writers.values())
+                    tokens = sum(written.tokens for written in journal.written.values())
                     progress.to(labels[-1].document.bytes_read, f"{tokens:,} tokens")
         finally:
             for writer in writers.values():
@@ -325,7 +325,7 @@ class Preparation:
             if time.monotonic() - self._saved >= self.save_every:
                 for writer in writers.values():
                     writer.sync()
-                self._save(msgspec.structs.replace(journal, written=_written(writers)))
+                self._save(journal)
                 self._saved = time.monotonic()
         return journal
 
@@ -338,25 +338,25 @@ class Preparation:
         tokenizer: str,
     ) -> None:
         for split, writer in writers.items():
-            if not writer.documents:
-                counts = Counter({name: w.documents for name, w in writers.items()})
+            if not writer.written.documents:
+                counts = Counter({name: w.written.documents for name, w in writers.items()})
                 raise AmorError(self._why_empty(split, counts))
             writer.finish()
-        for split, writer in writers.items():
+        for split, written in journal.written.items():
             manifest = Manifest(
                 dtype=dtype_for(vocab),
                 vocab=vocab,
                 tokenizer_hash=tokenizer,
                 end_of_text=end,
-                tokens=writer.tokens,
-                documents=writer.documents,
-                text_bytes=writer.text_bytes,
+                tokens=written.tokens,
+                documents=written.documents,
+                text_bytes=written.text_bytes,
                 shard_tokens=self.request.shard_tokens,
-                shards=tuple(writer.shards),
-                sources=tuple(Origin(name, count) for name, count in writer.by_source.items()),
+                shards=tuple(written.shards),
+                sources=tuple(Origin(name, count) for name, count in written.by_source.items()),
             )
             write_whole(self.out / split / MANIFEST, typed.text(manifest))
-        self._save(msgspec.structs.replace(journal, written=_written(writers), done=True))
+        self._save(msgspec.structs.replace(journal, done=True))
 
     def _why_empty(self, split: Split, documents: Counter[Split]) -> str:
         if documents.total() and self.request.valid:
@@ -367,10 +367,6 @@ class Preparation:
             return f"{share} {self.request.valid}; add {hint}"
         names = ", ".join(s.name for kind, s in self.sources if kind == split)
         return f"no document with text for {split} in {names}; give inputs that hold text"
-
-
-def _written(writers: dict[Split, ShardWriter]) -> dict[Split, Written]:
-    return {split: writer.written for split, writer in writers.items()}
 
 
 def prepare(
