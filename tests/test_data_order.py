@@ -70,14 +70,14 @@ def test_other_seeds_and_epochs_give_other_orders():
 def test_rows_do_not_depend_on_how_a_batch_is_split(shards):
     batches = Batches(shards, CONTEXT, BATCH, seed=3)
     for step in (0, 5, 91):
-        whole = batches.rows(step, 0, BATCH)
+        tokens, targets = batches.rows(step, 0, BATCH)
         for cut in range(BATCH + 1):
             halves = [
                 Batches(shards, CONTEXT, BATCH, seed=3).rows(step, *part)
                 for part in ((0, cut), (cut, BATCH))
             ]
-            assert torch.equal(torch.cat([h.tokens for h in halves]), whole.tokens)
-            assert torch.equal(torch.cat([h.targets for h in halves]), whole.targets)
+            assert torch.equal(torch.cat([h[0] for h in halves]), tokens)
+            assert torch.equal(torch.cat([h[1] for h in halves]), targets)
 
 
 def test_an_epoch_shows_every_target_once(shards):
@@ -100,8 +100,8 @@ def test_the_last_window_has_its_last_target_at_every_context(shards):
         last = next(
             s for s in range(batches.windows) if batches.places(s)[0] == batches.windows - 1
         )
-        window = batches.rows(last)
-        assert window.tokens.shape == window.targets.shape == (1, context)
+        tokens, targets = batches.rows(last)
+        assert tokens.shape == targets.shape == (1, context)
         assert 0 <= shards.tokens - 1 - batches.windows * context < context
 
 
@@ -115,8 +115,7 @@ def test_a_batch_may_straddle_two_epochs(shards):
 
 def test_targets_are_the_next_tokens_of_the_stream(shards):
     batches = Batches(shards, CONTEXT, BATCH, seed=3)
-    windows = batches.rows(4)
-    tokens, targets = windows.tokens, windows.targets
+    tokens, targets = batches.rows(4)
     assert tokens.dtype == torch.long and tokens.shape == targets.shape == (BATCH, CONTEXT)
     for place, row, target in zip(batches.places(4), tokens, targets):
         stream = shards.read(int(place) * CONTEXT, CONTEXT + 1)

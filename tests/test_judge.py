@@ -132,8 +132,8 @@ def test_windows_drawn_from_batches_are_the_batch_s_rows(prepared):
     whole = source.rows(0, 0, 6)
     drawn = BatchWindows(source, 2, 6, end_of_text=256)
     assert len(drawn) == 4
-    assert torch.equal(drawn[1:3].tokens, whole.tokens[3:5]) and torch.equal(
-        drawn[0:9].targets, whole.targets[2:6]
+    assert torch.equal(drawn[1:3].tokens, whole[0][3:5]) and torch.equal(
+        drawn[0:9].targets, whole[1][2:6]
     )
     assert drawn[0:1].reset is not None and BatchWindows(source, 0, 6)[0:1].reset is None
 

@@ -138,9 +138,8 @@ def test_a_row_depends_neither_on_how_many_are_drawn_nor_on_anybody_s_random_num
         halves = [
             Generated(read_task(tree), 7, seed=3).rows(2, *part) for part in ((0, cut), (cut, 7))
         ]
-        for name in ("tokens", "targets", "question"):
-            both = torch.cat([getattr(half, name) for half in halves])
-            assert torch.equal(both, getattr(whole, name))
+        for both, one in zip(zip(*halves, strict=True), whole, strict=True):
+            assert torch.equal(torch.cat(both), one)
     assert torch.equal(states[0], torch.get_rng_state()) and np.array_equal(
         states[1], np.random.get_state()[1]
     )

@@ -108,7 +108,7 @@ def alike(a, b):
 
 
 def decisions(folder, data):
-    tokens = Batches(Shards.open(data / "valid"), 24, 8, 1).rows(0, 0, 8).tokens
+    tokens, _ = Batches(Shards.open(data / "valid"), 24, 8, 1).rows(0, 0, 8)
     with torch.no_grad():
         return torch.stack([gate.fire for gate in amor.load(folder)[0](tokens).gates])
 

@@ -46,7 +46,7 @@ def other_text(data):
 def fired(folder, data):
     """What the gates of a trained model decide on other tokens."""
     model, _ = amor.load(folder)
-    tokens = other_text(data).rows(0, 0, 8).tokens
+    tokens, _ = other_text(data).rows(0, 0, 8)
     return torch.stack([g.fire for g in model(tokens).gates])
 
 

@@ -11,12 +11,13 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from amor.bench import machine
 from amor.bench.table import BenchmarkRow, BenchmarkTable, common, run_rows
 from amor.bench.timing import alternate
-from amor.data.loader import BatchSource, Windows, cut
+from amor.data.loader import BatchSource
 from amor.models.build import build
 from amor.ops.backends import kernels
 from amor.presets import CHANGES, NAMES
@@ -38,13 +39,12 @@ class RandomBatches(BatchSource):
     def __init__(self, recipe: Recipe):
         self.vocab, self.shape = recipe.config().vocab, (recipe.batch, recipe.context + 1)
 
-    def rows(
-        self, step: int, first: int = 0, last: int | None = None, end_of_text: int | None = None
-    ) -> Windows:
-        """Rows first .. last - 1 of a step's batch, of `context` tokens each."""
+    def rows(self, step: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
+        """Rows first .. last - 1 of a step's batch: tokens and targets, [last - first, context]
+        each."""
         generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(0, self.vocab, self.shape, generator=generator)
-        return cut(tokens[first:last], end_of_text)
+        tokens = torch.randint(0, self.vocab, self.shape, generator=generator)[first:last]
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
 def stepper(recipe: Recipe) -> Callable[[], StepResult]:

@@ -23,7 +23,7 @@ class Generated(BatchSource):
         text = f"{FORM} {task} seed {self.seed} batch {self.batch} {self.stream}"
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def rows(
+    def text(
         self, step: int, first: int = 0, last: int | None = None, end_of_text: int | None = None
     ) -> Windows:
         """Windows with the questions marked. A row is one document, so end_of_text is not used."""

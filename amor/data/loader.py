@@ -40,7 +40,7 @@ class Windows:
         """T, tokens per row."""
         return self.tokens.shape[1]
 
-    def __getitem__(self, rows: slice | list[int]) -> "Windows":
+    def __getitem__(self, rows: slice) -> "Windows":
         return self._map(lambda t: t[rows])
 
     def between(self, start: int, stop: int) -> "Windows":
@@ -58,7 +58,10 @@ class Windows:
 
 
 class BatchSource:
-    """The global batches of a run; `rows` returns any part of any of them."""
+    """The global batches of a run; `rows` and `text` return any part of any of them.
+
+    A subclass has `fingerprint`, `rows`, and for evaluation `text`.
+    """
 
     batch: int  # rows per step
     fixed: str  # what must not change for the rows to stay the same, for people
@@ -69,12 +72,16 @@ class BatchSource:
         raise NotImplementedError
 
     def rows(
+        self, step: int, first: int = 0, last: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows first .. last - 1 of the global batch of a step: tokens and targets, each [n, T]."""
+        windows = self.text(step, first, last)
+        return windows.tokens, windows.targets
+
+    def text(
         self, step: int, first: int = 0, last: int | None = None, end_of_text: int | None = None
     ) -> Windows:
-        """Rows first .. last - 1 of the global batch of a step.
-
-        end_of_text: the token at which documents are kept apart.
-        """
+        """The same rows as windows; end_of_text: the token at which documents are kept apart."""
         raise NotImplementedError
 
     def check(self, fingerprint: str) -> None:
@@ -125,7 +132,7 @@ class Batches(BatchSource):
             out[here] = permuted(positions[here], self.windows, self.seed, int(epoch))
         return out
 
-    def rows(
+    def text(
         self, step: int, first: int = 0, last: int | None = None, end_of_text: int | None = None
     ) -> Windows:
         starts = self.places(step, first, last) * self.context
@@ -136,8 +143,12 @@ class Batches(BatchSource):
 
 
 def cut(rows: torch.Tensor, end_of_text: int | None = None) -> Windows:
-    """Windows of T tokens from rows [n, T + 1]; end_of_text: as in BatchSource.rows."""
-    tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    """Windows of T tokens from rows [n, T + 1]."""
+    return paired(rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), end_of_text)
+
+
+def paired(tokens: torch.Tensor, targets: torch.Tensor, end_of_text: int | None = None) -> Windows:
+    """Windows of tokens and targets; end_of_text: the token at which documents are kept apart."""
     reset = None if end_of_text is None else document_starts(tokens, end_of_text)
     return Windows(tokens, targets, reset)
 

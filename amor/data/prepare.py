@@ -104,6 +104,9 @@ class DocumentPart(NamedTuple):
 class Preparation:
     """One run of `prepare`: the request, its sources, and the folder it writes."""
 
+    journal: Journal
+    writers: dict[Split, ShardWriter]
+
     def __init__(
         self,
         request: Request,
@@ -144,9 +147,11 @@ class Preparation:
         with locked(self.out, LOCK, "amor prepare"):
             journal = None if overwrite else self._read_journal()
             if journal is None:
-                journal = self._begin()
-            if not journal.done:
-                self._write(journal)
+                self._begin()
+            else:
+                self.journal = journal
+            if not self.journal.done:
+                self._write()
         return {split: Shards.open(self.out / split) for split in self.splits}
 
     def plan(self) -> Plan:
@@ -179,7 +184,7 @@ class Preparation:
                 raise AmorError(f"{manifest} is gone, though the preparation ended; {AGAIN}")
         return journal
 
-    def _begin(self) -> Journal:
+    def _begin(self) -> None:
         """A clean folder, and the tokenizer first: from then on its file alone is used."""
         for split in SPLITS:
             shutil.rmtree(self.out / split, ignore_errors=True)
@@ -191,14 +196,13 @@ class Preparation:
         tokenizer = load(name) if size is None else train_bpe(self._sample(size), size)
         end_of_text(tokenizer, self.request.end_of_text)
         write_whole(self.out / TOKENIZER, tokenizer.to_str())
-        journal = Journal(
+        self.journal = Journal(
             plan=self.plan(),
             next=Place(0, 0),
             written={split: Written() for split in self.splits},
             tokenizer_hash=tokenizer_hash(tokenizer),
         )
-        self._save(journal)
-        return journal
+        self._save()
 
     def _check_shares(self) -> None:
         """Refuse a validation share that no document falls into, before anything is encoded.
@@ -217,8 +221,8 @@ class Preparation:
             if not counts[split]:
                 raise AmorError(self._why_empty(split, counts))
 
-    def _save(self, journal: Journal) -> None:
-        write_whole(self.out / JOURNAL, typed.text(journal))
+    def _save(self) -> None:
+        write_whole(self.out / JOURNAL, typed.text(self.journal))
 
     def _sample(self, size: int) -> Iterator[str]:
         left = SAMPLE
@@ -281,14 +285,14 @@ class Preparation:
         if labels:
             yield labels, texts
 
-    def _write(self, journal: Journal) -> None:
-        path, request = self.out / TOKENIZER, self.request
+    def _write(self) -> None:
+        path, request, journal = self.out / TOKENIZER, self.request, self.journal
         tokenizer = load_file(path)
         if journal.tokenizer_hash not in (None, tokenizer_hash(tokenizer)):
             raise AmorError(f"{path} is not the tokenizer this preparation began with; {AGAIN}")
         vocab, end = vocabulary(tokenizer), end_of_text(tokenizer, request.end_of_text)
         dtype = dtype_for(vocab)
-        writers = {
+        self.writers = {
             split: ShardWriter(self.out / split, vocab, request.shard_tokens, written)
             for split, written in journal.written.items()
         }
@@ -296,53 +300,38 @@ class Preparation:
         try:
             with Progress(f"preparing {self.out}", self.bytes, "B") as progress:
                 for labels, ids in encoded(parcels, path, dtype, self.workers):
-                    journal = self._append(journal, writers, labels, ids, end)
+                    self._append(labels, ids, end)
                     tokens = sum(written.tokens for written in journal.written.values())
                     progress.to(labels[-1].document.bytes_read, f"{tokens:,} tokens")
         finally:
-            for writer in writers.values():
+            for writer in self.writers.values():
                 writer.close()
-        self._finish(journal, writers, vocab, end, tokenizer_hash(tokenizer))
+        self._finish(vocab, end, tokenizer_hash(tokenizer))
 
-    def _append(
-        self,
-        journal: Journal,
-        writers: dict[Split, ShardWriter],
-        labels: list[DocumentPart],
-        ids: list[np.ndarray],
-        end: int,
-    ) -> Journal:
-        """Write the parts; the journal after them, saved every `save_every` seconds."""
+    def _append(self, labels: list[DocumentPart], ids: list[np.ndarray], end: int) -> None:
+        """Write the parts; the journal is saved every `save_every` seconds."""
         for part, tokens in zip(labels, ids):
             split, (source, number), text, _ = part.document
-            writer = writers[split]
+            writer = self.writers[split]
             writer.append(tokens)
             if not part.last:
                 continue
             writer.append(np.array([end], dtype=writer.dtype))
             writer.count(self.sources[source][1].name, len(text.encode()))
-            journal = msgspec.structs.replace(journal, next=Place(source, number + 1))
+            self.journal = msgspec.structs.replace(self.journal, next=Place(source, number + 1))
             if time.monotonic() - self._saved >= self.save_every:
-                for writer in writers.values():
+                for writer in self.writers.values():
                     writer.sync()
-                self._save(journal)
+                self._save()
                 self._saved = time.monotonic()
-        return journal
 
-    def _finish(
-        self,
-        journal: Journal,
-        writers: dict[Split, ShardWriter],
-        vocab: int,
-        end: int,
-        tokenizer: str,
-    ) -> None:
-        for split, writer in writers.items():
-            if not writer.written.documents:
-                counts = Counter({name: w.written.documents for name, w in writers.items()})
+    def _finish(self, vocab: int, end: int, tokenizer: str) -> None:
+        for split, written in self.journal.written.items():
+            if not written.documents:
+                counts = Counter({name: w.documents for name, w in self.journal.written.items()})
                 raise AmorError(self._why_empty(split, counts))
-            writer.finish()
-        for split, written in journal.written.items():
+            self.writers[split].finish()
+        for split, written in self.journal.written.items():
             manifest = Manifest(
                 dtype=dtype_for(vocab),
                 vocab=vocab,
@@ -356,7 +345,8 @@ class Preparation:
                 sources=tuple(Origin(name, count) for name, count in written.by_source.items()),
             )
             write_whole(self.out / split / MANIFEST, typed.text(manifest))
-        self._save(msgspec.structs.replace(journal, done=True))
+        self.journal = msgspec.structs.replace(self.journal, done=True)
+        self._save()
 
     def _why_empty(self, split: Split, documents: Counter[Split]) -> str:
         if documents.total() and self.request.valid:

@@ -154,5 +154,9 @@ DERIVED: dict[str, Callable[[Config], Any]] = {
 }
 
 
+def _derived(derive: Callable[[Config], Any]) -> property:
+    return property(lambda self: derive(self.built))
+
+
 for _name, _derive in DERIVED.items():
-    setattr(AmorConfig, _name, property(lambda self, derive=_derive: derive(self.built)))
+    setattr(AmorConfig, _name, _derived(_derive))

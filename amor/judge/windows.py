@@ -65,7 +65,7 @@ class BatchWindows:
 
     def __getitem__(self, rows: slice) -> Windows:
         start, stop, _ = rows.indices(len(self))
-        return self.source.rows(0, self.first + start, self.first + stop, self.end_of_text)
+        return self.source.text(0, self.first + start, self.first + stop, self.end_of_text)
 
 
 def about(windows: Windows) -> TextSource:

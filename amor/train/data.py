@@ -31,8 +31,8 @@ class TrainingData:
         """Open and check the data of a recipe; whatever is wrong with it is an error here."""
         if recipe.task:
             rows = max(recipe.eval.windows // world.size, 1) * world.size  # a multiple of the ranks
-            valid = Generated(read_task(recipe.task), rows, recipe.seed, "valid")
-            return cls(training_batches(recipe), valid if recipe.eval.every else None, None, None)
+            unseen = Generated(read_task(recipe.task), rows, recipe.seed, "valid")
+            return cls(training_batches(recipe), unseen if recipe.eval.every else None, None, None)
         if not recipe.data:
             raise AmorError(
                 "the recipe names no data; give --data FOLDER, written by `amor prepare`"

@@ -17,7 +17,6 @@ import msgspec
 import torch
 
 from amor import tensors as on_disk
-from amor.data.loader import Windows
 from amor.errors import AmorError, nearest
 from amor.files import locked
 from amor.judge.evaluate import evaluate
@@ -304,7 +303,7 @@ class Trainer:
         first = min(self.world.gather_objects(first), key=lambda where: where == "the loss itself")
         folder = self.run.failures / f"step-{error.step + 1:06d}"
         if self.world.is_main:
-            keep_batch(folder, self.data.train.rows(error.step))
+            keep_batch(folder, self.data.train.rows(error.step, 0, self.recipe.batch))
             numbers = {"loss": str(error.loss), "grad_norm": str(error.norm), "first": first}
             facts = {"step": error.step + 1, "rows": [0, self.recipe.batch], **numbers}
             self.run.write(folder / "failure.json", facts)
@@ -341,11 +340,10 @@ def first_model(recipe: Recipe) -> Amor:
     return model
 
 
-def keep_batch(folder: Path, batch: Windows) -> None:
+def keep_batch(folder: Path, rows: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Write tokens and targets of a batch to folder/batch.safetensors, to replay it."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {"tokens": batch.tokens, "targets": batch.targets}
-    on_disk.write(folder / "batch.safetensors", tensors)
+    on_disk.write(folder / "batch.safetensors", {"tokens": rows[0], "targets": rows[1]})
 
 
 def compile_layers(model: Amor, device: torch.device) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amor.data.loader import BatchSource, Windows
+from amor.data.loader import BatchSource, Windows, paired
 from amor.errors import AmorError
 from amor.gates.base import Adaptive, lacks_statistics
 from amor.gates.warmup import ForcedOpen
@@ -130,8 +130,8 @@ class Stepper:
         """This rank's micro-batches of a step."""
         size = self.recipe.micro_batch
         for first in range(self.first, self.last, size):
-            last = min(first + size, self.last)
-            yield self.source.rows(step, first, last, self.apart).to(self.world.device)
+            tokens, targets = self.source.rows(step, first, min(first + size, self.last))
+            yield paired(tokens, targets, self.apart).to(self.world.device)
 
     def read(self, batch: Windows, target_weight: float, **more: Any) -> Output:
         """The forward over a micro-batch; target_weight: factor of each target's nll."""
