@@ -183,7 +183,7 @@ def test_several_groups_are_read_as_transformers_means_them(tmp_path):
     mamba2 = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
     from transformers import Mamba2Config
 
-    from amor.convert.written import Mamba2Shape, below
+    from amor.convert.written import below
     from amor.convert.written import mamba2 as written
 
     kwargs = model_kwargs(n_groups=2)
@@ -206,7 +206,7 @@ def test_several_groups_are_read_as_transformers_means_them(tmp_path):
     with torch.no_grad():
         wanted = mixer(x)
     double = {name: t.double() for name, t in held.items()}
-    close(written(x.double(), double, Mamba2Shape(HEAD, 24, 1e-5, 2)).float(), wanted)
+    close(written(x.double(), double, HEAD, 24, 1e-5, 2).float(), wanted)
 
 
 def test_a_decision_within_rounding_of_the_threshold_is_a_tie_and_any_other_is_not(tmp_path):

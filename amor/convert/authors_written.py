@@ -20,7 +20,6 @@ from torch import Tensor
 
 from amor.convert.base import Outputs
 from amor.convert.written import (
-    Mamba2Shape,
     Weights,
     below,
     causal,
@@ -102,8 +101,8 @@ def authors_forward(
 def mamba2_layer(h: Tensor, tensors: Weights, i: int, kwargs: Mapping[str, Any]) -> Tensor:
     """One layer of a Mamba2 backbone."""
     w, eps = double(below(tensors, f"ssd_layers.{i}")), MAMBA2_EPS
-    shape = Mamba2Shape(kwargs["head_dim"], kwargs["d_state"], eps["mixer"], kwargs["n_groups"])
-    h = h + mamba2(norm(h, w["norm.weight"], eps["mixer_norm"]), below(w, "mixer"), shape)
+    shape = kwargs["head_dim"], kwargs["d_state"], eps["mixer"], kwargs["n_groups"]
+    h = h + mamba2(norm(h, w["norm.weight"], eps["mixer_norm"]), below(w, "mixer"), *shape)
     x = norm(h, tensors[f"mlp_norms.{i}.weight"].double(), eps["other"])
     return h + swiglu(x, double(below(tensors, f"mlps.{i}")))
 

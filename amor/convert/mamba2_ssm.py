@@ -20,7 +20,7 @@ from amor.convert.base import CONTEXT, FolderLayout, Outputs
 from amor.convert.mamba2_hf import fill_conv_bias, refuse_clamped_steps
 from amor.convert.settings import Required, Settings, Sizes
 from amor.convert.source import SourceFolder, SourceTensors
-from amor.convert.written import WRITTEN, Mamba2Shape, below, double, mamba2, norm
+from amor.convert.written import WRITTEN, below, double, mamba2, norm
 from amor.errors import AmorError, nearest
 
 EPS = 1e-5  # of every norm; the published config does not name it
@@ -105,11 +105,11 @@ class Mamba2SSM(FolderLayout):
     def outputs(self, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
         s, inner = settings(self.source)
         w = double(self.source.tensors().remaining)
-        shape = Mamba2Shape(inner.count("headdim", 64), inner.count("d_state", 128), EPS)
+        shape = inner.count("headdim", 64), inner.count("d_state", 128), EPS
         h = w["backbone.embedding.weight"][tokens]
         for i in range(s.count("n_layer")):
             layer = below(w, f"backbone.layers.{i}")
-            h = h + mamba2(norm(h, layer["norm.weight"], EPS), below(layer, "mixer"), shape)
+            h = h + mamba2(norm(h, layer["norm.weight"], EPS), below(layer, "mixer"), *shape)
             if "mlp.fc1.weight" in layer:
                 x = norm(h, layer["norm2.weight"], EPS)
                 y, gate = (x @ layer["mlp.fc1.weight"].T).chunk(2, dim=-1)

@@ -9,7 +9,6 @@ H heads of size P, N states, T tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -34,32 +33,25 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.silu(y)
 
 
-@dataclass(frozen=True)
-class Mamba2Shape:
-    """What the shapes of a Mamba2 layer's tensors leave open."""
-
-    head_size: int
-    states: int
-    eps: float
-    groups: int = 1  # of B and C; heads of a group share them, the norm is over all channels
-
-
-def mamba2(x: Tensor, w: Weights, shape: Mamba2Shape) -> Tensor:
+def mamba2(
+    x: Tensor, w: Weights, head_size: int, states: int, eps: float, groups: int = 1
+) -> Tensor:
     """s <- exp(-exp(A_log) dt) s + dt u B^T,  y = s C + D u per head;
-    then y silu(z) is normed and projected."""
+    then y silu(z) is normed and projected.
+
+    groups: of B and C; heads of a group share them, the norm is over all channels.
+    """
     heads, inner = len(w["A_log"]), w["out_proj.weight"].shape[1]
-    states = shape.groups * shape.states
-    z, ubc, dt = (x @ w["in_proj.weight"].T).split([inner, inner + 2 * states, heads], dim=-1)
-    u, b, c = convolved(ubc, w["conv1d.weight"], w.get("conv1d.bias")).split(
-        [inner, states, states], dim=-1
-    )
+    bc = groups * states
+    z, ubc, dt = (x @ w["in_proj.weight"].T).split([inner, inner + 2 * bc, heads], dim=-1)
+    ubc = convolved(ubc, w["conv1d.weight"], w.get("conv1d.bias"))
+    u, b, c = ubc.split([inner, bc, bc], dim=-1)
     b, c = (
-        t.unflatten(-1, (shape.groups, -1)).repeat_interleave(heads // shape.groups, dim=-2)
-        for t in (b, c)
+        t.unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, dim=-2) for t in (b, c)
     )
-    u, dt = u.unflatten(-1, (heads, shape.head_size)), F.softplus(dt + w["dt_bias"])
+    u, dt = u.unflatten(-1, (heads, head_size)), F.softplus(dt + w["dt_bias"])
     keeps = (-w["A_log"].exp() * dt).exp()
-    s, y = x.new_zeros(len(x), heads, shape.head_size, shape.states), torch.empty_like(u)
+    s, y = x.new_zeros(len(x), heads, head_size, states), torch.empty_like(u)
     for t in range(x.shape[1]):
         s = (
             keeps[:, t, :, None, None] * s
@@ -67,7 +59,7 @@ def mamba2(x: Tensor, w: Weights, shape: Mamba2Shape) -> Tensor:
         )
         y[:, t] = (s * c[:, t, :, None, :]).sum(-1)
     y = (y + w["D"][:, None] * u).flatten(2)
-    return norm(y * F.silu(z), w["norm.weight"], shape.eps) @ w["out_proj.weight"].T
+    return norm(y * F.silu(z), w["norm.weight"], eps) @ w["out_proj.weight"].T
 
 
 def gated_deltanet(x: Tensor, w: Weights, head_size: int, eps: float) -> Tensor:

@@ -145,11 +145,7 @@ class Preparation:
         """
         folder_to_write(self.out)
         with locked(self.out, LOCK, "amor prepare"):
-            journal = None if overwrite else self._read_journal()
-            if journal is None:
-                self._begin()
-            else:
-                self.journal = journal
+            self.journal = (None if overwrite else self._read_journal()) or self._begin()
             if not self.journal.done:
                 self._write()
         return {split: Shards.open(self.out / split) for split in self.splits}
@@ -184,7 +180,7 @@ class Preparation:
                 raise AmorError(f"{manifest} is gone, though the preparation ended; {AGAIN}")
         return journal
 
-    def _begin(self) -> None:
+    def _begin(self) -> Journal:
         """A clean folder, and the tokenizer first: from then on its file alone is used."""
         for split in SPLITS:
             shutil.rmtree(self.out / split, ignore_errors=True)
@@ -196,13 +192,14 @@ class Preparation:
         tokenizer = load(name) if size is None else train_bpe(self._sample(size), size)
         end_of_text(tokenizer, self.request.end_of_text)
         write_whole(self.out / TOKENIZER, tokenizer.to_str())
-        self.journal = Journal(
+        journal = Journal(
             plan=self.plan(),
             next=Place(0, 0),
             written={split: Written() for split in self.splits},
             tokenizer_hash=tokenizer_hash(tokenizer),
         )
-        self._save()
+        write_whole(self.out / JOURNAL, typed.text(journal))
+        return journal
 
     def _check_shares(self) -> None:
         """Refuse a validation share that no document falls into, before anything is encoded.
