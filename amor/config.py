@@ -129,17 +129,10 @@ class Blocks:
             return 0
         attention, alpha, mlp = 4 * width**2, width, 3 * width * d_ff + width if self.mlp else 0
         norms = self.count - 1 + (self.final == "norm")  # block 0 has none
-        gates = 1 if self.decide == "once" else self.count
-        return (
-            self.count * (attention + alpha + mlp)
-            + norms * width
-            + gates * self._gate_parameters(width)
-        )
-
-    def _gate_parameters(self, width: int) -> int:
-        """What the gate's options count; most gates have statistics only and count nothing."""
-        options = self.options()
-        return options.parameters(width) if hasattr(options, "parameters") else 0
+        gates, options = 1 if self.decide == "once" else self.count, self.options()
+        # most gates have statistics only and count nothing
+        per_gate = options.parameters(width) if hasattr(options, "parameters") else 0
+        return self.count * (attention + alpha + mlp) + norms * width + gates * per_gate
 
     def options(self) -> Any:
         """The options of the gate."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,20 +26,10 @@ class Cost:
     state_held: float = 0.0  # bytes of memory that a row occupies
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.flops + other.flops,
-            self.weights + other.weights,
-            self.state_read + other.state_read,
-            self.state_held + other.state_held,
-        )
+        return Cost(*map(operator.add, astuple(self), astuple(other)))
 
     def __mul__(self, times: float) -> Cost:
-        return Cost(
-            self.flops * times,
-            self.weights * times,
-            self.state_read * times,
-            self.state_held * times,
-        )
+        return Cost(*(number * times for number in astuple(self)))
 
 
 def same_anywhere(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

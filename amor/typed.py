@@ -197,9 +197,7 @@ def extended(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     tree = toml_tree(read_text(path), str(path))
     bases = tree.pop("extends", [])
     below: dict[str, Any] = {}
-    for base in (
-        [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else [bases]
-    ):
+    for base in bases if isinstance(bases, list) else [bases]:
         if not isinstance(base, str):
             raise AmorError(f"{path}: extends: {base!r} is not the path of a file")
         if not (path.parent / base).is_file():

@@ -578,13 +578,13 @@ def test_a_conversion_that_says_something_else_is_not_written_and_exits_1(
     swaps two matrices is found out."""
     from amor.convert.mamba2_hf import Mamba2HF
 
-    def swapped(source, held, config):
-        found = weights(source, held, config)
+    def swapped(self, held, config):
+        found = weights(self, held, config)
         names = [f"backbone.layers.{i}.mixer.out_proj.weight" for i in (0, 1)]
         return found | {names[0]: found[names[1]], names[1]: found[names[0]]}
 
     weights = Mamba2HF.weights
-    monkeypatch.setattr(Mamba2HF, "weights", staticmethod(swapped))
+    monkeypatch.setattr(Mamba2HF, "weights", swapped)
     assert (
         main(["convert", str(sources / "mamba2-hf"), "--out", str(tmp_path / "out"), "--json"]) == 1
     )
@@ -657,4 +657,4 @@ def test_the_reference_that_is_written_out_is_transformers_where_both_can_run(tm
     torch.save(held, folder / "pytorch_model.bin")
     with torch.no_grad():
         wanted = model(TEXT).logits
-    close(Mamba2SSM.outputs(SourceFolder.open(folder), TEXT).logits.float(), wanted)
+    close(Mamba2SSM(SourceFolder.open(folder)).outputs(TEXT).logits.float(), wanted)

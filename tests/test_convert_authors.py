@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 
 import amor
 from amor.cli import main
-from amor.convert.authors import Authors, settings
+from amor.convert.authors import Authors
 from amor.convert.authors_facts import ALPHA_FLOOR
 from amor.convert.authors_files import sha256, weights_identity
-from amor.convert.authors_router import RouterBlock, read_router, write_router
-from amor.convert.authors_written import TIE, authors_forward
+from amor.convert.authors_router import read_router, write_router
+from amor.convert.authors_written import TIE, authors_forward, predicted_entropy
 from amor.convert.opened import open_model
 from amor.convert.source import SourceFolder
 from amor.data.tokenizer import bytes_tokenizer
@@ -158,7 +158,8 @@ def test_what_their_code_fixes_is_in_our_config(theirs):
 def settings_config(changes, tmp="config.json"):
     from pathlib import Path
 
-    return Authors.config(SourceFolder(Path(tmp), {"model_kwargs": model_kwargs() | changes}), "x")
+    source = SourceFolder(Path(tmp), {"model_kwargs": model_kwargs() | changes})
+    return Authors(source).config("x")
 
 
 def test_a_fixed_offset_is_a_threshold_of_median_plus_three_hundredths(tmp_path):
@@ -182,7 +183,7 @@ def test_several_groups_are_read_as_transformers_means_them(tmp_path):
     mamba2 = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
     from transformers import Mamba2Config
 
-    from amor.convert.written import Mamba2Shape, below
+    from amor.convert.written import below
     from amor.convert.written import mamba2 as written
 
     kwargs = model_kwargs(n_groups=2)
@@ -205,11 +206,12 @@ def test_several_groups_are_read_as_transformers_means_them(tmp_path):
     with torch.no_grad():
         wanted = mixer(x)
     double = {name: t.double() for name, t in held.items()}
-    close(written(x.double(), double, Mamba2Shape(HEAD, 24, 1e-5, 2)).float(), wanted)
+    close(written(x.double(), double, HEAD, 24, 1e-5, 2).float(), wanted)
 
 
 def test_a_decision_within_rounding_of_the_threshold_is_a_tie_and_any_other_is_not(tmp_path):
-    kwargs = settings(SourceFolder(tmp_path, {"model_kwargs": model_kwargs(blocks=1)})).tree
+    source = SourceFolder(tmp_path, {"model_kwargs": model_kwargs(blocks=1)})
+    kwargs = Authors(source).settings.tree
     held = random_tensors(model_kwargs(blocks=1))
     held["amor_blocks.0.gate.running_std"] = torch.tensor(0.0)
     entropy = authors_forward(kwargs, held, TEXT).entropy
@@ -232,11 +234,11 @@ def test_decisions_that_differ_are_found_where_logits_are_the_same(tmp_path, cap
     source = released(tmp_path / "theirs", model_kwargs(), held)
     right = Authors.weights
 
-    def shifted(source, held, config):
-        found = right(source, held, config)
+    def shifted(self, held, config):
+        found = right(self, held, config)
         return found | {"blocks.1.gate.mu": found["blocks.1.gate.mu"] + 0.01}
 
-    monkeypatch.setattr(Authors, "weights", staticmethod(shifted))
+    monkeypatch.setattr(Authors, "weights", shifted)
     assert convert(source, tmp_path / "ours", "--json") == 1
     said = capsys.readouterr().out
     compared = json.loads(said.splitlines()[-1])["compared"]
@@ -254,9 +256,7 @@ def test_a_config_that_is_not_theirs_is_found_by_the_comparison(theirs, tmp_path
     written."""
     right = Authors.config
     wrong = {"blocks.alpha_floor": 0.0} if key == "alpha_floor" else {"norm_eps": 1e-2}
-    monkeypatch.setattr(
-        Authors, "config", staticmethod(lambda source, name: right(source, name).change(**wrong))
-    )
+    monkeypatch.setattr(Authors, "config", lambda self, name: right(self, name).change(**wrong))
     assert convert(theirs, tmp_path / "ours") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -495,10 +495,14 @@ def fitted_router(blocks=3, hidden=20, seed=0):
         return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
 
     def one(k):
-        meta = torch.tensor([WIDTH, 0, k, 77])
-        return RouterBlock(
-            draw(hidden, WIDTH), draw(hidden), draw(1, hidden), draw(1), draw(1, WIDTH), meta
-        )
+        return {
+            "fc1.weight": draw(hidden, WIDTH),
+            "fc1.bias": draw(hidden),
+            "fc2.weight": draw(1, hidden),
+            "fc2.bias": draw(1),
+            "skip.weight": draw(1, WIDTH),
+            "fit_meta": torch.tensor([WIDTH, 0, k, 77]),
+        }
 
     return tuple(one(k) for k in range(blocks))
 
@@ -520,9 +524,9 @@ def test_a_router_is_read_as_it_was_written_and_reported(tmp_path, capsys, shard
     router = fitted_router()
     write_router(folder, router)
     again = read_router(folder)
-    assert again[0].hidden == 20
+    assert again[0]["fc1.weight"].shape == (20, WIDTH)
     for a, b in zip(again, router, strict=True):
-        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in b)
     assert convert(folder, tmp_path / "ours") == 0
     assert (
         capsys.readouterr().out.count("its fitted router (3 blocks, hidden size 20) decides") == 1
@@ -541,14 +545,14 @@ def test_a_router_decides_in_our_model_and_comes_back_to_the_bit(tmp_path, capsy
     text = torch.randint(0, 300, (2, 50), generator=torch.Generator().manual_seed(3))
     trace = ours(text).gates[0]
     x = ours.norms.column(0, ours.norm_f(ours(text).residual))
-    assert torch.allclose(trace.score, router[0].predict(x), atol=1e-5)
+    assert torch.allclose(trace.score, predicted_entropy(x, router[0]), atol=1e-5)
     assert (
         torch.equal(trace.fire, trace.score > plain.each_block()[0].gate.threshold)
         and 0 < trace.fire.float().mean() < 1
     )
     again = read_router(converted(tmp_path / "ours", tmp_path / "back", "--to", "authors"))
     for a, b in zip(again, router, strict=True):
-        assert all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(b))
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in b)
     assert main(["fit", str(tmp_path / "ours"), "--out", str(tmp_path / "native"), "--detach"]) == 0
     for a, b in zip(plain(text).gates, amor.load(tmp_path / "native")[0](text).gates, strict=True):
         assert torch.equal(a.fire, b.fire)
@@ -576,12 +580,12 @@ def test_a_router_that_theirs_cannot_be_is_not_written(tmp_path, capsys, options
 def test_a_router_s_prediction_is_its_network_written_out():
     one = fitted_router()[1]
     x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1))
-    for row, found in zip(x, one.predict(x), strict=True):
-        hidden = one.fc1_weight @ row + one.fc1_bias
+    for row, found in zip(x, predicted_entropy(x, one), strict=True):
+        hidden = one["fc1.weight"] @ row + one["fc1.bias"]
         wanted = (
-            one.fc2_weight[0] @ (hidden / (1 + (-hidden).exp()))
-            + one.fc2_bias[0]
-            + one.skip_weight[0] @ row
+            one["fc2.weight"][0] @ (hidden / (1 + (-hidden).exp()))
+            + one["fc2.bias"][0]
+            + one["skip.weight"][0] @ row
         )
         assert float(found) == pytest.approx(float(wanted), rel=1e-5)
 

@@ -16,6 +16,7 @@ import torch
 from laws import close
 
 import amor
+from amor.attach.blocks import write
 from amor.cli import main
 from amor.convert.opened import open_model
 from amor.models.folder import TOKENIZER
@@ -201,6 +202,14 @@ def test_a_checkpoint_is_a_file_or_a_folder_with_its_tokenizer_beside_or_behind_
     (tmp_path / "beside/tokenizer.bin").unlink()
     assert "no tokenizer.json" in open_model(tmp_path / "beside").notes[0]
     assert not (tmp_path / "beside" / TOKENIZER).exists()
+
+
+def test_a_model_attached_to_a_checkpoint_has_its_tokenizer(tmp_path):
+    checkpoint(tmp_path / "m.bin", pieces(True), combined=True)
+    opened = open_model(tmp_path / "m.bin")
+    write(opened, opened.model, tmp_path / "out")
+    written = load_file(tmp_path / "out" / TOKENIZER)
+    assert written.encode(SAMPLE).ids == opened.tokenizer().encode(SAMPLE).ids
 
 
 def damaged(path):

@@ -43,7 +43,7 @@ each_task = pytest.mark.parametrize("tree", TREES, ids=lambda t: " ".join(map(st
 def oracle(task, before):
     """The answer to the question that a row's tokens so far end with, by
     reading them one after the other."""
-    o, last = task.options, before[-1]
+    o, last = task, before[-1]
     if task.kind in ("mqar", "stream"):
         known = {}
         for place in range(0, 2 * o.pairs, 2):
@@ -271,5 +271,5 @@ def test_a_needle_stands_at_its_distance():
 
 def test_a_task_of_another_size_is_the_same_task():
     task = read_task({"kind": "phone-book"}).change(entries=20, queries=1)
-    assert (task.kind, task.options.entries, task.length) == ("phone_book", 20, 20 * 6 + 7 - 1)
+    assert (task.kind, task.entries, task.length) == ("phone_book", 20, 20 * 6 + 7 - 1)
     assert read_task(task.tree).tree == task.tree

@@ -7,13 +7,13 @@ gates fire or not, until a block has learned something.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from amor.config import Config
 from amor.convert.opened import Opened
+from amor.convert.write import copy_tokenizer
 from amor.errors import AmorError
 from amor.files import atomic_folder
 from amor.gates.base import find_gate
@@ -132,8 +132,7 @@ def write(opened: Opened, model: Amor, folder: Path) -> None:
     """Write the attached model with the backbone's tokenizer."""
     with atomic_folder(folder) as beside:
         save(model, beside)
-        for path in opened.tokenizer_files:
-            shutil.copyfile(path, beside / path.name)
+        copy_tokenizer(opened, beside)
 
 
 def write_start(opened: Opened, model: Amor, start: Path) -> None:

@@ -117,7 +117,7 @@ def compare_converted(opened: Opened) -> dict[str, Any]:
         print(f"note: {note}")
     if opened.layout is None:
         return {"source": opened.title}
-    same = compare(opened, Opened(opened.model, None, None, opened.folder))
+    same = compare(opened, Opened(opened.model, None, opened.folder))
     print(same)
     return {"source": opened.title, "ok": same.ok, "compared": same}
 

@@ -11,20 +11,7 @@ from torch import Tensor
 
 from amor import typed
 from amor.config import NORMS, Config
-from amor.convert.authors_facts import (
-    ALPHA_FLOOR,
-    BACKBONES,
-    DEFAULTS,
-    EPS,
-    FIRST,
-    FIXED_STD,
-    KAPPA,
-    KEPT,
-    OPTIONS,
-    ROPE_THETA,
-    SIZES,
-    gdn_heads,
-)
+from amor.convert import authors_facts as facts
 from amor.convert.source import CONFIG
 from amor.errors import AmorError
 from amor.gates.router import RouterOptions
@@ -35,16 +22,16 @@ def model_kwargs(config: Config) -> dict[str, Any]:
     backbone = backbone_of(config)
     for problem in differences(config, backbone):
         raise AmorError(f"the authors' layout cannot hold this model: {problem}")
-    o = config.mixer_options(BACKBONES[backbone])
-    first = {ours: theirs for theirs, ours in FIRST.items()}
+    o = config.mixer_options(facts.BACKBONES[backbone])
+    first = {ours: theirs for theirs, ours in facts.FIRST.items()}
     kwargs = {
         "backbone": backbone,
         "n_amor_blocks": config.blocks.count,
         "residual_mode": first[config.blocks.first],
         "n_layer": len(config.pattern),
         "n_heads": config.width // config.blocks.head_size,
-        **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
-        **{theirs: getattr(o, ours) for ours, theirs in OPTIONS[backbone].items()},
+        **{theirs: getattr(config, ours) for ours, theirs in facts.SIZES.items()},
+        **{theirs: getattr(o, ours) for ours, theirs in facts.OPTIONS[backbone].items()},
     }
     if backbone == "gdn":
         kwargs["expand_v"] = float(o.expand_v)
@@ -53,12 +40,12 @@ def model_kwargs(config: Config) -> dict[str, Any]:
 
 def with_defaults(kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments, those at their defaults too."""
-    return {key: value for key, value in DEFAULTS.items() if value is not None} | kwargs
+    return {key: value for key, value in facts.DEFAULTS.items() if value is not None} | kwargs
 
 
 def backbone_of(config: Config) -> str:
     """Their name of our model's backbone."""
-    for theirs, kind in BACKBONES.items():
+    for theirs, kind in facts.BACKBONES.items():
         if set(config.pattern) == {kind}:
             return theirs
     kinds = ", ".join(sorted(set(config.pattern)))
@@ -74,13 +61,18 @@ def differences(config: Config, backbone: str) -> Iterator[str]:
         yield from router_differences(config.gate_options())
     elif blocks.gate != "entropy":
         yield f"its gate is {blocks.gate!r}, theirs 'entropy'"
-    elif config.gate_options().kappa != KAPPA:
-        yield f"its gate has kappa {config.gate_options().kappa:g}, theirs {KAPPA:g}"
-    if blocks.alpha_floor != ALPHA_FLOOR:
-        yield f"blocks.alpha_floor is {blocks.alpha_floor:g}, theirs {ALPHA_FLOOR}"
+    elif config.gate_options().kappa != facts.KAPPA:
+        yield f"its gate has kappa {config.gate_options().kappa:g}, theirs {facts.KAPPA:g}"
+    if blocks.alpha_floor != facts.ALPHA_FLOOR:
+        yield f"blocks.alpha_floor is {blocks.alpha_floor:g}, theirs {facts.ALPHA_FLOOR}"
     if blocks.mlp:
         yield "its blocks have MLPs (blocks.mlp), theirs none"
-    fixed_keys = {"final": "norm", "probe": "block", "decide": "each", "rope_theta": ROPE_THETA}
+    fixed_keys = {
+        "final": "norm",
+        "probe": "block",
+        "decide": "each",
+        "rope_theta": facts.ROPE_THETA,
+    }
     for key, value in fixed_keys.items():
         if getattr(blocks, key) != value:
             yield f"blocks.{key} is {getattr(blocks, key)!r}, theirs {value!r}"
@@ -89,12 +81,12 @@ def differences(config: Config, backbone: str) -> Iterator[str]:
     if not config.d_ff:
         yield "its layers have no MLPs (d_ff = 0), theirs have"
     for norm in NORMS:
-        theirs = EPS[backbone]["norm_eps_of"].get(norm, EPS[backbone]["norm_eps"])
+        theirs = facts.EPS[backbone]["norm_eps_of"].get(norm, facts.EPS[backbone]["norm_eps"])
         if config.eps(norm) != theirs:
             yield f"the epsilon of {norm} is {config.eps(norm):g}, theirs {theirs:g}"
     if backbone == "gdn":
         o = config.mixer_options("gated_deltanet")
-        heads, wanted = o.count(config.width), gdn_heads(config.width, o.head_size)
+        heads, wanted = o.count(config.width), facts.gdn_heads(config.width, o.head_size)
         if heads != wanted:
             yield f"gated_deltanet has {heads} heads, theirs three quarters of the width: {wanted}"
 
@@ -105,8 +97,8 @@ def router_differences(options: RouterOptions) -> Iterator[str]:
         yield f"its router predicts {options.target}, theirs entropy"
     if options.rate is not None:
         yield f"its router fires on {options.rate:g} of the tokens, theirs at the trained threshold"
-    if options.kappa != KAPPA:
-        yield f"its router has kappa {options.kappa:g}, theirs {KAPPA:g}"
+    if options.kappa != facts.KAPPA:
+        yield f"its router has kappa {options.kappa:g}, theirs {facts.KAPPA:g}"
     if not options.hidden:
         yield "its router has no hidden layer, theirs has"
 
@@ -123,7 +115,7 @@ def as_released(kwargs: dict[str, Any], tensors: dict[str, Tensor], origin: Path
     before = dict(kept["model_kwargs"])
     if not fixed(tensors):
         before.pop("offset_mode", None)
-    full = DEFAULTS | {key: value for key, value in before.items() if value is not None}
+    full = facts.DEFAULTS | {key: value for key, value in before.items() if value is not None}
     if any(full.get(key) != value for key, value in kwargs.items()):
         before = with_defaults(kwargs)
     return kept | {"model_kwargs": before}
@@ -131,12 +123,12 @@ def as_released(kwargs: dict[str, Any], tensors: dict[str, Tensor], origin: Path
 
 def released_config(folder: Path) -> dict[str, Any] | None:
     """The config.json of a released folder, or the one that a converted folder kept."""
-    for path in (folder / CONFIG, folder / KEPT):
+    for path in (folder / CONFIG, folder / facts.KEPT):
         if path.is_file():
             tree = typed.json_tree(typed.read_text(path), str(path))
             if isinstance(tree, dict) and isinstance(tree.get("model_kwargs"), dict):
                 return tree
-            if path.name == KEPT:
+            if path.name == facts.KEPT:
                 raise AmorError(f"{path}: expected the config.json of a released folder; remove it")
     return None
 
@@ -144,4 +136,4 @@ def released_config(folder: Path) -> dict[str, Any] | None:
 def fixed(tensors: dict[str, Tensor]) -> bool:
     """Whether all gates still have the std that stands for a fixed offset."""
     stds = [t for name, t in tensors.items() if name.endswith(".gate.running_std")]
-    return all(torch.equal(t.float(), torch.tensor(FIXED_STD)) for t in stds)
+    return all(torch.equal(t.float(), torch.tensor(facts.FIXED_STD)) for t in stds)

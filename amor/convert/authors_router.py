@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
@@ -24,40 +23,13 @@ from amor.config import Config
 from amor.convert.authors_facts import KAPPA
 from amor.convert.authors_files import SHA256, sha256, weights_identity
 from amor.convert.source import CONFIG, SourceFolder
+from amor.convert.written import Weights, below
 from amor.errors import AmorError
 from amor.gates.router import NETWORK, Router
 
 ROUTER_CONFIG, ROUTER = "router_config.json", "router.safetensors"
 FORMAT = {"format_version": 1, "variant": "distill", "activation": "silu"}
-META = 4  # numbers of fit_meta: width, 0, block, and one more
-
-
-@dataclass(frozen=True)
-class RouterBlock:
-    """The network of one block: fc2(silu(fc1 x)) + skip x. D: model width, R: hidden size."""
-
-    fc1_weight: Tensor  # [R, D]
-    fc1_bias: Tensor  # [R]
-    fc2_weight: Tensor  # [1, R]
-    fc2_bias: Tensor  # [1]
-    skip_weight: Tensor  # [1, D]
-    fit_meta: Tensor  # [4] int64: width, 0, block, and one more number
-
-    @property
-    def hidden(self) -> int:
-        """R."""
-        return len(self.fc1_weight)
-
-    def double(self) -> RouterBlock:
-        """The same in float64."""
-        named = {name: getattr(self, name).double() for name in NETWORK}
-        return replace(self, **named)
-
-    def predict(self, x: Tensor) -> Tensor:
-        """The normalised entropy [...] predicted from the block's normed input x [..., D]."""
-        hidden = F.silu(F.linear(x, self.fc1_weight, self.fc1_bias))
-        out = F.linear(hidden, self.fc2_weight, self.fc2_bias) + F.linear(x, self.skip_weight)
-        return out[..., 0]
+RouterBlock = Weights  # the tensors of one block by the names in its file, see `shapes`
 
 
 @dataclass(frozen=True)
@@ -135,16 +107,13 @@ def read_tensors(path: Path, config: RouterConfig) -> tuple[RouterBlock, ...]:
         right = _form(torch.int64 if name.endswith(".fit_meta") else torch.float32, shape)
         if form != right:
             raise AmorError(f"{path}: {name} is {form}, not {right}")
-    blocks = []
-    for k in range(config.model.n_blocks):
-        names = {name.replace(".", "_"): name for name in shapes(width, hidden)}
-        block = RouterBlock(**{key: tensors[f"blocks.{k}.{name}"] for key, name in names.items()})
-        fitted = (int(block.fit_meta[0]), int(block.fit_meta[2]))
+    blocks = tuple(below(tensors, f"blocks.{k}") for k in range(config.model.n_blocks))
+    for k, block in enumerate(blocks):
+        fitted = (int(block["fit_meta"][0]), int(block["fit_meta"][2]))
         if fitted != (width, k):
             other = f"width {fitted[0]} and block {fitted[1]}"
             raise AmorError(f"{path}: blocks.{k}.fit_meta is of {other}, not {width} and {k}")
-        blocks.append(block)
-    return tuple(blocks)
+    return blocks
 
 
 def _form(dtype: torch.dtype, shape: Sequence[int]) -> str:
@@ -152,20 +121,20 @@ def _form(dtype: torch.dtype, shape: Sequence[int]) -> str:
 
 
 def shapes(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """Tensors of one block."""
+    """Tensors of one block: fc2(silu(fc1 x)) + skip x, and width, 0, block and one more number."""
     return {
         "fc1.weight": (hidden, width),
         "fc1.bias": (hidden,),
         "fc2.weight": (1, hidden),
         "fc2.bias": (1,),
         "skip.weight": (1, width),
-        "fit_meta": (META,),
+        "fit_meta": (4,),
     }
 
 
 def router_options(router: Sequence[RouterBlock]) -> dict[str, Any]:
     """Options of our gate."""
-    hidden = router[0].hidden
+    hidden = len(router[0]["fc1.bias"])
     return {"target": "entropy", "hidden": hidden, "kappa": KAPPA, "replaced": "entropy"}
 
 
@@ -175,7 +144,7 @@ def router_tensors(
     """Buffers of our router gate; its threshold is that of the entropy gate with these buffers."""
     router = Router(config.width, config.gate_options(), 0)
     for name in NETWORK:
-        getattr(router, name).copy_(getattr(block, name))
+        getattr(router, name).copy_(block[name.replace("_", ".")])
     for name in ("mu", "sigma", "updates"):
         getattr(router, name).copy_(entropy_gate[name])
     router.measured.fill_(config.gate_options().explore)  # it was fitted, so it decides
@@ -189,10 +158,11 @@ def router_blocks(
     """Our gates as a router of theirs; meta: fit_meta of each block as it was read, if it was."""
     blocks = []
     for k in range(config.blocks.count):
-        network = {name: weights[f"blocks.{k}.gate.{name}"] for name in NETWORK}
-        number = int(weights[f"blocks.{k}.gate.measured"])
-        fit_meta = torch.tensor(meta[k] if meta else [config.width, 0, k, number])
-        blocks.append(RouterBlock(**network, fit_meta=fit_meta))
+        gate = below(weights, f"blocks.{k}.gate")
+        block = {name.replace("_", "."): gate[name] for name in NETWORK}
+        number = int(gate["measured"])
+        block["fit_meta"] = torch.tensor(meta[k] if meta else [config.width, 0, k, number])
+        blocks.append(block)
     return tuple(blocks)
 
 
@@ -200,13 +170,13 @@ def write_router(folder: Path, router: Sequence[RouterBlock]) -> None:
     """Write a router into a released folder, bound to the config.json and weights there."""
     from safetensors.torch import save_file
 
-    model, count, hidden = router_model(folder), len(router), router[0].hidden
+    model, count, hidden = router_model(folder), len(router), len(router[0]["fc1.bias"])
     if count != model.n_blocks:
         raise AmorError(f"{folder}: a router of {count} blocks for a model of {model.n_blocks}")
     tensors = {
-        f"blocks.{k}.{name}": getattr(block, name.replace(".", "_")).clone().contiguous()
+        f"blocks.{k}.{name}": t.clone().contiguous()
         for k, block in enumerate(router)
-        for name in shapes(model.d_model, hidden)
+        for name, t in block.items()
     }
     save_file(tensors, folder / ROUTER, metadata={"format": "pt"})
     tree: dict[str, Any] = FORMAT | {"hidden_dim": hidden, "model": typed.tree(model)}

@@ -11,14 +11,24 @@ V vocabulary, K blocks, H heads of size d.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from amor.convert.base import Outputs
-from amor.convert.written import Mamba2Shape, Weights, below, gated_deltanet, mamba2, norm, swiglu
+from amor.convert.written import (
+    Weights,
+    below,
+    causal,
+    double,
+    gated_deltanet,
+    mamba2,
+    norm,
+    swiglu,
+)
 
 # epsilon per norm: transformers' Mamba2 blocks (and norm_f behind them) 1e-5, their own norms 1e-6
 MAMBA2_EPS = {"mixer_norm": 1e-5, "mixer": 1e-5, "norm_f": 1e-5, "other": 1e-6}
@@ -44,12 +54,12 @@ def authors_forward(
     tensors: Weights,
     tokens: Tensor,
     decided: Tensor | None = None,
-    predict: Sequence[Callable[[Tensor], Tensor]] | None = None,
+    router: Sequence[Weights] | None = None,
 ) -> Outputs:
     """Run the model of `model_kwargs` (defaults filled in) on tokens [B, T].
 
-    predict: a fitted router per block, x [B, T, D] -> [B, T], whose prediction is compared with the
-    threshold in place of the entropy, and stands in the output in its place.
+    router: of a fitted router, a network per block whose prediction is compared with the threshold
+    in place of the entropy, and stands in the output in its place.
 
     decided [K, B, T]: decisions of the model this one is compared with, taken over where an entropy
     is within TIE of its threshold: else one rounding would change every later token. Those that
@@ -66,12 +76,14 @@ def authors_forward(
         h = norm(h, norm_f, eps["norm_f"])
     entropies, fires, ties = [], [], 0
     for k in range(kwargs["n_amor_blocks"]):
-        w = _double(below(tensors, f"amor_blocks.{k}"))
+        w = double(below(tensors, f"amor_blocks.{k}"))
         if k:
             x = norm(h, tensors[f"amor_pre_norms.{k}.weight"].double(), eps["other"])
         else:
             x = norm(h, norm_f, eps["norm_f"]) if kwargs["residual_mode"] == "h" else h
-        entropy = predict[k](x) if predict else normalised_entropy(x, embed)
+        entropy = (
+            predicted_entropy(x, double(router[k])) if router else normalised_entropy(x, embed)
+        )
         tau = threshold(w, kwargs)
         fire = entropy > tau
         if decided is not None:
@@ -88,16 +100,16 @@ def authors_forward(
 
 def mamba2_layer(h: Tensor, tensors: Weights, i: int, kwargs: Mapping[str, Any]) -> Tensor:
     """One layer of a Mamba2 backbone."""
-    w, eps = _double(below(tensors, f"ssd_layers.{i}")), MAMBA2_EPS
-    shape = Mamba2Shape(kwargs["head_dim"], kwargs["d_state"], eps["mixer"], kwargs["n_groups"])
-    h = h + mamba2(norm(h, w["norm.weight"], eps["mixer_norm"]), below(w, "mixer"), shape)
+    w, eps = double(below(tensors, f"ssd_layers.{i}")), MAMBA2_EPS
+    shape = kwargs["head_dim"], kwargs["d_state"], eps["mixer"], kwargs["n_groups"]
+    h = h + mamba2(norm(h, w["norm.weight"], eps["mixer_norm"]), below(w, "mixer"), *shape)
     x = norm(h, tensors[f"mlp_norms.{i}.weight"].double(), eps["other"])
-    return h + swiglu(x, _double(below(tensors, f"mlps.{i}")))
+    return h + swiglu(x, double(below(tensors, f"mlps.{i}")))
 
 
 def gdn_layer(h: Tensor, tensors: Weights, i: int, kwargs: Mapping[str, Any]) -> Tensor:
     """One layer of a Gated DeltaNet backbone."""
-    w, eps = _double(below(tensors, f"layers.{i}")), GDN_EPS
+    w, eps = double(below(tensors, f"layers.{i}")), GDN_EPS
     x = norm(h, w["norm_ssm.weight"], eps["mixer_norm"])
     h = h + gated_deltanet(x, below(w, "gdn"), kwargs["head_dim"], eps["mixer"])
     return h + swiglu(norm(h, w["norm_mlp.weight"], eps["other"]), below(w, "mlp"))
@@ -118,15 +130,17 @@ def normalised_entropy(x: Tensor, embed: Tensor) -> Tensor:
     return torch.cat(parts).view(x.shape[:2]) / math.log(len(embed))
 
 
+def predicted_entropy(x: Tensor, w: Weights) -> Tensor:
+    """[B, T] normalised entropy that a router's network predicts from x [B, T, D]."""
+    hidden = F.silu(x @ w["fc1.weight"].T + w["fc1.bias"])
+    return (hidden @ w["fc2.weight"].T + w["fc2.bias"] + x @ w["skip.weight"].T)[..., 0]
+
+
 def attention(x: Tensor, w: Weights, heads: int) -> Tensor:
     """Causal attention over all tokens of x [B, T, D], fired or not."""
     names = ("q_proj", "kv_proj.k_proj", "kv_proj.v_proj")
     q, k, v = ((x @ w[f"{n}.weight"].T).unflatten(-1, (heads, -1)).transpose(1, 2) for n in names)
-    q, k = rotary(q), rotary(k)
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    out = scores.masked_fill(later, -math.inf).softmax(-1) @ v
-    return out.transpose(1, 2).flatten(2) @ w["out_proj.weight"].T
+    return causal(rotary(q), rotary(k), v) @ w["out_proj.weight"].T
 
 
 def rotary(x: Tensor) -> Tensor:
@@ -136,7 +150,3 @@ def rotary(x: Tensor) -> Tensor:
     angle = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * rates
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
-
-
-def _double(w: Weights) -> Weights:
-    return {name: t.double() for name, t in w.items()}

@@ -58,6 +58,8 @@ class Outputs:
 class FolderLayout:
     """How another library names and shapes a model in a folder; one subclass per layout.
 
+    An object is one folder in that layout.
+
     Attributes:
         kind: the name of its file and, with "-" for "_", of `amor convert --to`.
         title: its name for people.
@@ -76,6 +78,9 @@ class FolderLayout:
     names: ClassVar[Mapping[str, str]] = {}
     unused: ClassVar[tuple[str, ...]] = ()
 
+    def __init__(self, source: SourceFolder):
+        self.source = source
+
     @classmethod
     def open(cls, path: Path) -> SourceFolder | None:
         """The model at a path that is no folder with a config.json, if it is of this layout."""
@@ -86,15 +91,11 @@ class FolderLayout:
         """Whether a config.json is of this layout; False for layouts without such a file."""
         return False
 
-    @classmethod
-    def config(cls, source: SourceFolder, name: str) -> Config:
-        """Our config of a source, or an AmorError with the reason why there is none."""
+    def config(self, name: str) -> Config:
+        """Our config of the source, or an AmorError with the reason why there is none."""
         raise NotImplementedError
 
-    @classmethod
-    def outputs(
-        cls, source: SourceFolder, tokens: Tensor, decided: Tensor | None = None
-    ) -> Outputs:
+    def outputs(self, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
         """Outputs of the published folder for tokens [B, T], not by our model.
 
         decided [K, B, T]: gate decisions of the model it is compared with, to be taken over where
@@ -109,27 +110,23 @@ class FolderLayout:
             name = re.sub(ours, theirs, name)
         return name
 
-    @classmethod
-    def adapt(cls, source: SourceFolder, tensors: SourceTensors, config: Config) -> None:
+    def adapt(self, tensors: SourceTensors, config: Config) -> None:
         """Give tensors of another form than ours our form, in place, named by `their_name`."""
 
-    @classmethod
-    def weights(
-        cls, source: SourceFolder, tensors: SourceTensors, config: Config
-    ) -> dict[str, Tensor]:
+    def weights(self, tensors: SourceTensors, config: Config) -> dict[str, Tensor]:
         """All our tensors but those of gates, by name; what `tensors` is left with is unused.
 
         A head that is tied by config.json may be stored, but only as a copy of the embedding.
         """
-        cls.adapt(source, tensors, config)
+        self.adapt(tensors, config)
         with torch.device("meta"):
             shapes = {name: t.shape for name, t in Amor(config).state_dict().items()}
         weights = {
-            name: tensors.take(cls.their_name(name, config), *shape)
+            name: tensors.take(self.their_name(name, config), *shape)
             for name, shape in shapes.items()
             if ".gate." not in name
         }
-        head, embed = cls.their_name("head.weight", config), weights["embed.weight"]
+        head, embed = self.their_name("head.weight", config), weights["embed.weight"]
         if head in tensors and not torch.equal(tensors.take(head, *embed.shape), embed):
             raise AmorError(
                 f"{tensors.where}: the head is tied to the embedding by its {CONFIG}, "
@@ -137,27 +134,22 @@ class FolderLayout:
             )
         return weights
 
-    @classmethod
-    def check_files(cls, source: SourceFolder) -> None:
+    def check_files(self) -> None:
         """Refuse files that are not those that were published, before a tensor is read."""
 
-    @classmethod
-    def notes(cls, source: SourceFolder) -> list[str]:
+    def notes(self) -> list[str]:
         """Remarks on this folder for the user, one line each."""
         return []
 
-    @classmethod
-    def tokenizer(cls, source: SourceFolder) -> Tokenizer | None:
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of a source that has one, but no tokenizer.json."""
         return None
 
-    @classmethod
-    def no_tokenizer(cls, source: SourceFolder) -> str:
+    def no_tokenizer(self) -> str:
         """The remark where the folder holds no tokenizer.json and the user named none."""
         return NO_TOKENIZER
 
-    @classmethod
-    def keep(cls, source: SourceFolder) -> dict[str, str]:
+    def keep(self) -> dict[str, str]:
         """Text files by name, written beside our model for the way back: what our config lacks."""
         return {}
 
@@ -217,29 +209,27 @@ class TransformersLayout(FolderLayout):
     def recognises(cls, tree: Mapping[str, Any]) -> bool:
         return tree.get("model_type") == cls.model_type
 
-    @classmethod
-    def config_keys(cls, s: Settings) -> dict[str, Any]:
+    def config_keys(self, s: Settings) -> dict[str, Any]:
         """The keys of our config that the tables name."""
-        s.require(cls.required)
+        s.require(self.required)
         return {
-            **s.counts(cls.sizes),
-            "pattern": f"{cls.mixer} x{s.count('num_hidden_layers', cls.layers)}",
-            "norm_eps": s.real(*cls.norm_eps),
+            **s.counts(self.sizes),
+            "pattern": f"{self.mixer} x{s.count('num_hidden_layers', self.layers)}",
+            "norm_eps": s.real(*self.norm_eps),
             "tied": s.flag("tie_word_embeddings", False),
-            "mixers": {cls.mixer: s.counts(cls.options)},
+            "mixers": {self.mixer: s.counts(self.options)},
         }
 
-    @classmethod
-    def outputs(
-        cls, source: SourceFolder, tokens: Tensor, decided: Tensor | None = None
-    ) -> Outputs:
-        out, by = run_by_transformers(source.folder, cls.architecture, tokens)
+    def outputs(self, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
+        out, by = run_by_transformers(self.source.folder, self.architecture, tokens)
         return Outputs(out.logits, by)
 
     @classmethod
     def their_tree(cls, config: Config) -> dict[str, Any]:
-        """config.json of one of our models, as far as the tables go; a model of another form is
-        refused."""
+        """config.json of one of our models; a model of another form is refused.
+
+        As far as the tables go: a subclass adds keys.
+        """
         for problem in cls.differences(config):
             raise AmorError(f"{cls.title} has {problem}: use --to hf")
         options = config.mixer_options(cls.mixer)
@@ -273,6 +263,6 @@ class TransformersLayout(FolderLayout):
         return problems
 
     @classmethod
-    def their_tensors(cls, config: Config, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Our tensors by their names."""
-        return {cls.their_name(name, config): t for name, t in weights.items()}
+    def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
+        tensors = {cls.their_name(name, config): t for name, t in weights.items()}
+        return cls.their_tree(config), tensors

@@ -12,8 +12,8 @@ from torch import Tensor
 from amor.config import Config
 from amor.convert.base import Outputs, TransformersLayout, Written
 from amor.convert.settings import Required, Settings, Sizes
-from amor.convert.source import SourceFolder, SourceTensors
-from amor.convert.written import WRITTEN, below, gated_deltanet, norm, swiglu
+from amor.convert.source import SourceTensors
+from amor.convert.written import WRITTEN, below, double, gated_deltanet, norm, swiglu
 from amor.errors import AmorError
 
 FIRST_MLP = "model.layers.0.mlp.gate_proj.weight"
@@ -55,35 +55,30 @@ class GatedDeltaNetFLA(TransformersLayout):
         r"\bmixer\b": "attn",
     }
 
-    @classmethod
-    def config(cls, source: SourceFolder, name: str) -> Config:
-        s = source.settings()
+    def config(self, name: str) -> Config:
+        s = self.source.settings()
         if s["attn"]:
             raise AmorError(
                 f"{s.where}: attn is given: attention layers of fla have another form than ours"
             )
         if s["intermediate_size"] is None:  # fla rounds the default; the tensor has the size
-            size = {"intermediate_size": source.tensors().rows(FIRST_MLP)}
-            s = Settings(source.tree | size, s.where)
-        keys = cls.config_keys(s) | {"name": name}
+            size = {"intermediate_size": self.source.tensors().rows(FIRST_MLP)}
+            s = Settings(self.source.tree | size, s.where)
+        keys = self.config_keys(s) | {"name": name}
         options = keys["mixers"]["gated_deltanet"]
         why = "our mixer has as many heads of values as of keys"
         s.only("num_v_heads", (options["heads"],), why)
         options["expand_v"] = whole_expand_v(s)
         return Config.from_dict(keys, s.where)
 
-    @classmethod
-    def adapt(cls, source: SourceFolder, tensors: SourceTensors, config: Config) -> None:
+    def adapt(self, tensors: SourceTensors, config: Config) -> None:
         join_convolutions(tensors, config, "model.layers.{i}.attn")
 
-    @classmethod
     @torch.no_grad()
-    def outputs(
-        cls, source: SourceFolder, tokens: Tensor, decided: Tensor | None = None
-    ) -> Outputs:
-        s = source.settings()
+    def outputs(self, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
+        s = self.source.settings()
         eps, head_size = s.real("norm_eps", 1e-6), s.count("head_dim", 256)
-        w = {name: t.double() for name, t in source.tensors().remaining.items()}
+        w = double(self.source.tensors().remaining)
         h = w["model.embeddings.weight"][tokens]
         for i in range(s.count("num_hidden_layers", 21)):
             layer = below(w, f"model.layers.{i}")
@@ -96,10 +91,11 @@ class GatedDeltaNetFLA(TransformersLayout):
 
     @classmethod
     def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
-        tree, o = cls.their_tree(config), config.mixer_options("gated_deltanet")
+        tree, tensors = super().back(config, weights)
+        o = config.mixer_options("gated_deltanet")
         tree |= {"num_heads": o.count(config.width), "num_v_heads": None, "attn": None}
         tree["expand_v"] = float(o.expand_v)
-        return tree, split_convolutions(cls.their_tensors(config, weights), config)
+        return tree, split_convolutions(tensors, config)
 
 
 def whole_expand_v(s: Settings) -> int:

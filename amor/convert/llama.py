@@ -4,14 +4,14 @@ repeated for each head, which are the same numbers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from amor.config import Config
-from amor.convert.base import TransformersLayout, Written
+from amor.convert.base import TransformersLayout
 from amor.convert.settings import Required, Settings, Sizes
-from amor.convert.source import SourceFolder, SourceTensors
+from amor.convert.source import SourceTensors
 from amor.errors import AmorError
 
 WHOLE_HEADS = ((1, 1.0), "our rotary positions turn whole heads")
@@ -51,10 +51,9 @@ class Llama(TransformersLayout):
         r"\bmixer\b": "self_attn",
     }
 
-    @classmethod
-    def config(cls, source: SourceFolder, name: str) -> Config:
-        s = source.settings()
-        keys = cls.config_keys(s) | {"name": name}
+    def config(self, name: str) -> Config:
+        s = self.source.settings()
+        keys = self.config_keys(s) | {"name": name}
         heads = s.count("num_attention_heads", 32)
         head_size = s.count("head_dim", keys["width"] // heads)
         shared = s.count("num_key_value_heads", heads)
@@ -63,11 +62,10 @@ class Llama(TransformersLayout):
         options = {"head_size": head_size, "rope_theta": theta(s), "width": heads * head_size}
         return Config.from_dict(keys | {"mixers": {"attention": options}}, s.where)
 
-    @classmethod
-    def adapt(cls, source: SourceFolder, tensors: SourceTensors, config: Config) -> None:
+    def adapt(self, tensors: SourceTensors, config: Config) -> None:
         o = config.mixer_options("attention")
         heads = o.width // o.head_size
-        shared = source.settings().count("num_key_value_heads", heads)
+        shared = self.source.settings().count("num_key_value_heads", heads)
         for i in range(len(config.pattern)):
             for n in "kv":
                 name = f"model.layers.{i}.self_attn.{n}_proj.weight"
@@ -75,8 +73,8 @@ class Llama(TransformersLayout):
                 tensors.remaining[name] = repeat_heads(t, shared, heads)
 
     @classmethod
-    def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
-        tree, o = cls.their_tree(config), config.mixer_options("attention")
+    def their_tree(cls, config: Config) -> dict[str, Any]:
+        tree, o = super().their_tree(config), config.mixer_options("attention")
         heads = (o.width or config.width) // o.head_size
         if config.width % heads:
             raise AmorError(
@@ -86,8 +84,7 @@ class Llama(TransformersLayout):
         tree |= {"num_attention_heads": heads, "num_key_value_heads": heads}
         rope = {"rope_type": "default", "rope_theta": o.rope_theta}
         tree |= {"head_dim": o.head_size, "rope_theta": o.rope_theta, "rope_parameters": rope}
-        tree |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-        return tree, cls.their_tensors(config, weights)
+        return tree | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def repeat_heads(t: Tensor, shared: int, heads: int) -> Tensor:

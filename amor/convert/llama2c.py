@@ -29,7 +29,7 @@ from amor.convert.base import FolderLayout, Outputs
 from amor.convert.llama import repeat_heads
 from amor.convert.settings import Settings
 from amor.convert.source import CONFIG, SourceFolder, SourceTensors
-from amor.convert.written import below, norm
+from amor.convert.written import below, causal, double, norm
 from amor.errors import AmorError
 from amor.tensors import check_finite
 
@@ -111,6 +111,7 @@ class Llama2c(FolderLayout):
         r"\bmlp\.down_proj\.weight": "w2",
         r"\bmlp\.up_proj\.weight": "w3",
     }
+    source: Llama2cFile
 
     @classmethod
     def open(cls, path: Path) -> Llama2cFile | None:
@@ -127,9 +128,8 @@ class Llama2c(FolderLayout):
             )
         return read_header(files[0], path) if files else None
 
-    @classmethod
-    def config(cls, source: SourceFolder, name: str) -> Config:
-        s = source.settings()
+    def config(self, name: str) -> Config:
+        s = self.source.settings()
         width, heads = s.count("dim"), s.count("n_heads")
         keys = {
             "name": name,
@@ -139,16 +139,15 @@ class Llama2c(FolderLayout):
             "pattern": f"attention x{s.count('n_layers')}",
             "context": s.count("seq_len"),
             "norm_eps": EPS,
-            "tied": source.tree["vocab_size"] > 0,
+            "tied": self.source.tree["vocab_size"] > 0,
             "mixers": {"attention": {"head_size": width // heads, "rope_theta": THETA}},
         }
         return Config.from_dict(keys, s.where)
 
-    @classmethod
-    def adapt(cls, source: SourceFolder, tensors: SourceTensors, config: Config) -> None:
-        heads, shared = source.tree["n_heads"], source.tree["n_kv_heads"]
+    def adapt(self, tensors: SourceTensors, config: Config) -> None:
+        heads, shared = self.source.tree["n_heads"], self.source.tree["n_kv_heads"]
         size = config.width // heads
-        real, imaginary = (tensors.take(n, config.context, size // 2) for n in cls.unused)
+        real, imaginary = (tensors.take(n, config.context, size // 2) for n in self.unused)
         theirs = torch.complex(real.double(), imaginary.double())
         if not torch.allclose(theirs, turns(config.context, size), rtol=0, atol=1e-3):
             raise AmorError(f"{tensors.where}: its rotary positions are not of base {THETA:g}")
@@ -158,34 +157,28 @@ class Llama2c(FolderLayout):
                 t = t if n == "v" else halves(t, count)
                 tensors.remaining[f"layers.{i}.w{n}"] = repeat_heads(t, count, heads)
 
-    @classmethod
     @torch.no_grad()
-    def outputs(
-        cls, source: SourceFolder, tokens: Tensor, decided: Tensor | None = None
-    ) -> Outputs:
-        w = {name: t.double() for name, t in source.tensors().remaining.items()}
+    def outputs(self, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
+        tree = self.source.tree
+        w = double(self.source.tensors().remaining)
         x = w["token_embedding_table"][tokens]
-        for i in range(source.tree["n_layers"]):
+        for i in range(tree["n_layers"]):
             layer = below(w, f"layers.{i}")
             y = norm(x, layer["rms_att_weight"], EPS)
-            x = x + attention(y, layer, source.tree["n_heads"], source.tree["n_kv_heads"])
+            x = x + attention(y, layer, tree["n_heads"], tree["n_kv_heads"])
             y = norm(x, layer["rms_ffn_weight"], EPS)
             x = x + (F.silu(y @ layer["w1"].T) * (y @ layer["w3"].T)) @ layer["w2"].T
         head = w.get("wcls", w["token_embedding_table"])
         logits = norm(x, w["rms_final_weight"], EPS) @ head.T
         return Outputs(logits, "llama2.c's forward written out in float64")
 
-    @classmethod
-    def tokenizer(cls, source: SourceFolder) -> Tokenizer | None:
-        assert isinstance(source, Llama2cFile)
-        beside, data = (
-            source.path.with_name(TOKENIZER_FILE),
-            source.path.read_bytes()[source.size :],
-        )
+    def tokenizer(self) -> Tokenizer | None:
+        path = self.source.path
+        beside, data = path.with_name(TOKENIZER_FILE), path.read_bytes()[self.source.size :]
         if not data and not beside.is_file():
             return None
-        where = str(source.path if data else beside)
-        count = abs(source.tree["vocab_size"])
+        where = str(path if data else beside)
+        count = abs(self.source.tree["vocab_size"])
         return bpe(read_pieces(data or beside.read_bytes(), count, where), where)
 
 
@@ -229,12 +222,11 @@ def halves(t: Tensor, heads: int) -> Tensor:
 
 def attention(x: Tensor, w: Mapping[str, Tensor], heads: int, shared: int) -> Tensor:
     """Causal attention over x [B, T, D]; heads / shared heads of queries read one of keys."""
-    length = x.shape[1]
     q, k, v = (
         (x @ w[f"w{n}"].T).unflatten(-1, (count, -1)).transpose(1, 2)
         for n, count in (("q", heads), ("k", shared), ("v", shared))
     )
-    turn = turns(length, q.shape[-1])
+    turn = turns(x.shape[1], q.shape[-1])
     q, k = (
         torch.view_as_real(
             torch.view_as_complex(t.unflatten(-1, (-1, 2)).contiguous()) * turn
@@ -242,10 +234,7 @@ def attention(x: Tensor, w: Mapping[str, Tensor], heads: int, shared: int) -> Te
         for t in (q, k)
     )
     k, v = (t.repeat_interleave(heads // shared, dim=1) for t in (k, v))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    later = torch.ones(length, length, dtype=torch.bool).triu(1)
-    y = scores.masked_fill(later, -math.inf).softmax(-1) @ v
-    return y.transpose(1, 2).flatten(2) @ w["wo"].T
+    return causal(q, k, v) @ w["wo"].T
 
 
 def read_pieces(data: bytes, count: int, where: str) -> list[tuple[str, float]]:

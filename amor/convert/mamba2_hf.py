@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from amor.config import Config
-from amor.convert.base import CONTEXT, TransformersLayout, Written
+from amor.convert.base import CONTEXT, TransformersLayout
 from amor.convert.settings import Required, Settings, Sizes
-from amor.convert.source import SourceFolder, SourceTensors
+from amor.convert.source import SourceTensors
 from amor.errors import AmorError
 
 OLD, NEW = "backbone.embedding.weight", "backbone.embeddings.weight"
@@ -49,10 +48,9 @@ class Mamba2HF(TransformersLayout):
         r"\bmixer_norm": "norm",
     }
 
-    @classmethod
-    def config(cls, source: SourceFolder, name: str) -> Config:
-        s = source.settings()
-        keys = cls.config_keys(s) | {"name": name, "d_ff": 0, "context": CONTEXT}
+    def config(self, name: str) -> Config:
+        s = self.source.settings()
+        keys = self.config_keys(s) | {"name": name, "d_ff": 0, "context": CONTEXT}
         expand, head_size = s.count("expand", 2), s.count("head_dim", 64)
         refuse_clamped_steps(s, "time_step_limit")
         if s.count("num_heads", 128) * head_size != expand * keys["width"]:
@@ -60,19 +58,17 @@ class Mamba2HF(TransformersLayout):
             raise AmorError(f"{s.where}: {s['num_heads']} heads of {head_size} are not {inner}")
         return Config.from_dict(keys, s.where)
 
-    @classmethod
-    def adapt(cls, source: SourceFolder, tensors: SourceTensors, config: Config) -> None:
+    def adapt(self, tensors: SourceTensors, config: Config) -> None:
         if OLD in tensors and NEW not in tensors:  # of folders that were state-spaces' own
             tensors.remaining[NEW] = tensors.remaining.pop(OLD)
         fill_conv_bias(tensors)
 
     @classmethod
-    def back(cls, config: Config, weights: dict[str, Tensor]) -> Written:
-        tree = cls.their_tree(config)
+    def their_tree(cls, config: Config) -> dict[str, Any]:
+        tree = super().their_tree(config)
         tree["num_heads"] = tree["expand"] * config.width // tree["head_dim"]
         tree["use_conv_bias"] = True
-        tree |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-        return tree, cls.their_tensors(config, weights)
+        return tree | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def fill_conv_bias(tensors: SourceTensors) -> None:

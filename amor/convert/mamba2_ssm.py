@@ -20,7 +20,7 @@ from amor.convert.base import CONTEXT, FolderLayout, Outputs
 from amor.convert.mamba2_hf import fill_conv_bias, refuse_clamped_steps
 from amor.convert.settings import Required, Settings, Sizes
 from amor.convert.source import SourceFolder, SourceTensors
-from amor.convert.written import WRITTEN, Mamba2Shape, below, mamba2, norm
+from amor.convert.written import WRITTEN, below, double, mamba2, norm
 from amor.errors import AmorError, nearest
 
 EPS = 1e-5  # of every norm; the published config does not name it
@@ -64,9 +64,8 @@ class Mamba2SSM(FolderLayout):
     def recognises(cls, tree: Mapping[str, Any]) -> bool:
         return "model_type" not in tree and {"d_model", "n_layer"} <= tree.keys()
 
-    @classmethod
-    def config(cls, source: SourceFolder, name: str) -> Config:
-        s, inner = settings(source)
+    def config(self, name: str) -> Config:
+        s, inner = settings(self.source)
         s.only("rms_norm", (True,), "our norms are RMSNorm")
         why = "attention layers of mamba_ssm have another form than ours"
         s.only("attn_layer_idx", ([],), why)
@@ -74,7 +73,7 @@ class Mamba2SSM(FolderLayout):
             "name": name,
             "vocab": s.count("vocab_size", 50277),
             "width": s.count("d_model"),
-            "d_ff": mlp_width(source, s) if s["d_intermediate"] else 0,
+            "d_ff": self.mlp_width(s) if s["d_intermediate"] else 0,
             "pattern": f"mamba2 x{s.count('n_layer')}",
             "context": CONTEXT,
             "norm_eps": EPS,
@@ -83,9 +82,13 @@ class Mamba2SSM(FolderLayout):
         }
         return Config.from_dict(keys, s.where)
 
-    @classmethod
-    def adapt(cls, source: SourceFolder, tensors: SourceTensors, config: Config) -> None:
-        multiple = source.settings().count("pad_vocab_size_multiple", 8)
+    def mlp_width(self, s: Settings) -> int:
+        """The inner size of the MLPs: mamba_ssm rounds d_intermediate up, the tensor has it."""
+        s.count("d_intermediate")
+        return self.source.tensors().rows("backbone.layers.0.mlp.fc1.weight") // 2
+
+    def adapt(self, tensors: SourceTensors, config: Config) -> None:
+        multiple = self.source.settings().count("pad_vocab_size_multiple", 8)
         padded = -(-config.vocab // multiple) * multiple
         for name in ("backbone.embedding.weight", "lm_head.weight"):
             if name in tensors:
@@ -98,18 +101,15 @@ class Mamba2SSM(FolderLayout):
                 tensors.remaining[f"{mlp}.{n}_proj.weight"] = t
         fill_conv_bias(tensors)
 
-    @classmethod
     @torch.no_grad()
-    def outputs(
-        cls, source: SourceFolder, tokens: Tensor, decided: Tensor | None = None
-    ) -> Outputs:
-        s, inner = settings(source)
-        w = {name: t.double() for name, t in source.tensors().remaining.items()}
-        shape = Mamba2Shape(inner.count("headdim", 64), inner.count("d_state", 128), EPS)
+    def outputs(self, tokens: Tensor, decided: Tensor | None = None) -> Outputs:
+        s, inner = settings(self.source)
+        w = double(self.source.tensors().remaining)
+        shape = inner.count("headdim", 64), inner.count("d_state", 128), EPS
         h = w["backbone.embedding.weight"][tokens]
         for i in range(s.count("n_layer")):
             layer = below(w, f"backbone.layers.{i}")
-            h = h + mamba2(norm(h, layer["norm.weight"], EPS), below(layer, "mixer"), shape)
+            h = h + mamba2(norm(h, layer["norm.weight"], EPS), below(layer, "mixer"), *shape)
             if "mlp.fc1.weight" in layer:
                 x = norm(h, layer["norm2.weight"], EPS)
                 y, gate = (x @ layer["mlp.fc1.weight"].T).chunk(2, dim=-1)
@@ -139,9 +139,3 @@ def settings(source: SourceFolder) -> tuple[Settings, Settings]:
     for key in tree.keys() - set(known):
         raise AmorError(f"{inner.where}: no key {key!r} is known; {nearest(str(key), known)}")
     return s, inner
-
-
-def mlp_width(source: SourceFolder, s: Settings) -> int:
-    """The inner size of the MLPs: mamba_ssm rounds d_intermediate up, the tensor has the size."""
-    s.count("d_intermediate")
-    return source.tensors().rows("backbone.layers.0.mlp.fc1.weight") // 2

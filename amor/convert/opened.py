@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 OWN = "our own forward"
-# files that a tokenizer may consist of; copied as they are
-TOKENIZER_FILES = (
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
-)
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class Opened:
 
     Attributes:
         model: as ours, in float32.
-        source, layout: the folder as its library publishes it; None where the layout is ours.
+        layout: the folder as its library publishes it; None where the layout is ours.
         folder: the folder, or the file of a layout of one file.
         notes: remarks for the user, one line each.
         by_transformers: whether it is our model as transformers saves it.
@@ -45,8 +40,7 @@ class Opened:
     """
 
     model: Amor
-    source: SourceFolder | None
-    layout: type[FolderLayout] | None
+    layout: FolderLayout | None
     folder: Path
     notes: tuple[str, ...] = ()
     by_transformers: bool = False
@@ -56,11 +50,6 @@ class Opened:
     def title(self) -> str:
         """The name of the layout, for people."""
         return "amor" if self.layout is None else self.layout.title
-
-    @property
-    def tokenizer_files(self) -> list[Path]:
-        """The files of the folder's own tokenizer."""
-        return [self.folder / name for name in TOKENIZER_FILES if (self.folder / name).is_file()]
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model, if it has one."""
@@ -75,8 +64,8 @@ class Opened:
 
         decided [K, B, T]: see FolderLayout.outputs.
         """
-        if self.layout is not None and self.source is not None:
-            return self.layout.outputs(self.source, tokens, decided)
+        if self.layout is not None:
+            return self.layout.outputs(tokens, decided)
         if self.by_transformers:
             import amor.hf  # noqa: F401 (registers our models with transformers)
 
@@ -121,8 +110,8 @@ def open_model(
             f"--vocab {vocab}: {layout.title} has gates, "
             "and their thresholds are of entropies over all rows of its head"
         )
-    model = load_model(folder).eval() if layout is None else converted(source, layout)
-    notes = [] if layout is None else layout.notes(source)
+    model = load_model(folder).eval() if layout is None else converted(layout)
+    notes = [] if layout is None else layout.notes()
     named = source.tree.get("torch_dtype") or source.tree.get("dtype")
     dtype = str(model.embed.weight.dtype if layout is None else named).removeprefix("torch.")
     if dtype not in ("None", "float32"):
@@ -130,47 +119,46 @@ def open_model(
     model = model.float() if vocab is None else cut(model.float(), vocab)
     opened = Opened(
         model,
-        None if layout is None else source,
         layout,
         folder,
         by_transformers=vocab is None and source.tree.get("model_type") == MODEL_TYPE,
-        replaced_tokenizer=tokenizer or (layout.tokenizer(source) if layout else None),
+        replaced_tokenizer=tokenizer or (layout.tokenizer() if layout else None),
     )
     return replace(opened, notes=(*notes, *vocabulary_notes(opened)))
 
 
-def open_source(path: str | Path) -> tuple[SourceFolder, type[FolderLayout] | None]:
+def open_source(path: str | Path) -> tuple[SourceFolder, FolderLayout | None]:
     """A folder or file with a model and its layout, None for ours; no tensor is read."""
     path = Path(path)
     if (path / LATEST).exists() or (path / "checkpoints").is_dir():
         path = resolve(path)
     for layout in map(layout_of, registry.kinds("convert")):
         if (file := layout.open(path)) is not None:
-            return file, layout
+            return file, layout(file)
     source = SourceFolder.open(path)
     return source, recognise(source)
 
 
-def source_config(source: SourceFolder, layout: type[FolderLayout] | None) -> Config:
+def source_config(source: SourceFolder, layout: FolderLayout | None) -> Config:
     """Our config of a source; refused with the reason where our model cannot be one."""
     if layout is None:
         return load_config(source.folder)
     path = source.folder.resolve()
     name = path.stem if path.is_file() else path.name
     try:
-        return layout.config(source, name[:200] or layout.kind)
+        return layout.config(name[:200] or layout.kind)
     except AmorError as error:
         raise AmorError(f"{error} (of {layout.title})") from None
 
 
-def recognise(source: SourceFolder) -> type[FolderLayout] | None:
+def recognise(source: SourceFolder) -> FolderLayout | None:
     """The layout of a folder, None for ours."""
     kinds = registry.kinds("convert")
-    for kind in kinds:
-        layout = layout_of(kind)
+    for layout in map(layout_of, kinds):
         if layout.recognises(source.tree):
-            return layout
-    if is_ours(source.tree):
+            return layout(source)
+    ours = {"pattern", "width", "vocab"} <= source.tree.keys()
+    if ours or source.tree.get("model_type") == MODEL_TYPE:  # the second: ours in transformers
         return None
     path, model_type = source.folder / CONFIG, source.tree.get("model_type")
     if model_type is None:
@@ -184,17 +172,12 @@ def recognise(source: SourceFolder) -> type[FolderLayout] | None:
     raise AmorError(f"{path}: no model_type {name!r} is known; {hint}")
 
 
-def is_ours(tree: Mapping[str, Any]) -> bool:
-    """Whether a config.json is ours, or that of our models in transformers."""
-    return tree.get("model_type") == MODEL_TYPE or {"pattern", "width", "vocab"} <= tree.keys()
-
-
-def converted(source: SourceFolder, layout: type[FolderLayout]) -> Amor:
+def converted(layout: FolderLayout) -> Amor:
     """A source as our model, every tensor in its place."""
-    config = source_config(source, layout)
-    layout.check_files(source)
-    tensors = source.tensors()
-    weights = layout.weights(source, tensors, config)
+    config = source_config(layout.source, layout)
+    layout.check_files()
+    tensors = layout.source.tensors()
+    weights = layout.weights(tensors, config)
     tensors.finish(layout.unused)
     # each in its own memory: parts of one tensor, cut or split, would be saved as one
     return with_weights(config, {name: t.clone() for name, t in weights.items()})
@@ -223,9 +206,7 @@ def vocabulary_notes(opened: Opened) -> list[str]:
     another size than that of the head."""
     tokenizer, rows, layout = opened.tokenizer(), opened.model.config.vocab, opened.layout
     if tokenizer is None:
-        if layout is None or opened.source is None:
-            return [NO_TOKENIZER]
-        return [layout.no_tokenizer(opened.source)]
+        return [NO_TOKENIZER if layout is None else layout.no_tokenizer()]
     known, added = vocabulary(tokenizer), prefix_ids(tokenizer)
     notes = []
     if added:

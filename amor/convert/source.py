@@ -25,10 +25,7 @@ from amor.errors import AmorError, nearest
 
 CONFIG = "config.json"
 # the first of these that is there is read: one file, or an index of shards
-FILES = (
-    *(on_disk.WEIGHTS, on_disk.INDEX),
-    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
+FILES = (*(on_disk.WEIGHTS, on_disk.INDEX), *("pytorch_model.bin", "pytorch_model.bin.index.json"))
 
 
 @dataclass(frozen=True)

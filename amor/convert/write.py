@@ -10,6 +10,12 @@ from amor.convert.opened import Opened, layout_of
 from amor.convert.peer import library
 from amor.models.folder import TOKENIZER, save
 
+# files that a tokenizer may consist of; copied as they are
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
+)
+
 
 def write(opened: Opened, to: str, folder: Path, shard: int | None = None) -> list[str]:
     """Write the model in the layout `to`, with its tokenizer; returns remarks for the user.
@@ -22,9 +28,8 @@ def write(opened: Opened, to: str, folder: Path, shard: int | None = None) -> li
     notes: list[str] = []
     if to == "amor":
         save(opened.model, folder)
-        if opened.layout is not None and opened.source is not None:
-            for name, text in opened.layout.keep(opened.source).items():
-                (folder / name).write_text(text)
+        for name, text in opened.layout.keep().items() if opened.layout else ():
+            (folder / name).write_text(text)
     else:
         weights = dict(opened.model.state_dict())
         notes = layout_of(to).write(opened.model.config, weights, folder, opened.folder, shard)
@@ -38,8 +43,9 @@ def copy_tokenizer(opened: Opened, folder: Path) -> None:
         text = opened.replaced_tokenizer.to_str(pretty=True)
         (folder / TOKENIZER).write_text(text, encoding="utf-8")
         return
-    for path in opened.tokenizer_files:
-        shutil.copyfile(path, folder / path.name)
+    for path in (opened.folder / name for name in TOKENIZER_FILES):
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
 
 
 def export(opened: Opened, folder: Path, shard: int | None = None) -> None:

@@ -8,7 +8,7 @@ H heads of size P, N states, T tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import torch
 import torch.nn.functional as F
@@ -33,32 +33,25 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.silu(y)
 
 
-@dataclass(frozen=True)
-class Mamba2Shape:
-    """What the shapes of a Mamba2 layer's tensors leave open."""
-
-    head_size: int
-    states: int
-    eps: float
-    groups: int = 1  # of B and C; heads of a group share them, the norm is over all channels
-
-
-def mamba2(x: Tensor, w: Weights, shape: Mamba2Shape) -> Tensor:
+def mamba2(
+    x: Tensor, w: Weights, head_size: int, states: int, eps: float, groups: int = 1
+) -> Tensor:
     """s <- exp(-exp(A_log) dt) s + dt u B^T,  y = s C + D u per head;
-    then y silu(z) is normed and projected."""
+    then y silu(z) is normed and projected.
+
+    groups: of B and C; heads of a group share them, the norm is over all channels.
+    """
     heads, inner = len(w["A_log"]), w["out_proj.weight"].shape[1]
-    states = shape.groups * shape.states
-    z, ubc, dt = (x @ w["in_proj.weight"].T).split([inner, inner + 2 * states, heads], dim=-1)
-    u, b, c = convolved(ubc, w["conv1d.weight"], w.get("conv1d.bias")).split(
-        [inner, states, states], dim=-1
-    )
+    bc = groups * states
+    z, ubc, dt = (x @ w["in_proj.weight"].T).split([inner, inner + 2 * bc, heads], dim=-1)
+    ubc = convolved(ubc, w["conv1d.weight"], w.get("conv1d.bias"))
+    u, b, c = ubc.split([inner, bc, bc], dim=-1)
     b, c = (
-        t.unflatten(-1, (shape.groups, -1)).repeat_interleave(heads // shape.groups, dim=-2)
-        for t in (b, c)
+        t.unflatten(-1, (groups, -1)).repeat_interleave(heads // groups, dim=-2) for t in (b, c)
     )
-    u, dt = u.unflatten(-1, (heads, shape.head_size)), F.softplus(dt + w["dt_bias"])
+    u, dt = u.unflatten(-1, (heads, head_size)), F.softplus(dt + w["dt_bias"])
     keeps = (-w["A_log"].exp() * dt).exp()
-    s, y = x.new_zeros(len(x), heads, shape.head_size, shape.states), torch.empty_like(u)
+    s, y = x.new_zeros(len(x), heads, head_size, states), torch.empty_like(u)
     for t in range(x.shape[1]):
         s = (
             keeps[:, t, :, None, None] * s
@@ -66,7 +59,7 @@ def mamba2(x: Tensor, w: Weights, shape: Mamba2Shape) -> Tensor:
         )
         y[:, t] = (s * c[:, t, :, None, :]).sum(-1)
     y = (y + w["D"][:, None] * u).flatten(2)
-    return norm(y * F.silu(z), w["norm.weight"], shape.eps) @ w["out_proj.weight"].T
+    return norm(y * F.silu(z), w["norm.weight"], eps) @ w["out_proj.weight"].T
 
 
 def gated_deltanet(x: Tensor, w: Weights, head_size: int, eps: float) -> Tensor:
@@ -88,6 +81,14 @@ def gated_deltanet(x: Tensor, w: Weights, head_size: int, eps: float) -> Tensor:
     return (norm(o, w["o_norm.weight"], eps) * F.silu(gate)).flatten(2) @ w["o_proj.weight"].T
 
 
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention [B, H, T, d] of every token to itself and those before; -> [B, T, H d]."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    out = scores.masked_fill(later, -math.inf).softmax(-1) @ v
+    return out.transpose(1, 2).flatten(2)
+
+
 def swiglu(x: Tensor, w: Weights) -> Tensor:
     """down(silu(gate x) * up x)."""
     gate, up = x @ w["gate_proj.weight"].T, x @ w["up_proj.weight"].T
@@ -97,6 +98,11 @@ def swiglu(x: Tensor, w: Weights) -> Tensor:
 def _unit(x: Tensor) -> Tensor:
     """Normalised to length 1, with fla's 1e-6 under the root."""
     return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def double(w: Weights) -> Weights:
+    """The weights in float64."""
+    return {name: t.double() for name, t in w.items()}
 
 
 def below(w: Weights, name: str) -> Weights:

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from tokenizers import Tokenizer
 
 from amor import typed
 from amor.data.encoder import Encoder, encoded
@@ -98,15 +97,15 @@ class SplitDocument(NamedTuple):
 class DocumentPart(NamedTuple):
     """Part of a document, on its way to a split; the last part ends the document."""
 
-    split: Split
-    place: Place
+    document: SplitDocument
     last: bool
-    text_bytes: int  # of the whole document in UTF-8
-    bytes_read: int  # of all sources up to it
 
 
 class Preparation:
     """One run of `prepare`: the request, its sources, and the folder it writes."""
+
+    journal: Journal
+    writers: dict[Split, ShardWriter]
 
     def __init__(
         self,
@@ -146,11 +145,9 @@ class Preparation:
         """
         folder_to_write(self.out)
         with locked(self.out, LOCK, "amor prepare"):
-            journal = None if overwrite else self._read_journal()
-            if journal is None:
-                journal = self._begin()
-            if not journal.done:
-                self._write(journal)
+            self.journal = (None if overwrite else self._read_journal()) or self._begin()
+            if not self.journal.done:
+                self._write()
         return {split: Shards.open(self.out / split) for split in self.splits}
 
     def plan(self) -> Plan:
@@ -191,7 +188,8 @@ class Preparation:
             (self.out / JOURNAL).unlink(missing_ok=True)
         self._check_shares()
         size = bpe_size(self.request.tokenizer)
-        tokenizer = load(self.request.tokenizer) if size is None else self._train_bpe(size)
+        name = self.request.tokenizer
+        tokenizer = load(name) if size is None else train_bpe(self._sample(size), size)
         end_of_text(tokenizer, self.request.end_of_text)
         write_whole(self.out / TOKENIZER, tokenizer.to_str())
         journal = Journal(
@@ -200,7 +198,7 @@ class Preparation:
             written={split: Written() for split in self.splits},
             tokenizer_hash=tokenizer_hash(tokenizer),
         )
-        self._save(journal)
+        write_whole(self.out / JOURNAL, typed.text(journal))
         return journal
 
     def _check_shares(self) -> None:
@@ -220,22 +218,19 @@ class Preparation:
             if not counts[split]:
                 raise AmorError(self._why_empty(split, counts))
 
-    def _save(self, journal: Journal) -> None:
-        write_whole(self.out / JOURNAL, typed.text(journal))
+    def _save(self) -> None:
+        write_whole(self.out / JOURNAL, typed.text(self.journal))
 
-    def _train_bpe(self, size: int) -> Tokenizer:
-        with Progress(f"reading text for bpe:{size}", self.bytes, "B") as progress:
-            return train_bpe(self._sample(progress), size)
-
-    def _sample(self, progress: Progress) -> Iterator[str]:
+    def _sample(self, size: int) -> Iterator[str]:
         left = SAMPLE
-        for document in self._documents(Place(0, 0)):
-            progress.to(document.bytes_read)
-            if document.split == "train":
-                yield document.text[:left]
-                left -= len(document.text)
-            if left <= 0:
-                return
+        with Progress(f"reading text for bpe:{size}", self.bytes, "B") as progress:
+            for document in self._documents(Place(0, 0)):
+                progress.to(document.bytes_read)
+                if document.split == "train":
+                    yield document.text[:left]
+                    left -= len(document.text)
+                if left <= 0:
+                    return
 
     def _documents(self, start: Place) -> Iterator[SplitDocument]:
         """Every document from `start` on."""
@@ -273,13 +268,12 @@ class Preparation:
         labels: list[DocumentPart] = []
         texts: list[str] = []
         size = 0
-        for split, place, text, bytes_read in self._documents(start):
-            if not text.strip():
+        for document in self._documents(start):
+            if not document.text.strip():
                 continue
-            parts, text_bytes = encoder.pieces(text, PIECE), len(text.encode())
+            parts = encoder.pieces(document.text, PIECE)
             for number, part in enumerate(parts, start=1):
-                last = number == len(parts)
-                labels.append(DocumentPart(split, place, last, text_bytes, bytes_read))
+                labels.append(DocumentPart(document, number == len(parts)))
                 texts.append(part)
                 size += len(part)
                 if size >= PARCEL:
@@ -288,14 +282,14 @@ class Preparation:
         if labels:
             yield labels, texts
 
-    def _write(self, journal: Journal) -> None:
-        path, request = self.out / TOKENIZER, self.request
+    def _write(self) -> None:
+        path, request, journal = self.out / TOKENIZER, self.request, self.journal
         tokenizer = load_file(path)
         if journal.tokenizer_hash not in (None, tokenizer_hash(tokenizer)):
             raise AmorError(f"{path} is not the tokenizer this preparation began with; {AGAIN}")
         vocab, end = vocabulary(tokenizer), end_of_text(tokenizer, request.end_of_text)
         dtype = dtype_for(vocab)
-        writers = {
+        self.writers = {
             split: ShardWriter(self.out / split, vocab, request.shard_tokens, written)
             for split, written in journal.written.items()
         }
@@ -303,67 +297,53 @@ class Preparation:
         try:
             with Progress(f"preparing {self.out}", self.bytes, "B") as progress:
                 for labels, ids in encoded(parcels, path, dtype, self.workers):
-                    journal = self._append(journal, writers, labels, ids, end)
-                    tokens = sum(w.tokens for w in writers.values())
-                    progress.to(labels[-1].bytes_read, f"{tokens:,} tokens")
+                    self._append(labels, ids, end)
+                    tokens = sum(written.tokens for written in journal.written.values())
+                    progress.to(labels[-1].document.bytes_read, f"{tokens:,} tokens")
         finally:
-            for writer in writers.values():
+            for writer in self.writers.values():
                 writer.close()
-        self._finish(journal, writers, vocab, end, tokenizer_hash(tokenizer))
+        self._finish(vocab, end, tokenizer_hash(tokenizer))
 
-    def _append(
-        self,
-        journal: Journal,
-        writers: dict[Split, ShardWriter],
-        labels: list[DocumentPart],
-        ids: list[np.ndarray],
-        end: int,
-    ) -> Journal:
-        """Write the parts; the journal after them, saved every `save_every` seconds."""
+    def _append(self, labels: list[DocumentPart], ids: list[np.ndarray], end: int) -> None:
+        """Write the parts; the journal is saved every `save_every` seconds."""
         for part, tokens in zip(labels, ids):
-            writer = writers[part.split]
+            split, (source, number), text, _ = part.document
+            writer = self.writers[split]
             writer.append(tokens)
             if not part.last:
                 continue
-            source, document = part.place
             writer.append(np.array([end], dtype=writer.dtype))
-            writer.count(self.sources[source][1].name, part.text_bytes)
-            journal = msgspec.structs.replace(journal, next=Place(source, document + 1))
+            writer.count(self.sources[source][1].name, len(text.encode()))
+            self.journal = msgspec.structs.replace(self.journal, next=Place(source, number + 1))
             if time.monotonic() - self._saved >= self.save_every:
-                for writer in writers.values():
+                for writer in self.writers.values():
                     writer.sync()
-                self._save(msgspec.structs.replace(journal, written=_written(writers)))
+                self._save()
                 self._saved = time.monotonic()
-        return journal
 
-    def _finish(
-        self,
-        journal: Journal,
-        writers: dict[Split, ShardWriter],
-        vocab: int,
-        end: int,
-        tokenizer: str,
-    ) -> None:
-        for split, writer in writers.items():
-            if not writer.documents:
-                counts = Counter({name: w.documents for name, w in writers.items()})
+    def _finish(self, vocab: int, end: int, tokenizer: str) -> None:
+        for split, written in self.journal.written.items():
+            if not written.documents:
+                counts = Counter({name: w.documents for name, w in self.journal.written.items()})
                 raise AmorError(self._why_empty(split, counts))
-            writer.finish()
-        for split, writer in writers.items():
+            self.writers[split].finish()
+        for split, written in self.journal.written.items():
             manifest = Manifest(
                 dtype=dtype_for(vocab),
                 vocab=vocab,
                 tokenizer_hash=tokenizer,
                 end_of_text=end,
-                tokens=writer.tokens,
-                documents=writer.documents,
-                text_bytes=writer.text_bytes,
+                tokens=written.tokens,
+                documents=written.documents,
+                text_bytes=written.text_bytes,
                 shard_tokens=self.request.shard_tokens,
-                shards=tuple(writer.shards),
-                sources=tuple(Origin(name, count) for name, count in writer.by_source.items()),
+                shards=tuple(written.shards),
+                sources=tuple(Origin(name, count) for name, count in written.by_source.items()),
             )
             write_whole(self.out / split / MANIFEST, typed.text(manifest))
-        self._save(msgspec.structs.replace(journal, written=_written(writers), done=True))
+        self.journal = msgspec.structs.replace(self.journal, done=True)
+        self._save()
 
     def _why_empty(self, split: Split, documents: Counter[Split]) -> str:
         if documents.total() and self.request.valid:
@@ -374,10 +354,6 @@ class Preparation:
             return f"{share} {self.request.valid}; add {hint}"
         names = ", ".join(s.name for kind, s in self.sources if kind == split)
         return f"no document with text for {split} in {names}; give inputs that hold text"
-
-
-def _written(writers: dict[Split, ShardWriter]) -> dict[Split, Written]:
-    return {split: writer.written for split, writer in writers.items()}
 
 
 def prepare(

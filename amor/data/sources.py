@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, cast
 
@@ -88,8 +89,7 @@ class DocumentSource:
         path = Path(self.name)
         if path.name.endswith(".parquet"):
             return _parquet(path, self.reading, skip)
-        read = _lines if ".jsonl" in path.suffixes else _texts
-        return read(path, self.reading, skip)
+        return _documents(path, self.reading, skip)
 
 
 def find_sources(inputs: list[str], reading: Reading) -> list[DocumentSource]:
@@ -183,27 +183,31 @@ def _decoded(data: bytes, reading: Reading, where: str) -> str:
         ) from error
 
 
-def _texts(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
+def _documents(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
+    """The documents of a .jsonl or .txt file: its lines, or what separators cut it into."""
+    lines = ".jsonl" in path.suffixes
+    text = _line_text if lines else _decoded
     with _opened(path) as (file, raw):
-        for number, (start, data) in enumerate(_parts(file, reading.separator, path)):
-            if number >= skip:
-                where = str(path) if start == 0 else f"{path} from byte {start} on"
-                yield Document(_decoded(data, reading, where), raw.tell())
+        parts = _filled(file, path) if lines else _parts(file, reading.separator, path)
+        for where, data in islice(parts, skip, None):
+            yield Document(text(data, reading, where), raw.tell())
 
 
-def _parts(file: IO[bytes], separator: str | None, path: Path) -> Iterator[tuple[int, bytes]]:
-    """The bytes between separators, each with its offset."""
+def _parts(file: IO[bytes], separator: str | None, path: Path) -> Iterator[tuple[str, bytes]]:
+    """The bytes between separators, each with its place."""
+    where = str(path)
     if separator is None:
-        yield 0, _bounded(file.read(LONGEST + 1), str(path)).removeprefix(codecs.BOM_UTF8)
+        yield where, _bounded(file.read(LONGEST + 1), where).removeprefix(codecs.BOM_UTF8)
         return
     mark, start, rest = separator.encode(), 0, b""
     while block := file.read(BLOCK):
         *whole, rest = (rest + block).split(mark)
         for part in whole:
-            yield start, part
+            yield where, part
             start += len(part) + len(mark)
+            where = f"{path} from byte {start} on"
         _bounded(rest, f"{path} from byte {start} on")
-    yield start, rest
+    yield where, rest
 
 
 def _bounded(data: bytes, where: str) -> bytes:
@@ -213,13 +217,6 @@ def _bounded(data: bytes, where: str) -> bytes:
             "--separator"
         )
     return data
-
-
-def _lines(path: Path, reading: Reading, skip: int) -> Iterator[Document]:
-    with _opened(path) as (file, raw):
-        for number, (where, line) in enumerate(_filled(file, path)):
-            if number >= skip:
-                yield Document(_line_text(line, reading, where), raw.tell())
 
 
 def rows(path: Path) -> Iterator[tuple[str, object]]:

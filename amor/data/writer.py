@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,16 +19,16 @@ from amor.files import disk_errors, replace_file
 from amor.typed import Count, Positive
 
 
-@dataclass(frozen=True)
+@dataclass
 class Written:
-    """Content of a split up to a document boundary."""
+    """Content of a split; in a journal, up to a document boundary."""
 
-    shards: tuple[Shard, ...] = ()  # the full ones
+    shards: list[Shard] = field(default_factory=list)  # the full ones
     part: Count = 0  # tokens in the shard begun after them
     documents: Count = 0
     text_bytes: Count = 0
     # documents from each source
-    by_source: Mapping[SourceName, Positive] = field(default_factory=dict)
+    by_source: dict[SourceName, Positive] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -50,52 +49,38 @@ class ShardWriter:
     count.
     """
 
-    def __init__(self, folder: Path, vocab: int, shard_tokens: int, begun: Written) -> None:
-        self.folder, self.shard_tokens = folder, shard_tokens
+    def __init__(self, folder: Path, vocab: int, shard_tokens: int, written: Written) -> None:
+        """written: what a journal has of the split; kept up to date."""
+        self.folder, self.shard_tokens, self.written = folder, shard_tokens, written
         self.dtype = little_endian(dtype_for(vocab))
-        self.shards, self.part = list(begun.shards), begun.part
-        self.documents, self.text_bytes = begun.documents, begun.text_bytes
-        self.by_source = dict(begun.by_source)
         self._file: IO[bytes] | None = None
         self._digest = hashlib.sha256()
         with disk(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._return_to_journal()
 
-    @property
-    def written(self) -> Written:
-        """As a journal keeps it, at a document boundary."""
-        return Written(
-            tuple(self.shards), self.part, self.documents, self.text_bytes, dict(self.by_source)
-        )
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in all."""
-        return self.written.tokens
-
     def _path(self) -> Path:
-        return self.folder / f"{len(self.shards):05d}.bin"
+        return self.folder / f"{len(self.written.shards):05d}.bin"
 
     def _return_to_journal(self) -> None:
         """Cut the shard that was begun, and remove those after it, as the journal has them."""
-        wanted = [(f"{number:05d}.bin", self.shard_tokens) for number in range(len(self.shards))]
-        if self.part >= self.shard_tokens or [(s.file, s.tokens) for s in self.shards] != wanted:
+        shards, part = self.written.shards, self.written.part
+        wanted = [(f"{number:05d}.bin", self.shard_tokens) for number in range(len(shards))]
+        if part >= self.shard_tokens or [(s.file, s.tokens) for s in shards] != wanted:
             raise AmorError(
                 f"{self.folder}: the journal's shards are not 00000.bin, ... of "
                 f"{self.shard_tokens:,} tokens; {AGAIN}"
             )
-        sizes = {self.folder / s.file: s.tokens for s in self.shards} | (
-            {self._path(): self.part} if self.part else {}
-        )
+        sizes = {self.folder / s.file: s.tokens for s in shards}
+        sizes |= {self._path(): part} if part else {}
         for path in self.folder.glob("*.bin"):
             if path not in sizes:
                 path.unlink()
         for path, tokens in sizes.items():
             if not path.is_file() or path.stat().st_size < tokens * self.dtype.itemsize:
                 raise AmorError(f"{path} is shorter than in the journal; {AGAIN}")
-        if self.part:
-            os.truncate(self._path(), self.part * self.dtype.itemsize)
+        if part:
+            os.truncate(self._path(), part * self.dtype.itemsize)
             self._digest = digest_of(self._path())
 
     def append(self, tokens: np.ndarray) -> None:
@@ -104,19 +89,20 @@ class ShardWriter:
             while len(tokens):
                 if self._file is None:
                     self._file = self._path().open("ab")
-                taken, tokens = np.split(tokens, [self.shard_tokens - self.part])
+                taken, tokens = np.split(tokens, [self.shard_tokens - self.written.part])
                 data = taken.astype(self.dtype).tobytes()
                 self._file.write(data)
                 self._digest.update(data)
-                self.part += len(taken)
-                if self.part == self.shard_tokens:
+                self.written.part += len(taken)
+                if self.written.part == self.shard_tokens:
                     self._finish_shard()
 
     def count(self, source: str, text_bytes: int) -> None:
         """Count a document whose every token was appended."""
-        self.documents += 1
-        self.text_bytes += text_bytes
-        self.by_source[source] = self.by_source.get(source, 0) + 1
+        written = self.written
+        written.documents += 1
+        written.text_bytes += text_bytes
+        written.by_source[source] = written.by_source.get(source, 0) + 1
 
     def sync(self) -> None:
         """Return once everything appended so far is on the disk."""
@@ -127,7 +113,7 @@ class ShardWriter:
 
     def finish(self) -> None:
         """Close the last shard."""
-        if self.part:
+        if self.written.part:
             self._finish_shard()
 
     def close(self) -> None:
@@ -141,8 +127,8 @@ class ShardWriter:
         self.sync()
         name = self._path().name
         self.close()
-        self.shards.append(Shard(name, self.part, self._digest.hexdigest()))
-        self.part, self._digest = 0, hashlib.sha256()
+        self.written.shards.append(Shard(name, self.written.part, self._digest.hexdigest()))
+        self.written.part, self._digest = 0, hashlib.sha256()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -33,7 +33,7 @@ from amor.study.definition import (
 )
 from amor.train import recipe as recipes
 from amor.train.checkpoint import read_training
-from amor.train.data import fingerprint
+from amor.train.data import training_batches
 from amor.train.recipe import Recipe
 from amor.train.resume import FREE, differences, recipe_of
 
@@ -145,7 +145,7 @@ def check_folder(plan: StudyPlan) -> None:
                 f"{run.folder} was trained with {key} = {was!r}, not {now!r}; {instead}"
             )
         newest = run.folder / "latest"
-        if newest.exists() and read_training(newest).data != fingerprint(recipe):
+        if newest.exists() and read_training(newest).data != training_batches(recipe).fingerprint:
             raise AmorError(
                 f"{run.folder} was trained on other data than "
                 f"{recipe.data or 'its task makes now'}; {instead}"

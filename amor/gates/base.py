@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from msgspec import Meta
@@ -176,12 +176,11 @@ RENAMED_BUFFERS = {
 }
 
 
-class EMAOptions(Protocol):
+@dataclass(frozen=True)
+class EMAOptions:
     """What every adaptive gate's options have."""
 
-    @property
-    def eta(self) -> float:
-        """Weight of a new batch in the EMA of the statistics."""
+    eta: Share = 0.01  # weight of a new batch in the EMA of the statistics; the paper's
 
 
 AdaptiveT = TypeVar("AdaptiveT", bound=EMAOptions)
@@ -302,15 +301,19 @@ class Adaptive(Gate[AdaptiveT]):
         self.aimed = rate
 
 
+def lacks_statistics(gate: nn.Module) -> bool:
+    """Whether a gate decides by statistics that the trainer has to give it, and has none yet."""
+    return isinstance(gate, Adaptive) and not gate.updates_in_forward and not int(gate.updates)
+
+
 Kappa = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 
 @dataclass(frozen=True)
-class MedianOptions:
+class MedianOptions(EMAOptions):
     """Threshold = mu + kappa sigma, with mu and sigma EMAs of the median and std of batches."""
 
     kappa: Kappa = 0.2  # the paper's
-    eta: Share = 0.01  # weight of a new batch in the EMA; the paper's
     # (mu, sigma) before the first batch; (): the first batch's own
     start: Annotated[tuple[Kappa, ...], Meta(max_length=2)] = ()
     # EMA once per optimiser step, or in every training forward, over its own tokens

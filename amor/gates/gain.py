@@ -18,7 +18,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from amor.gates.base import Adaptive, Evidence, Verdict
+from amor.gates.base import Adaptive, EMAOptions, Evidence, Verdict
 from amor.gates.random import hash_uniform
 from amor.ops.linear import linear
 from amor.program import NoProgramError, Program, Vector
@@ -28,12 +28,10 @@ UNIFORM = 0.5, 12**-0.5  # mean and std of the scores it explores with
 
 
 @dataclass(frozen=True)
-class GainOptions:
+class GainOptions(EMAOptions):
     """How fast the regression and the threshold follow the data, and how often the gate fires."""
 
     rate: Share = 0.22  # fraction of tokens that fire; the 22 % of the paper's earlier version
-    # weight of a new batch in the EMA of the threshold's statistics, as in the paper's gate
-    eta: Share = 0.01
     # weight of a step's sample in the EMA of the moments; the first 1 / ema_rate steps count alike
     ema_rate: Share = 0.01
     # r: assumed fraction of the variance of gains that x can explain; smaller is a stronger ridge

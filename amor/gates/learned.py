@@ -10,18 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amor.gates.base import Adaptive, Evidence, Verdict
+from amor.gates.base import Adaptive, EMAOptions, Evidence, Verdict
 from amor.parts import touched
 from amor.program import NoProgramError, Program, Vector
 from amor.typed import Share
 
 
 @dataclass(frozen=True)
-class LearnedOptions:
+class LearnedOptions(EMAOptions):
     """The firing rate, and how fast the threshold follows the scores."""
 
     rate: Share = 0.4  # fraction of tokens that fire; the paper's gate fires on about 40 %
-    eta: Share = 0.01  # weight of a new batch in the EMA of the statistics
 
     def parameters(self, width: int) -> int:
         """Weights that the optimiser trains."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from amor.gates.base import EMAOptions
 from amor.gates.entropy import ByEntropy
 from amor.typed import Share
 
 
 @dataclass(frozen=True)
-class QuantileOptions:
+class QuantileOptions(EMAOptions):
     """The firing rate, and how fast the threshold follows the scores."""
 
     rate: Share = 0.22  # fraction of tokens that fire; the 22 % of the paper's earlier version
-    eta: Share = 0.01  # weight of a new batch in the EMA of the quantiles; the paper's
 
 
 class Quantile(ByEntropy[QuantileOptions]):

@@ -18,7 +18,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from amor.checks import InnerWidth
-from amor.gates.base import Adaptive, Evidence, Kappa, Verdict
+from amor.gates.base import Adaptive, EMAOptions, Evidence, Kappa, Verdict
 from amor.gates.random import hash_uniform
 from amor.ops.linear import linear
 from amor.parts import Cost, Linear
@@ -30,7 +30,7 @@ NETWORK = ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "skip_weight")
 
 
 @dataclass(frozen=True)
-class RouterOptions:
+class RouterOptions(EMAOptions):
     """What is predicted, by how large a network, and which threshold decides."""
 
     # normalised entropy in [0, 1], or nats saved by firing
@@ -39,7 +39,6 @@ class RouterOptions:
     # fire on this fraction of tokens; None: where the score exceeds mu + kappa sigma
     rate: Share | None = None
     kappa: Kappa = 0.2  # the paper's
-    eta: Share = 0.01  # weight of a new batch in the EMA of the statistics
     lr: Annotated[float, Meta(gt=0, le=1)] = 1e-3  # of Adam, where it is learned next to the model
     # tokens measured in training before it predicts; random until then
     explore: Annotated[int, Meta(ge=1, le=2**30)] = 4096

@@ -32,12 +32,12 @@ def _form(value: Any) -> str:
     return type(value).__name__
 
 
-def refuse(**outputs: Any) -> None:
+def refuse(output_attentions: bool | None, output_hidden_states: bool | None) -> None:
     """Raise for outputs that models of transformers may return and ours do not compute."""
-    for name, value in outputs.items():
-        if value:
-            instead = "call its core (model.core) or use forward hooks"
-            raise AmorError(f"{name}: this model does not return them; {instead}")
+    if output_attentions or output_hidden_states:
+        name = "output_attentions" if output_attentions else "output_hidden_states"
+        instead = "call its core (model.core) or use forward hooks"
+        raise AmorError(f"{name}: this model does not return them; {instead}")
 
 
 def cache(past: Any) -> AmorCache | None:

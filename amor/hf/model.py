@@ -217,16 +217,9 @@ class AmorModel(AmorPreTrainedModel):
         return_dict: bool | None = None,
     ) -> AmorOutput | tuple[Any, ...]:
         """The vectors that the head reads; arguments as those of AmorForCausalLM.forward."""
-        inputs.refuse(
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states
-        )
+        inputs.refuse(output_attentions, output_hidden_states)
         out, cache = self._read(
-            input_ids,
-            attention_mask,
-            position_ids,
-            past_key_values,
-            use_cache,
-            inputs_embeds,
+            input_ids, attention_mask, position_ids, past_key_values, use_cache, inputs_embeds
         )
         return self._output(return_dict, out, cache, last_hidden_state=out.hidden)
 
@@ -266,9 +259,7 @@ class AmorForCausalLM(AmorPreTrainedModel, GenerationMixin):
             num_items_in_batch: the loss is the sum over targets divided by it, as Trainer wants
                 with gradient accumulation; None: divided by the number of targets.
         """
-        inputs.refuse(
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states
-        )
+        inputs.refuse(output_attentions, output_hidden_states)
         more: dict[str, Any] = {}
         if labels is not None:
             more["targets"] = inputs.next_tokens(labels.long())

@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from amor.errors import AmorError
-from amor.gates.base import Adaptive
+from amor.gates.base import lacks_statistics
 from amor.hf import inputs
 from amor.hf.model import AmorOutput, AmorPreTrainedModel
 from amor.models.amor import Amor
@@ -79,7 +79,7 @@ class GateStatistics(TrainerCallback):
     def _begin(self) -> None:
         blocks = self._core.each_block()
         self.scores = [[] for _ in blocks]
-        self.fresh = [index for index, block in enumerate(blocks) if without_statistics(block.gate)]
+        self.fresh = [index for index, block in enumerate(blocks) if lacks_statistics(block.gate)]
 
     @property
     def _core(self) -> Amor:
@@ -136,13 +136,6 @@ class GateStatistics(TrainerCallback):
 def learning(model: nn.Module) -> bool:
     """Whether a pass trains the model; an evaluation in the middle of training does not."""
     return model.training and torch.is_grad_enabled()
-
-
-def without_statistics(gate: nn.Module) -> bool:
-    """Whether a gate needs statistics from outside and has none yet."""
-    if not isinstance(gate, Adaptive) or gate.updates_in_forward:
-        return False
-    return int(gate.updates) == 0
 
 
 def arguments(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

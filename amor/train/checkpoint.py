@@ -63,11 +63,6 @@ class CheckpointManifest(typed.File, frozen=True):
     files: dict[Annotated[str, Meta(pattern=r"^[\w.-]+(/[\w.-]+)*$", max_length=200)], FileDigest]
 
 
-def name_of(step: int) -> str:
-    """Folder name of the checkpoint of a step."""
-    return f"step-{step:06d}"
-
-
 def step_of(folder: Path) -> int:
     """The step of a checkpoint folder."""
     return int(folder.name.removeprefix("step-"))
@@ -91,7 +86,7 @@ def save(
     Every rank calls it: tensors are gathered on rank 0, which writes. A full disk is an AmorError
     and leaves the earlier checkpoints as they were.
     """
-    final = run.checkpoints / name_of(state.step)
+    final = run.checkpoints / f"step-{state.step:06d}"
     writing = run.checkpoints / f"{WRITING}{final.name}"
     weights = gathered(world, model.state_dict())
     moments = gathered(world, moments_of(model, optimizer))

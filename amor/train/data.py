@@ -30,16 +30,16 @@ class TrainingData:
     def open(cls, recipe: Recipe, world: World) -> "TrainingData":
         """Open and check the data of a recipe; whatever is wrong with it is an error here."""
         if recipe.task:
-            return cls.made(recipe, world)
+            rows = max(recipe.eval.windows // world.size, 1) * world.size  # a multiple of the ranks
+            unseen = Generated(read_task(recipe.task), rows, recipe.seed, "valid")
+            return cls(training_batches(recipe), unseen if recipe.eval.every else None, None, None)
         if not recipe.data:
             raise AmorError(
                 "the recipe names no data; give --data FOLDER, written by `amor prepare`"
             )
         shards, judged = splits(recipe.data)
         judged = judged if recipe.eval.every else None
-        for split in (shards, judged):
-            if split is None:
-                continue
+        for split in filter(None, (shards, judged)):
             split.check(vocab=recipe.config().vocab)
             if recipe.verify and world.is_main:
                 split.verify()
@@ -51,23 +51,12 @@ class TrainingData:
             shards.tokenizer(),
         )
 
-    @classmethod
-    def made(cls, recipe: Recipe, world: World) -> "TrainingData":
-        """The rows of a generated task; eval.windows of them, rounded to a multiple of the ranks,
-        are for validation.
-        """
-        task, valid = read_task(recipe.task), None
-        if recipe.eval.every:
-            rows = max(recipe.eval.windows // world.size, 1) * world.size
-            valid = Generated(task, rows, recipe.seed, "valid")
-        return cls(Generated(task, recipe.batch, recipe.seed), valid, None, None)
 
-
-def fingerprint(recipe: Recipe) -> str:
-    """Fingerprint of the training data of a recipe, in the order of its steps; no token is read."""
+def training_batches(recipe: Recipe) -> Batches | Generated:
+    """The training batches of a recipe; no token is read."""
     if recipe.task:
-        return Generated(read_task(recipe.task), recipe.batch, recipe.seed).fingerprint
-    return Batches(splits(recipe.data)[0], recipe.context, recipe.batch, recipe.seed).fingerprint
+        return Generated(read_task(recipe.task), recipe.batch, recipe.seed)
+    return Batches(splits(recipe.data)[0], recipe.context, recipe.batch, recipe.seed)
 
 
 def _windows(judged: Shards, recipe: Recipe, world: World) -> Batches:

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from amor.progress import Countdown, clock, draw_bar, make_bar
 from amor.records.run import Evaluated, Event, GateLine, Step
 from amor.train.recipe import Recipe
-from amor.train.watch import (
-    CheckpointSaved,
-    Observer,
-    RunEnded,
-    RunStarted,
-    answers,
-    learned,
-    number,
-)
+from amor.train.watch import CheckpointSaved, Observer, RunEnded, RunStarted, answers, number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -107,8 +99,9 @@ class Lines(Observer):
         if step % self.every and step not in (pace.first + 1, pace.total):
             return
         share = "" if pace.share is None else f" ({pace.share:.0%} of the ceiling)"
+        loss, norm = number(metrics.loss, ".4f"), number(metrics.grad_norm, ".2f")
         self.print(
-            f"step {step:>6}/{pace.total}  {learned(metrics)}"
+            f"step {step:>6}/{pace.total}  loss {loss}  lr {metrics.lr:.2e}  norm {norm}"
             f"  {pace.tokens_per_second:,.0f} tokens/s{share}  {pace.left}" + gates(metrics.blocks)
         )
 

@@ -46,16 +46,15 @@ def freeze(model: nn.Module, what: str) -> None:
 
 def groups(model: nn.Module, optimiser: Optimiser, rates: Rates) -> list[ParameterGroup]:
     """Every trained parameter in exactly one group; empty groups are left out."""
-    sorted_out: dict[str, Named] = {"matrices": [], "vectors": [], "alpha": []}
+    every = {
+        "matrices": ParameterGroup("matrices", rates.peak, optimiser.weight_decay, []),
+        "vectors": ParameterGroup("vectors", rates.peak, 0.0, []),
+        "alpha": ParameterGroup("alpha", rates.alpha, 0.0, []),
+    }
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            sorted_out[kind(name, parameter)].append((name, parameter))
-    every = [
-        ParameterGroup("matrices", rates.peak, optimiser.weight_decay, sorted_out["matrices"]),
-        ParameterGroup("vectors", rates.peak, 0.0, sorted_out["vectors"]),
-        ParameterGroup("alpha", rates.alpha, 0.0, sorted_out["alpha"]),
-    ]
-    return [group for group in every if group.members]
+            every[kind(name, parameter)].members.append((name, parameter))
+    return [group for group in every.values() if group.members]
 
 
 def kind(name: str, parameter: nn.Parameter) -> str:

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from amor.data.loader import BatchSource, Windows, paired
 from amor.errors import AmorError
-from amor.gates.base import Adaptive
+from amor.gates.base import Adaptive, lacks_statistics
 from amor.gates.warmup import ForcedOpen
 from amor.models.amor import Amor, Output
-from amor.models.block import Block, GateTrace
+from amor.models.block import GateTrace
 from amor.models.gated import PassOptions
 from amor.models.measure import Measured
 from amor.numbers import finite
@@ -53,10 +53,7 @@ class MicroBatchStats:
     measured: list[tuple[Measured | None, ...]] = field(default_factory=list)
 
     def add(
-        self,
-        loss: Tensor,
-        gates: tuple[GateTrace, ...],
-        measured: tuple[Measured | None, ...] = (),
+        self, loss: Tensor, gates: tuple[GateTrace, ...], measured: tuple[Measured | None, ...] = ()
     ) -> None:
         """Take in one micro-batch: its loss, and per block decisions and measured gains."""
         self.measured.append(measured)
@@ -96,6 +93,7 @@ class Stepper:
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
         self.source, self.world = source, world
         self.apart = boundary(recipe.documents, end_of_text)
+        self.blocks = model.each_block()
         self.spikes = Spikes(recipe.optimiser.spike)
         self.updates = 0  # optimiser steps that changed the weights
         self.first, self.last = world.local_rows(recipe.batch)
@@ -110,7 +108,8 @@ class Stepper:
         used = self.gate_numbers()
         stats = self.forward_backward(batches, step)
         self.world.reduce_gradients(self.model)
-        norm = self.gradient_norm()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = float(self.world.full_tensor(torch.nn.utils.get_total_norm(gradients)))
         loss = float(self.world.sum(stats.loss))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFiniteError(step, loss, norm)
@@ -118,7 +117,7 @@ class Stepper:
         spike = self.spikes.is_spike(norm)
         skipped = spike and self.recipe.optimiser.skip_spikes
         if not skipped:
-            self.update(norm)
+            self.update(gradients, norm)
             if not initialised:
                 self.model.observe(scores)
             self.share_statistics()
@@ -154,12 +153,7 @@ class Stepper:
 
         Returns whether there were such gates.
         """
-        fresh = any(
-            isinstance(b.gate, Adaptive)
-            and not b.gate.updates_in_forward
-            and int(b.gate.updates) == 0
-            for b in self.blocks()
-        )
+        fresh = any(lacks_statistics(block.gate) for block in self.blocks)
         if fresh:
             stats = MicroBatchStats(self.zero())
             with torch.no_grad():
@@ -177,7 +171,7 @@ class Stepper:
         first = self.first
         gates = None
         if step < self.recipe.open_steps:
-            gates = [ForcedOpen(block.gate) for block in self.blocks()]
+            gates = [ForcedOpen(block.gate) for block in self.blocks]
         for batch in batches:
             measure = self.sample(step, range(first, first + len(batch)), batch.columns)
             options = PassOptions(gates=gates, measure=measure)
@@ -193,7 +187,7 @@ class Stepper:
 
         Such a gate has taken in the tokens of its own rank only.
         """
-        for block in self.blocks() if self.world.size > 1 else ():
+        for block in self.blocks if self.world.size > 1 else ():
             if block.gate.updates_in_forward:
                 statistics = self.world.broadcast(block.gate.state_dict())
                 block.gate.load_state_dict(statistics, strict=False)
@@ -205,16 +199,11 @@ class Stepper:
         batch = self.recipe.batch
         return sampled(self.recipe.seed, step, rows, batch, columns).to(self.world.device)
 
-    def gradient_norm(self) -> float:
-        """The norm of the whole gradient."""
-        self.gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return float(self.world.full_tensor(torch.nn.utils.get_total_norm(self.gradients)))
-
-    def update(self, norm: float) -> None:
-        """Clip the gradient, whose norm this is, and let the optimiser change the weights."""
+    def update(self, gradients: list[Tensor], norm: float) -> None:
+        """Clip the gradients, of this norm together, and let the optimiser change the weights."""
         clip = self.recipe.optimiser.clip
         if norm > clip:
-            for gradient in self.gradients:
+            for gradient in gradients:
                 gradient.mul_(clip / norm)
         self.optimizer.step()
         self.updates += 1
@@ -240,7 +229,7 @@ class Stepper:
             x = self.world.gather(torch.cat([part.x for part in known]))
             value = self.world.gather(torch.cat([part.value for part in known]))
             blocks.append(Measured(x, value))
-        return blocks or [None] * len(self.blocks())
+        return blocks or [None] * len(self.blocks)
 
     def zero(self) -> Tensor:
         """A float64 zero on the device."""
@@ -249,7 +238,7 @@ class Stepper:
     def gate_numbers(self) -> list[dict[str, float | None]]:
         """Per block the numbers its gate decides with, and alpha (the mean over channels)."""
         blocks = []
-        for block in self.blocks():
+        for block in self.blocks:
             gate = block.gate.decider
             numbers = {"mu": gate.mu, "sigma": gate.sigma} if isinstance(gate, Adaptive) else {}
             numbers["tau"] = gate.threshold
@@ -258,10 +247,7 @@ class Stepper:
         return blocks
 
     def gate_lines(
-        self,
-        stats: MicroBatchStats,
-        pooled: list[Tensor],
-        used: list[dict[str, float | None]],
+        self, stats: MicroBatchStats, pooled: list[Tensor], used: list[dict[str, float | None]]
     ) -> tuple[GateLine, ...]:
         """Per block: fraction of tokens that fired, numbers that decided, 10th and 90th percentile
         of scores.
@@ -275,10 +261,6 @@ class Stepper:
             low, high = (finite(float(ordered[k])) for k in (last // 10, last * 9 // 10))
             lines.append(GateLine(fire=rate, score_10=low, score_90=high, **numbers))
         return tuple(lines)
-
-    def blocks(self) -> list[Block]:
-        """The gated blocks of the model."""
-        return list(self.model.blocks)  # type: ignore[arg-type]
 
 
 def boundary(documents: str, end_of_text: int | None) -> int | None:

@@ -67,10 +67,11 @@ class GradientCheck:
         """Take in the gradients of a step, before they are cleared."""
         gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
         self.missing = [name for name in self.names if gradients[name] is None]
-        self.silent = [name for name in self.silent if not self._moved(gradients[name])]
-
-    def _moved(self, gradient: Tensor | None) -> bool:
-        return gradient is not None and bool(self.full_tensor(gradient).any())
+        self.silent = [
+            name
+            for name in self.silent
+            if (gradient := gradients[name]) is None or not self.full_tensor(gradient).any()
+        ]
 
     def summary(self, step: int) -> str:
         """The result so far, in one line."""

@@ -83,12 +83,6 @@ class MetricsWriter(Observer):
         self.run.happened(event)
 
 
-def learned(metrics: Step) -> str:
-    """Loss, learning rate and gradient norm of a step, as text."""
-    loss, norm = number(metrics.loss, ".4f"), number(metrics.grad_norm, ".2f")
-    return f"loss {loss}  lr {metrics.lr:.2e}  norm {norm}"
-
-
 def answers(valid: Valid) -> str:
     """Of a generated task: accuracy on its questions and how often gates fired there, as the end of
     a line.

@@ -1,9 +1,9 @@
 """The contract of a task: rows of tokens with questions in them whose answers stand further left.
 
 A row is a function of its key alone (amor/data/chance.py), so it needs no file and no state.
-Options give the size of a task and refuse what is impossible. Where the answer to a question is the
-next token, the row is a text like any other; where it is not (mqar), the target at the question is
-the answer all the same.
+The fields of a task give its size; `check` refuses what is impossible. Where the answer to a
+question is the next token, the row is a text like any other; where it is not (mqar), the target at
+the question is the answer all the same.
 """
 
 from __future__ import annotations
@@ -40,36 +40,29 @@ class Drawn:
     question: np.ndarray  # [n, T] number of the question an answer's token belongs to, from 1; or 0
 
 
-class TaskOptions:
-    """Base of the options of a task: frozen dataclasses with `vocab`, `length` and `loss`.
+class Task:
+    """A task at a size.
 
-    vocab: size of the vocabulary. length: tokens per row. loss: which targets are learned,
-    "questions" (the answers alone) or "all" (every next token).
+    A subclass is a frozen dataclass with a `kind`, `chance` and `draw`; its fields are the options
+    that a recipe may set, `vocab`, `length` and `loss` among them.
+
+    Attributes:
+        vocab: size of the vocabulary; tokens are below it.
+        loss: which targets are learned: "questions" (the answers alone) or "all" (every next
+            token).
     """
 
-    def check(self) -> None:
-        """Refuse options that contradict each other."""
-
-
-class Task:
-    """A kind of task at a size. A subclass has a `kind`, frozen `Options`, `chance` and `draw`."""
-
     kind: ClassVar[str]
-    Options: ClassVar[type[TaskOptions]]
-
-    def __init__(self, options: Any):
-        self.options = options
-        options.check()
-
-    @property
-    def vocab(self) -> int:
-        """Tokens are below this."""
-        return int(self.options.vocab)
+    vocab: int
+    loss: Loss
 
     @property
     def length(self) -> int:
         """T: tokens of a row that are read."""
-        return int(self.options.length)
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
 
     @property
     def chance(self) -> float:
@@ -86,7 +79,7 @@ class Task:
         """
         drawn = self.draw(Chance(row_keys(seed, stream, step, first, last)))
         targets = drawn.answers
-        if self.options.loss == "all":
+        if self.loss == "all":
             targets = np.where(drawn.question > 0, drawn.answers, drawn.tokens[:, 1:])
         tokens = torch.from_numpy(np.ascontiguousarray(drawn.tokens[:, :-1]))
         question = torch.from_numpy(drawn.question)
@@ -95,7 +88,7 @@ class Task:
     @cached_property
     def tree(self) -> dict[str, Any]:
         """As a recipe writes it."""
-        return {"kind": self.kind, **asdict(self.options)}
+        return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
 
     def change(self, **changes: Any) -> Task:
         """The same task of another size: change(pairs=64, length=256)."""
@@ -107,10 +100,10 @@ def read_task(tree: Mapping[str, Any], where: str = "task") -> Task:
     kind = tree.get("kind")
     if not isinstance(kind, str):
         raise AmorError(f"{where}: no kind; name one of {', '.join(registry.kinds(PACKAGE))}")
-    task_class = registry.find(PACKAGE, kind.replace("-", "_"))
+    task_class: type[Task] = registry.find(PACKAGE, kind.replace("-", "_"), has="draw")
     options = {key: value for key, value in tree.items() if key != "kind"}
-    task = task_class(typed.convert(task_class.Options, options, f"{where} {kind}"))
-    assert isinstance(task, Task)
+    task = typed.convert(task_class, options, f"{where} {kind}")
+    task.check()
     return task
 
 

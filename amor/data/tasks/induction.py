@@ -7,19 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Length, Loss, Task, TaskOptions, Words, ask
+from amor.data.tasks.base import Drawn, Length, Loss, Task, Words, ask
 from amor.errors import AmorError
 
 MARK = 0
 
 
 @dataclass(frozen=True)
-class InductionOptions(TaskOptions):
-    """Size of the task.
+class Induction(Task):
+    """Which token followed the mark?
 
     vocab: a mark and tokens; 17 is the vocabulary of Mamba's experiment and the mark.
     """
 
+    kind = "induction"
     vocab: Words = 17
     length: Length = 64
     loss: Loss = "questions"
@@ -31,23 +32,14 @@ class InductionOptions(TaskOptions):
                 "and the mark; give 3"
             )
 
-
-class Induction(Task):
-    """Which token followed the mark?"""
-
-    kind = "induction"
-    Options = InductionOptions
-    options: InductionOptions
-
     @property
     def chance(self) -> float:
         return 1 / (self.vocab - 1)
 
     def draw(self, chance: Chance) -> Drawn:
-        o = self.options
-        tokens = chance.below(o.vocab - 1, o.length + 1) + 1
-        place = chance.below(o.length - 2, 1)
+        tokens = chance.below(self.vocab - 1, self.length + 1) + 1
+        place = chance.below(self.length - 2, 1)
         tokens[:, -1] = np.take_along_axis(tokens, place + 1, 1)[:, 0]
         np.put_along_axis(tokens, place, MARK, 1)
         tokens[:, -2] = MARK
-        return ask(tokens, np.full((chance.rows, 1, 1), o.length - 1))
+        return ask(tokens, np.full((chance.rows, 1, 1), self.length - 1))

@@ -13,19 +13,20 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, TaskOptions, Words, ask, at_most
+from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, Words, ask, at_most
 from amor.errors import AmorError
 
 
 @dataclass(frozen=True)
-class MqarOptions(TaskOptions):
-    """Size of the task; defaults are zoology's smallest.
+class Mqar(Task):
+    """Which value came with this key? The defaults are zoology's smallest.
 
     pairs: of key and value in a row.
     queries: questions per row; 0: every key once.
     power: of the law of distances; near 0 questions stand close behind the pairs. As in zoology.
     """
 
+    kind = "mqar"
     vocab: Words = 512
     length: Length = 64
     pairs: Some = 8
@@ -54,27 +55,19 @@ class MqarOptions(TaskOptions):
         """Places at which a question may stand."""
         return (self.length - 2 * self.pairs) // 2
 
-
-class Mqar(Task):
-    """Which value came with this key?"""
-
-    kind = "mqar"
-    Options = MqarOptions
-    options: MqarOptions
-
     @property
     def chance(self) -> float:
         return 1 / (self.vocab - self.vocab // 2)
 
     def draw(self, chance: Chance) -> Drawn:
-        o, half = self.options, self.options.vocab // 2
-        keys = chance.distinct(half - 1, o.pairs) + 1
-        values = chance.distinct(o.vocab - half, o.pairs) + half
-        which = chance.distinct(o.pairs, o.questions)
-        weights = np.arange(1, o.places + 1) ** (o.power - 1.0)
-        places = 2 * o.pairs + 2 * chance.ranked(weights, o.questions)
-        tokens = chance.below(o.vocab, o.length + 1)
-        tokens[:, 0 : 2 * o.pairs : 2], tokens[:, 1 : 2 * o.pairs : 2] = keys, values
+        half = self.vocab // 2
+        keys = chance.distinct(half - 1, self.pairs) + 1
+        values = chance.distinct(self.vocab - half, self.pairs) + half
+        which = chance.distinct(self.pairs, self.questions)
+        weights = np.arange(1, self.places + 1) ** (self.power - 1.0)
+        places = 2 * self.pairs + 2 * chance.ranked(weights, self.questions)
+        tokens = chance.below(self.vocab, self.length + 1)
+        tokens[:, 0 : 2 * self.pairs : 2], tokens[:, 1 : 2 * self.pairs : 2] = keys, values
         np.put_along_axis(tokens, places, np.take_along_axis(keys, which, 1), 1)
         answers = np.take_along_axis(values, which, 1)
         return ask(tokens, places[:, :, None], answers[:, :, None])

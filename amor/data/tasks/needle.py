@@ -12,24 +12,13 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import (
-    Drawn,
-    Length,
-    Loss,
-    Some,
-    Task,
-    TaskOptions,
-    Words,
-    ask,
-    at_most,
-    joined,
-)
+from amor.data.tasks.base import Drawn, Length, Loss, Some, Task, Words, ask, at_most, joined
 from amor.errors import AmorError
 
 
 @dataclass(frozen=True)
-class NeedleOptions(TaskOptions):
-    """Size of the task.
+class Needle(Task):
+    """Which value came with this key, in filler?
 
     vocab: a quarter are keys, a quarter is what values are made of, half is filler.
     needles: keys with a value in a row; one of them is the question.
@@ -37,6 +26,7 @@ class NeedleOptions(TaskOptions):
     distance: tokens between the value and the question; -1: any.
     """
 
+    kind = "needle"
     vocab: Words = 64
     length: Length = 128
     needles: Some = 1
@@ -68,35 +58,29 @@ class NeedleOptions(TaskOptions):
                 "one of the two away"
             )
 
-
-class Needle(Task):
-    """Which value came with this key, in filler?"""
-
-    kind = "needle"
-    Options = NeedleOptions
-    options: NeedleOptions
-
     @property
     def chance(self) -> float:
         return 1 / (self.vocab // 4)
 
     def draw(self, chance: Chance) -> Drawn:
-        o, rows, quarter = self.options, chance.rows, self.options.vocab // 4
-        keys = chance.distinct(quarter, o.needles)[:, :, None]
-        values = chance.below(quarter, o.needles * o.value) + quarter
-        needles = np.concatenate([keys, values.reshape(rows, o.needles, o.value)], axis=2)
-        tokens = chance.below(o.vocab - 2 * quarter, o.length + 1) + 2 * quarter
-        starts = self.starts(chance)[:, :, None] + np.arange(o.each)
+        rows, quarter = chance.rows, self.vocab // 4
+        keys = chance.distinct(quarter, self.needles)[:, :, None]
+        values = chance.below(quarter, self.needles * self.value) + quarter
+        needles = np.concatenate([keys, values.reshape(rows, self.needles, self.value)], axis=2)
+        tokens = chance.below(self.vocab - 2 * quarter, self.length + 1) + 2 * quarter
+        starts = self.starts(chance)[:, :, None] + np.arange(self.each)
         np.put_along_axis(tokens, joined(starts), joined(needles), 1)
-        which = chance.below(o.needles, 1)[:, :, None]
-        tokens[:, o.body :] = np.take_along_axis(needles, which, 1)[:, 0]
-        places = np.arange(o.body, o.length)
-        return ask(tokens, np.broadcast_to(places, (rows, 1, o.value)))
+        which = chance.below(self.needles, 1)[:, :, None]
+        tokens[:, self.body :] = np.take_along_axis(needles, which, 1)[:, 0]
+        places = np.arange(self.body, self.length)
+        return ask(tokens, np.broadcast_to(places, (rows, 1, self.value)))
 
     def starts(self, chance: Chance) -> np.ndarray:
         """[rows, needles] where each needle begins, from left to right."""
-        o = self.options
-        if o.distance >= 0:
-            return np.full((chance.rows, 1), o.body - o.distance - o.each)
-        units = o.body - o.needles * o.value  # a needle is one of them
-        return np.sort(chance.distinct(units, o.needles), axis=1) + np.arange(o.needles) * o.value
+        if self.distance >= 0:
+            return np.full((chance.rows, 1), self.body - self.distance - self.each)
+        units = self.body - self.needles * self.value  # a needle is one of them
+        return (
+            np.sort(chance.distinct(units, self.needles), axis=1)
+            + np.arange(self.needles) * self.value
+        )

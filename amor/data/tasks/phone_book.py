@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from amor.data.chance import Chance
-from amor.data.tasks.base import Drawn, Loss, Some, Task, TaskOptions, Words, ask, at_most, joined
+from amor.data.tasks.base import Drawn, Loss, Some, Task, Words, ask, at_most, joined
 from amor.errors import AmorError
 
 DIGITS, MARK = 10, 10  # tokens 0 .. 9, and the mark before a question; names follow
@@ -20,13 +20,14 @@ FIRST = MARK + 1
 
 
 @dataclass(frozen=True)
-class PhoneBookOptions(TaskOptions):
-    """Size of the task.
+class PhoneBook(Task):
+    """Which number belongs to this name?
 
     vocab: ten digits, a mark, and names. entries: names with a number in a row. digits: of a
     number. queries: names per row whose number is the question.
     """
 
+    kind = "phone_book"
     vocab: Words = 27
     entries: Some = 8
     digits: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -57,27 +58,26 @@ class PhoneBookOptions(TaskOptions):
         )
         at_most("phone-book: queries", self.queries, self.entries, "an entry is asked for once")
 
-
-class PhoneBook(Task):
-    """Which number belongs to this name?"""
-
-    kind = "phone_book"
-    Options = PhoneBookOptions
-    options: PhoneBookOptions
-
     @property
     def chance(self) -> float:
         return 1 / DIGITS
 
     def draw(self, chance: Chance) -> Drawn:
-        o, rows = self.options, chance.rows
-        names = np.stack(np.divmod(chance.distinct(o.names**2, o.entries), o.names), axis=2) + FIRST
-        numbers = chance.below(DIGITS, o.entries * o.digits).reshape(rows, o.entries, o.digits)
+        rows = chance.rows
+        names = (
+            np.stack(np.divmod(chance.distinct(self.names**2, self.entries), self.names), axis=2)
+            + FIRST
+        )
+        numbers = chance.below(DIGITS, self.entries * self.digits).reshape(
+            rows, self.entries, self.digits
+        )
         book = np.concatenate([names, numbers], axis=2)
-        which = chance.distinct(o.entries, o.queries)[:, :, None]
-        marks = np.full((rows, o.queries, 1), MARK)
+        which = chance.distinct(self.entries, self.queries)[:, :, None]
+        marks = np.full((rows, self.queries, 1), MARK)
         questions = np.concatenate([marks, np.take_along_axis(book, which, 1)], axis=2)
         tokens = np.concatenate([joined(book), joined(questions)], axis=1)
-        starts = o.entries * (2 + o.digits) + np.arange(o.queries)[:, None] * (3 + o.digits)
-        places = starts + 2 + np.arange(o.digits)
+        starts = self.entries * (2 + self.digits) + np.arange(self.queries)[:, None] * (
+            3 + self.digits
+        )
+        places = starts + 2 + np.arange(self.digits)
         return ask(tokens, np.broadcast_to(places, (rows, *places.shape)))

@@ -18,24 +18,13 @@ from msgspec import Meta
 
 from amor.data.chance import Chance
 from amor.data.loader import Windows
-from amor.data.tasks.base import (
-    Drawn,
-    FillerShare,
-    Length,
-    Loss,
-    Some,
-    Task,
-    TaskOptions,
-    Words,
-    ask,
-    at_most,
-)
+from amor.data.tasks.base import Drawn, FillerShare, Length, Loss, Some, Task, Words, ask, at_most
 from amor.errors import AmorError
 
 
 @dataclass(frozen=True)
-class StreamOptions(TaskOptions):
-    """Size of the task.
+class Stream(Task):
+    """Which value came with this key, in a stream of filler?
 
     pairs: of key and value in a row. 16: more than a recurrent state of the recipes' size keeps.
     fewest: least number of pairs in a row of training, filler in place of the others; 0: all.
@@ -43,6 +32,7 @@ class StreamOptions(TaskOptions):
     loss: all, so that a gate meets tokens that nobody can predict.
     """
 
+    kind = "stream"
     vocab: Words = 512
     length: Length = 128
     pairs: Some = 16
@@ -71,40 +61,32 @@ class StreamOptions(TaskOptions):
                 f"give a length of {2 * self.pairs + int(2 / (1 - self.filler)) + 1}"
             )
 
-
-class Stream(Task):
-    """Which value came with this key, in a stream of filler?"""
-
-    kind = "stream"
-    Options = StreamOptions
-    options: StreamOptions
-
     @property
     def chance(self) -> float:
         return 1 / (self.vocab // 4)
 
     def rows(self, seed: int, stream: str, step: int, first: int, last: int) -> Windows:
-        if self.options.fewest and stream != "train":
+        if self.fewest and stream != "train":
             return self.change(fewest=0).rows(seed, stream, step, first, last)
         return super().rows(seed, stream, step, first, last)
 
     def draw(self, chance: Chance) -> Drawn:
-        o, quarter = self.options, self.options.vocab // 4
-        pairs: int | np.ndarray = o.pairs  # of all rows, or [rows, 1]
-        if o.fewest:
-            pairs = o.fewest + chance.below(o.pairs - o.fewest + 1, 1)
-        keys = chance.distinct(quarter, o.pairs)
-        values = chance.distinct(quarter, o.pairs) + quarter
-        tokens = chance.below(o.vocab - 2 * quarter, o.length + 1) + 2 * quarter
-        present = np.arange(o.pairs) < pairs
+        quarter = self.vocab // 4
+        pairs: int | np.ndarray = self.pairs  # of all rows, or [rows, 1]
+        if self.fewest:
+            pairs = self.fewest + chance.below(self.pairs - self.fewest + 1, 1)
+        keys = chance.distinct(quarter, self.pairs)
+        values = chance.distinct(quarter, self.pairs) + quarter
+        tokens = chance.below(self.vocab - 2 * quarter, self.length + 1) + 2 * quarter
+        present = np.arange(self.pairs) < pairs
         for place, token in enumerate((keys, values)):
-            column = tokens[:, place : 2 * o.pairs : 2]
+            column = tokens[:, place : 2 * self.pairs : 2]
             column[:] = np.where(present, token, column)
-        which = chance.below(pairs, o.questions)
-        units = o.behind - o.questions  # a question is two tokens
+        which = chance.below(pairs, self.questions)
+        units = self.behind - self.questions  # a question is two tokens
         # the units that are questions, from the left; a question is one token longer than filler
-        chosen = np.sort(chance.distinct(units, o.questions), axis=1)
-        places = 2 * o.pairs + chosen + np.arange(o.questions)
+        chosen = np.sort(chance.distinct(units, self.questions), axis=1)
+        places = 2 * self.pairs + chosen + np.arange(self.questions)
         np.put_along_axis(tokens, places, np.take_along_axis(keys, which, 1), 1)
         np.put_along_axis(tokens, places + 1, np.take_along_axis(values, which, 1), 1)
         return ask(tokens, places[:, :, None])
