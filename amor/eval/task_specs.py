@@ -161,7 +161,9 @@ class HarnessTask(RowTask):
 
     def source(self) -> HubSource:
         """The data set that the yaml names."""
-        return harness.hub_of(self.definition())
+        config = self.definition()
+        split = config.get("test_split") or config["validation_split"]
+        return HubSource(config["dataset_path"], config.get("dataset_name"), split)
 
     def build(self, dataset: Rows, tokenizer: Tokenizer) -> LoadedTask:
         """The harness's task on these rows."""
@@ -188,9 +190,9 @@ class CompletionTask(RowTask):
     def build(self, dataset: Rows, tokenizer: Tokenizer) -> LoadedTask:
         """The harness's task on these rows."""
         docs = [{"text": row.text, "value": row.value} for row in dataset.rows]
-        kind, source = harness.class_of(self.class_path), dataset.data.source
-        task = harness.completion(kind, self.name, docs, "validation", source)
-        return LoadedTask(task, dataset.data)
+        kind, data = harness.class_of(self.class_path), dataset.data
+        task = harness.completion(kind, self.name, docs, "validation", data.source)
+        return LoadedTask(task, data)
 
 
 @dataclass(frozen=True, kw_only=True)
