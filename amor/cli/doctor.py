@@ -133,7 +133,8 @@ def draw(report: DoctorReport) -> None:
     forced = os.environ.get("AMOR_KERNELS")
     kernels = f"AMOR_KERNELS={forced}" if forced else "chosen automatically (AMOR_KERNELS forces)"
     console.print(f"[bold]kernels[/]   {kernels}")
-    draw_chunks(console, report.chunks or ())
+    if report.chunks:
+        draw_chunks(console, report.chunks)
     draw_operators(console, report.operators)
     absent = [f"{name} ({what})" for name, what in EXTRAS.items() if not report.packages[name]]
     console.print(f"[bold]optional packages not installed[/]: {', '.join(absent) or 'none'}")
@@ -160,8 +161,6 @@ def draw_operators(console: Console, rows: Sequence[OperatorBackend]) -> None:
 
 def draw_chunks(console: Console, rows: Sequence[ChunkTiming]) -> None:
     """Print the results of --measure, and where they are kept."""
-    if not rows:
-        return
     first = rows[0]
     columns = ("chunk of", "scale", "was", "is", *map(str, first.seconds))
     table = Table(*columns, show_edge=False, pad_edge=False)

@@ -148,9 +148,8 @@ def judge(
     else:
         ids = encode(require_tokenizer(tokenizer), read_file(args.file), args.bos)
         text = windows.of_ids(ids, context, count, args.file)
-    once = config.blocks.decide == "once" and len(model.blocks) > 1
-    passes = value.passes(len(model.each_block()), once=once)
-    with Progress("judging the gate", passes * text.tokens.numel(), "tokens") as progress:
+    tokens = value.passes_of(model) * text.tokens.numel()
+    with Progress("judging the gate", tokens, "tokens") as progress:
         result = value.value(model, text, gates, on_tokens=progress.add)
     show_value(Console(highlight=False), result)
     written = write(args, "value", result)
@@ -172,9 +171,8 @@ def compare_gates(args: argparse.Namespace, model: Amor, tokenizer: "Tokenizer |
     count, apart = MOST if args.windows is None else args.windows, args.documents == "apart"
     counts = count, LEARNED * count
     text, learned = held_out_windows(args, model, tokenizer, counts, apart)
-    passes = choosing.passes(len(model.blocks), model.config.blocks.decide == "once")
-    learning = choosing.learning_passes() * learned.tokens.numel()
-    with Progress("choosing", passes * text.tokens.numel() + learning, "tokens") as progress:
+    tokens = choosing.tokens_read(model, text, learned)
+    with Progress("choosing", tokens, "tokens") as progress:
         result = choosing.compare_gates(model, text, learned, on_tokens=progress.add)
     show_choices(Console(highlight=False), result)
     if args.out:
