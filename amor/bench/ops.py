@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from amor.bench import machine
+from amor.bench.chunks import delta_inputs, scan_inputs
 from amor.bench.table import BenchmarkRow, BenchmarkTable, common, run_rows
 from amor.bench.timing import alternate
 from amor.ops import attend, head, product
@@ -93,25 +94,18 @@ def _then(work: Callable[[Tensor], Any], function: Callable[..., Tensor], *input
 def recurrences(table: BenchmarkTable, rounds: int, shape: OpShape) -> Iterator[BenchmarkRow]:
     """scan, delta and conv, forward, at the shapes of one layer."""
     _, width, tokens = shape
-    heads, size, states = width // 32, 64, 128
-    x, dt = torch.randn(1, tokens, heads, size), torch.rand(1, tokens, heads) * 0.1
-    B, C = torch.randn(1, tokens, 1, states), torch.randn(1, tokens, 1, states)
-    A = -torch.arange(1, heads + 1).float()
-    sizes = {"tokens": tokens, "heads": heads, "size": size, "states": states}
-    row = table.row("scan, forward", "scan", **sizes)
-    row.times |= alternate({"amor": lambda: scan(x, dt, A, B, C)}, rounds)
+    heads, keys, channels = width // 32, max(1, 3 * width // 256), 2 * width + 256
+    row = table.row("scan, forward", "scan", tokens=tokens, heads=heads, size=64, states=128)
+    inputs = scan_inputs(tokens, heads, size=64, states=128)
+    row.times |= alternate({"amor": partial(scan, *inputs)}, rounds)
     yield row
-    keys = max(1, 3 * width // 256)
-    q, k = (F.normalize(torch.randn(1, tokens, keys, 64), dim=-1) for _ in range(2))
-    g, beta = -torch.rand(1, tokens, keys), torch.rand(1, tokens, keys)
-    v = torch.randn(1, tokens, keys, 128)
     row = table.row("delta, forward", "delta", tokens=tokens, heads=keys)
-    row.times |= alternate({"amor": lambda: delta(q, k, v, g, beta)}, rounds)
+    inputs = delta_inputs(tokens, keys, keys=64, values=128)
+    row.times |= alternate({"amor": partial(delta, *inputs)}, rounds)
     yield row
-    channels = 2 * width + 256
-    c, taps = torch.randn(1, tokens, channels), torch.randn(channels, 4)
     row = table.row("conv, forward", "conv", tokens=tokens, channels=channels)
-    row.times |= alternate({"amor": lambda: conv(c, taps)}, rounds)
+    inputs = [torch.randn(1, tokens, channels), torch.randn(channels, 4)]
+    row.times |= alternate({"amor": partial(conv, *inputs)}, rounds)
     yield row
 
 
