@@ -4,7 +4,7 @@ presets.
 `amor doctor --measure` runs this; amor.ops.chunks keeps the result and uses it in later runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,9 +66,8 @@ class ChunkTiming:
     seconds: dict[int, float]  # chunk length -> seconds, forward and backward
 
 
-def measure_chunks(scale: str, rounds: int = 15) -> list[ChunkTiming]:
+def measure_chunks(scale: str, rounds: int = 15) -> Iterator[ChunkTiming]:
     """Time every chunk length of every operator that has chunks, at the shapes of one scale."""
-    timings = []
     for op, (name, inputs) in INPUTS.items():
         backend = choice(op, "cpu")[0]
         if (op, backend) not in chunks.DEFAULT:  # the reference has no chunks
@@ -82,7 +81,4 @@ def measure_chunks(scale: str, rounds: int = 15) -> list[ChunkTiming]:
         seconds = chunks.measure(op, backend, shape, run, rounds)
         best = min(seconds, key=lambda c: seconds[c])
         threads = torch.get_num_threads()
-        timings.append(
-            ChunkTiming(op, backend, scale, shape, TOKENS, threads, before, best, seconds)
-        )
-    return timings
+        yield ChunkTiming(op, backend, scale, shape, TOKENS, threads, before, best, seconds)

@@ -139,8 +139,8 @@ def choose_recipe(args: argparse.Namespace, out: Run) -> Recipe:
 
 def load_recipe(args: argparse.Namespace, steps: int | None = None) -> Recipe:
     """The demo's recipe with another model or number of steps."""
-    changes = [] if args.model is None else [f"model.name={args.model}"]
-    recipe = load(RECIPE, changes, data=str(Path(args.out) / "data"), steps=steps)
+    model = [] if args.model is None else [f"model.name={args.model}"]
+    recipe = load(RECIPE, model, data=str(Path(args.out) / "data"), steps=steps)
     if not recipe.model.name.endswith("-nogate"):
         return recipe
     # a gate that is always open has no threshold, so it cannot take the recipe's gate options

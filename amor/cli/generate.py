@@ -153,16 +153,14 @@ class LivePrinter:
 
     def show(self, piece: GeneratedToken) -> None:
         """Print one token."""
-        coloured = self.coloured and piece.text.strip()
-        self.out.write(self.painted(piece) if coloured else piece.text)
+        text = piece.text
+        if self.coloured and text.strip():
+            colour = shade(piece.entropy, 0, self.most)
+            red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+            marks = "1;4;" if any(piece.fire) else ""
+            text = f"\x1b[{marks}30;48;2;{red};{green};{blue}m{text}\x1b[0m"
+        self.out.write(text)
         self.out.flush()
-
-    def painted(self, piece: GeneratedToken) -> str:
-        """A token with the escape codes of its colours."""
-        colour = shade(piece.entropy, 0, self.most)
-        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-        marks = "1;4;" if any(piece.fire) else ""
-        return f"\x1b[{marks}30;48;2;{red};{green};{blue}m{piece.text}\x1b[0m"
 
 
 def closing_line(engine: Engine, texts: list[Generation], seconds: float) -> dict[str, Any]:

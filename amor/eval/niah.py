@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, pairwise, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -207,13 +207,9 @@ class Haystack:
         prompt is counted whole.
         """
         words = [match.end() for match in re.finditer(r"\S+", text)]
-        tokens, at, total = [], 0, 0
-        for end in words:
-            total += len(encoder(text[at:end]))
-            tokens.append(total)
-            at = end
+        tokens = accumulate(len(encoder(text[a:b])) for a, b in pairwise([0, *words]))
         breaks = re.finditer("\n", text) if glue == "\n" else SENTENCE.finditer(text)
-        return cls(text, glue, words, [match.start() for match in breaks], tokens)
+        return cls(text, glue, words, [match.start() for match in breaks], list(tokens))
 
     def with_needle(self, needle: str, end: int, depth: float) -> str:
         """The first `end` characters, with a needle between two sentences at about that depth."""

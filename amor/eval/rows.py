@@ -101,8 +101,8 @@ def find(folder: Path, name: str) -> Path | None:
 def read(path: Path, kind: type) -> Rows:
     """Every row of a file as its type; an error names the file, the line and the field."""
     text = _unpacked(path)
-    lines = [(number, line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
-    rows = [typed.from_json(kind, line, f"{path} line {number}") for number, line in lines]
+    lines = [(n, line) for n, line in enumerate(text.split(b"\n"), 1) if line.strip()]
+    rows: list[Any] = [typed.from_json(kind, line, f"{path} line {n}") for n, line in lines]
     if not rows:
         raise AmorError(f"{path} holds no row; one JSON object per line is right")
     digest = hashlib.sha256(text).hexdigest()
@@ -112,7 +112,7 @@ def read(path: Path, kind: type) -> Rows:
 def check_rows(rows: Iterable[Any], kind: type, source: str) -> Rows:
     """Rows of the hub, checked in the same way; the sha256 is that of their JSON."""
     numbered = enumerate(rows, 1)
-    checked = [typed.convert(kind, row, f"{source} row {number}") for number, row in numbered]
+    checked: list[Any] = [typed.convert(kind, row, f"{source} row {n}") for n, row in numbered]
     if not checked:
         raise AmorError(f"{source} holds no row")
     digest = hashlib.sha256(msgspec.json.Encoder().encode_lines(checked)).hexdigest()
