@@ -22,6 +22,7 @@ from amor import typed
 from amor.cli import Parser
 from amor.cli._model import (
     bos_arguments,
+    chosen_gates,
     gate_arguments,
     held_out_windows,
     open_trained,
@@ -33,9 +34,7 @@ from amor.cli._terminal import show_choices, show_trace, show_value
 from amor.errors import AmorError, nearest
 from amor.files import file_to_write, folder_to_write
 from amor.gates.base import Gate
-from amor.gates.override import override_gates
 from amor.judge import choosing, value, windows
-from amor.judge.gates import own_gates
 from amor.judge.prompts import PAPER
 from amor.judge.trace import trace
 from amor.judge.windows import encode
@@ -82,7 +81,7 @@ def arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> "dict[str, Any] | Choosing":
     """Trace texts, or judge the gate."""
     model, tokenizer = open_trained(args)
-    gates = override_gates(own_gates(model), args.gate, args.fire_rate)
+    gates = chosen_gates(args, model)
     for path in filter(None, (args.html, args.png, args.svg)):
         file_to_write(path)
     if args.out:
