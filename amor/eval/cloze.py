@@ -71,6 +71,7 @@ class ClozeRow(msgspec.Struct):
 class ClozeTask(RowTask):
     """A cloze task; its rows have `context` and `answers`."""
 
+    suite: str = "retrieval"
     hub: HubSource  # the data set
     prompt: Callable[[str, Any], str]  # of a window and its row
     # words of a row whose first occurrence centres the window; none: the beginning of the document

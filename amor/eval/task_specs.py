@@ -180,6 +180,7 @@ class HarnessTask(RowTask):
 class CompletionTask(RowTask):
     """A task that the harness defines as a Python class; rows have `text` and `value`."""
 
+    suite: str = "retrieval"
     class_path: str  # module.Class below lm_eval.tasks
 
     def source(self) -> HubSource:

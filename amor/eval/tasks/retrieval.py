@@ -96,7 +96,6 @@ SUMMARIES = Substitute(
 TASKS = (
     CompletionTask(
         name="swde",
-        suite="retrieval",
         columns=(ScoreColumn("SWDE", "swde", "contains", "swde"),),
         place=1,
         row=CompletionRow,
@@ -106,7 +105,6 @@ TASKS = (
     ),
     CompletionTask(
         name="squad_completion",
-        suite="retrieval",
         columns=(ScoreColumn("SQuAD", "squad_completion", "contains", "squad"),),
         place=2,
         row=CompletionRow,
@@ -116,7 +114,6 @@ TASKS = (
     ),
     CompletionTask(
         name="fda",
-        suite="retrieval",
         columns=(ScoreColumn("FDA", "fda", "contains", "fda"),),
         place=3,
         row=CompletionRow,
@@ -126,7 +123,6 @@ TASKS = (
     ),
     ClozeTask(
         name="cloze_swde",
-        suite="retrieval",
         columns=(ScoreColumn("SWDE cloze", "cloze_swde", "contains", "swde"),),
         place=4,
         row=PageRow,
@@ -138,7 +134,6 @@ TASKS = (
     ),
     ClozeTask(
         name="cloze_squad",
-        suite="retrieval",
         columns=(ScoreColumn("SQuAD cloze", "cloze_squad", "contains", "squad"),),
         place=5,
         row=CompletionRow,
@@ -150,7 +145,6 @@ TASKS = (
     ),
     ClozeTask(
         name="cloze_fda",
-        suite="retrieval",
         columns=(ScoreColumn("FDA cloze", "cloze_fda", "contains", "fda"),),
         place=6,
         row=KeyedRow,
@@ -162,7 +156,6 @@ TASKS = (
     ),
     ClozeTask(
         name="cloze_triviaqa",
-        suite="retrieval",
         columns=(ScoreColumn("TQA cloze", "cloze_triviaqa", "contains", "triviaqa"),),
         place=7,
         row=ClozeRow,
@@ -172,7 +165,6 @@ TASKS = (
     ),
     ClozeTask(
         name="cloze_nq",
-        suite="retrieval",
         columns=(ScoreColumn("NQ cloze", "cloze_nq", "contains", "nq"),),
         place=8,
         row=ClozeRow,
@@ -184,7 +176,6 @@ TASKS = (
     ),
     ClozeTask(
         name="cloze_drop",
-        suite="retrieval",
         columns=(ScoreColumn("DROP cloze", "cloze_drop", "contains", "drop"),),
         place=9,
         row=ClozeRow,
