@@ -12,12 +12,12 @@ from multiprocessing import get_context
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from amor.bench.chunks import scan_inputs
 from amor.bench.decode import OURS, ROOM
 from amor.bench.ops import loss_sides
 from amor.bench.simulate import ScheduledRounds, build_active, filled_state
-from amor.bench.table import BenchmarkRow, BenchmarkTable, SizedRows, common, run_sized
+from amor.bench.table import BenchmarkRow, BenchmarkTable, common
 from amor.bench.train import stepper
 from amor.decode.engine import Engine
 from amor.errors import AmorError
@@ -27,6 +27,7 @@ from amor.ops.scan import scan
 from amor.presets import NAMES
 from amor.train.recipe import load
 from benchmarks import peak
+from benchmarks.sized import SizedRows, run_sized
 from benchmarks.steps import parameters
 
 
@@ -77,9 +78,8 @@ def scan_memory(table: BenchmarkTable, width: int, tokens: int) -> BenchmarkRow:
 
 def scan_forward_backward(tokens: int, heads: int) -> Callable[[], None]:
     """A function that runs a scan forward and backward and drops the gradients."""
-    inputs = [torch.randn(1, tokens, heads, 64), F.softplus(torch.randn(1, tokens, heads))]
-    inputs += [torch.randn(1, tokens, 1, 128) for _ in range(2)]
-    A = -torch.arange(1.0, heads + 1)
+    x, dt, A, B, C = scan_inputs(tokens, heads, 64, 128)
+    inputs = x, dt, B, C
 
     def work() -> None:
         x, dt, B, C = (t.requires_grad_() for t in inputs)

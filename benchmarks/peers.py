@@ -9,9 +9,10 @@ machine.
 import argparse
 from typing import Any
 
-from amor.bench.table import SizedRows, common, run_sized
+from amor.bench.table import common
 from amor.convert.peer import library
 from benchmarks import generation, layers, steps
+from benchmarks.sized import SizedRows, run_sized
 
 ROWS: SizedRows = {
     "mamba2-layer": (layers.mamba2, (768, 1024), (64, 32)),

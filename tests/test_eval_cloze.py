@@ -7,7 +7,7 @@ from amor.data.encoder import Encoder
 from amor.data.tokenizer import bytes_tokenizer
 from amor.eval import cloze, tasks
 from amor.eval.cloze import ClozeRow, CompletionRow
-from amor.eval.tasks.swde import PageRow
+from amor.eval.tasks.retrieval import PageRow
 
 PLAIN = "".join(
     chr(ord("a") + i % 7) for i in range(300)

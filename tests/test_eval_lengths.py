@@ -366,7 +366,7 @@ def test_a_window_s_bits_do_not_know_its_company(name, prepared):
     held = perplexity.held_out(prepared, bytes_tokenizer(), 257, context=33, count=10)
     whole = list(perplexity.each_window(of, bytes_tokenizer(), held))
     places = [7, 1, 2]
-    assert list(perplexity.each_window(of, bytes_tokenizer(), perplexity.at(held, places))) == [
+    assert list(perplexity.each_window(of, bytes_tokenizer(), held[places])) == [
         whole[i] for i in places
     ]
 
@@ -383,7 +383,7 @@ def test_gates_are_counted_a_window_and_documents_may_stand_apart():
     of, ids = model(), torch.arange(4 * 33).view(4, 33) * 7 % 256
     ids[[1, 3], [5, 20]] = END
     held = cut(ids, END)
-    assert perplexity.at(held, [3, 1]).reset.equal(held.reset[[3, 1]])
+    assert held[[3, 1]].reset.equal(held.reset[[3, 1]])
     closed = list(perplexity.each_window(of, bytes_tokenizer(), held, gates=force_all(of, False)))
     assert [one.gates.fires for one in closed] == [(0, 0, 0)] * 4 and closed[0].gates.tokens == 32
     with torch.no_grad():

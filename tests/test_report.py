@@ -21,7 +21,7 @@ from rich.console import Console
 from training import small_recipe, trained
 
 from amor.cli import main
-from amor.cli._training import observing, run_result
+from amor.cli._training import run_result, train_observed
 from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
@@ -276,8 +276,7 @@ def test_a_run_without_findings_or_numbers_that_are_not_finite_still_has_a_repor
 @pytest.mark.parametrize("name", ["amor-mamba2", "transformer"])
 def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
     recipe = small_recipe(prepared, name, steps=3)
-    with observing(recipe) as (observers, machine):
-        ended = train(recipe, tmp_path / "run", observers, machine=machine)
+    ended = train_observed(recipe, tmp_path / "run")
     page = Reader((tmp_path / "run" / "report.html").read_text())
     assert f"report: {run_result(ended)['report']}\n" in capsys.readouterr().out
     assert "Written by the model" in page.words and "of the machine's ceiling" in page.words

@@ -4,7 +4,7 @@ presets.
 `amor doctor --measure` runs this; amor.ops.chunks keeps the result and uses it in later runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,18 +19,18 @@ from amor.presets import preset
 TOKENS = 1024  # length of the measured sequence
 
 
-def scan_inputs(heads: int, size: int, states: int) -> list[Tensor]:
+def scan_inputs(tokens: int, heads: int, size: int, states: int) -> list[Tensor]:
     """x, dt, A, B, C of one row, as ops.scan takes them."""
-    x, dt = torch.randn(1, TOKENS, heads, size), F.softplus(torch.randn(1, TOKENS, heads))
-    B, C = (torch.randn(1, TOKENS, 1, states) for _ in range(2))
+    x, dt = torch.randn(1, tokens, heads, size), F.softplus(torch.randn(1, tokens, heads))
+    B, C = (torch.randn(1, tokens, 1, states) for _ in range(2))
     return [x, dt, -torch.arange(1.0, heads + 1), B, C]
 
 
-def delta_inputs(heads: int, keys: int, values: int) -> list[Tensor]:
+def delta_inputs(tokens: int, heads: int, keys: int, values: int) -> list[Tensor]:
     """q, k, v, g, beta of one row, as ops.delta takes them."""
-    q, k = (F.normalize(torch.randn(1, TOKENS, heads, keys), dim=-1) for _ in range(2))
-    g, beta = -torch.rand(1, TOKENS, heads), torch.rand(1, TOKENS, heads)
-    return [q, k, torch.randn(1, TOKENS, heads, values), g, beta]
+    q, k = (F.normalize(torch.randn(1, tokens, heads, keys), dim=-1) for _ in range(2))
+    g, beta = -torch.rand(1, tokens, heads), torch.rand(1, tokens, heads)
+    return [q, k, torch.randn(1, tokens, heads, values), g, beta]
 
 
 # operator -> (architecture that has its shapes, function that makes its inputs)
@@ -66,9 +66,8 @@ class ChunkTiming:
     seconds: dict[int, float]  # chunk length -> seconds, forward and backward
 
 
-def measure_chunks(scale: str, rounds: int = 15) -> list[ChunkTiming]:
+def measure_chunks(scale: str, rounds: int = 15) -> Iterator[ChunkTiming]:
     """Time every chunk length of every operator that has chunks, at the shapes of one scale."""
-    timings = []
     for op, (name, inputs) in INPUTS.items():
         backend = choice(op, "cpu")[0]
         if (op, backend) not in chunks.DEFAULT:  # the reference has no chunks
@@ -77,12 +76,9 @@ def measure_chunks(scale: str, rounds: int = 15) -> list[ChunkTiming]:
         assert isinstance(part, Tensor)
         shape = tuple(part.shape[1:])  # a state is [rows, heads, size, size]
         before = chunks.chunk_size(op, backend, TOKENS, shape)
-        run = forward_backward(op, backend, inputs(*shape))
+        run = forward_backward(op, backend, inputs(TOKENS, *shape))
         run(before)  # the first call also builds and allocates
         seconds = chunks.measure(op, backend, shape, run, rounds)
         best = min(seconds, key=lambda c: seconds[c])
         threads = torch.get_num_threads()
-        timings.append(
-            ChunkTiming(op, backend, scale, shape, TOKENS, threads, before, best, seconds)
-        )
-    return timings
+        yield ChunkTiming(op, backend, scale, shape, TOKENS, threads, before, best, seconds)

@@ -108,8 +108,7 @@ class DecodePlan:
         self.rounds, self.quick = args.rounds, args.quick
         self.models = [m for m in getattr(args, "models", "").split(",") if m]
         every = NAMES + VARIANT_NAMES
-        wrong = [m for m in self.models if m not in every]
-        if wrong:
+        if wrong := [m for m in self.models if m not in every]:
             raise AmorError(f"--models: no {wrong[0]!r}; there are {', '.join(every)}")
         self.table = BenchmarkTable(suite, args.quick or self.scale == "tiny")
 
@@ -254,13 +253,10 @@ def show_crossings(pairs: list[CrossingDetails]) -> None:
     def text(value: float | None) -> str:
         return "never" if value is None else f"{value / 1024:.0f}K"
 
+    ends = {None: "not up to here", 0.0: "faster from the first"}
     rows = {}
     for pair in pairs:
-        measured = text(pair.measured)
-        if pair.measured is None:
-            measured = "not up to here"
-        elif not pair.measured:
-            measured = "faster from the first"
+        measured = ends.get(pair.measured) or text(pair.measured)
         formulas = [text(f) for f in (pair.equal_bytes, pair.our_formula, pair.paper_formula)]
         rows[f"{pair.gated} over {pair.other}"] = [measured, *formulas]
     print()

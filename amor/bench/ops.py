@@ -5,8 +5,9 @@ amor bench ops --only linear
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from timeit import timeit
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from amor.bench import machine
+from amor.bench.chunks import delta_inputs, scan_inputs
 from amor.bench.table import BenchmarkRow, BenchmarkTable, common, run_rows
 from amor.bench.timing import alternate
 from amor.ops import attend, head, product
@@ -44,115 +46,87 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return run_rows("ops", args, ROWS, lambda t, name: ROWS[name](t, args.rounds, shape))
 
 
-def products(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:
+def products(table: BenchmarkTable, rounds: int, shape: OpShape) -> Iterator[BenchmarkRow]:
     """A few rows times the head's matrix, in every weight format."""
-    weight = torch.randn(shape.vocab, shape.width) * 0.02
+    vocab, width, _ = shape
+    weight = torch.randn(vocab, width) * 0.02
     packed = {kind: product.pack(weight, kind) for kind in product.FORMATS}
-    inputs = [torch.randn(count, shape.width) for count in (1, 2, 4, 8, 32)]
-    return [_product(table, rounds, weight, packed, x) for x in inputs]
+    for x in [torch.randn(count, width) for count in (1, 2, 4, 8, 32)]:
+        sizes = {"rows": len(x), "vocab": vocab, "width": width}
+        row = table.row("product with the head", "product", **sizes)
+        sides: Sides = {"torch float32": partial(torch.matmul, x, weight.T)}
+        for kind, m in packed.items():
+            sides[f"amor {kind}"] = partial(product.product, x, m)
+            sides[f"amor probe {kind}"] = partial(product.probe, x, m)
+        row.times |= alternate(sides, rounds)
+        for kind, m in packed.items():
+            rate = m.nbytes / row.seconds[f"amor {kind}"] / 1e9
+            row.numbers[f"share of bandwidth, {kind}"] = rate / machine.bandwidth()
+        yield row
 
 
-def _product(
-    table: BenchmarkTable,
-    rounds: int,
-    weight: Tensor,
-    packed: dict[str, product.Matrix],
-    x: Tensor,
-) -> BenchmarkRow:
-    shape = {"rows": len(x), "vocab": len(weight), "width": weight.shape[1]}
-    row = table.row("product with the head", "product", **shape)
-    sides: Sides = {"torch float32": lambda: x @ weight.T}
-    for kind, m in packed.items():
-        sides[f"amor {kind}"] = partial(product.product, x, m)
-        sides[f"amor probe {kind}"] = partial(product.probe, x, m)
-    row.times |= alternate(sides, rounds)
-    for kind, m in packed.items():
-        rate = m.nbytes / row.seconds[f"amor {kind}"] / 1e9
-        row.numbers[f"share of bandwidth, {kind}"] = rate / machine.bandwidth()
-    return row
-
-
-def layers(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:
+def layers(table: BenchmarkTable, rounds: int, shape: OpShape) -> Iterator[BenchmarkRow]:
     """A linear layer at the shapes of a training step at scale tiny, then at 180m."""
     _, width, tokens = shape
     tiny = 4 * tokens, width // 3, 2 * width // 3
     larger = (tokens, width, 4 * width), (tokens, 4 * width, width)
-    return [_layer(table, rounds, *sizes) for sizes in (tiny, *larger)]
-
-
-def _layer(
-    table: BenchmarkTable, rounds: int, tokens: int, inner: int, outputs: int
-) -> BenchmarkRow:
-    row = table.row("linear layer", "linear", tokens=tokens, inner=inner, outputs=outputs)
-    x = torch.randn(tokens, inner, requires_grad=True)
-    weight = torch.randn(outputs, inner, requires_grad=True)
-    backward = partial(Tensor.backward, gradient=torch.randn(tokens, outputs))
-    sides: Sides = {}
-    for name, layer in (("amor", linear), ("torch", F.linear)):
-        sides[f"{name}, forward"] = partial(_then, Tensor.detach, layer, x, weight)
-        sides[f"{name}, forward and backward"] = partial(_then, backward, layer, x, weight)
-    row.times |= alternate(sides, rounds)
-    share = 2e-9 * weight.numel() * tokens / machine.gemm_rate()
-    row.numbers["share of GEMM rate, forward"] = share / row.seconds["amor, forward"]
-    both = row.seconds["amor, forward and backward"]
-    row.numbers["share of GEMM rate, forward and backward"] = 3 * share / both
-    return row
-
-
-def _repeat(count: int, work: Callable[[], Any]) -> None:
-    for _ in range(count):
-        work()
+    for count, inner, outputs in (tiny, *larger):
+        row = table.row("linear layer", "linear", tokens=count, inner=inner, outputs=outputs)
+        x = torch.randn(count, inner, requires_grad=True)
+        weight = torch.randn(outputs, inner, requires_grad=True)
+        backward = partial(Tensor.backward, gradient=torch.randn(count, outputs))
+        sides: Sides = {}
+        for name, layer in (("amor", linear), ("torch", F.linear)):
+            sides[f"{name}, forward"] = partial(_then, Tensor.detach, layer, x, weight)
+            sides[f"{name}, forward and backward"] = partial(_then, backward, layer, x, weight)
+        row.times |= alternate(sides, rounds)
+        share = 2e-9 * weight.numel() * count / machine.gemm_rate()
+        row.numbers["share of GEMM rate, forward"] = share / row.seconds["amor, forward"]
+        both = row.seconds["amor, forward and backward"]
+        row.numbers["share of GEMM rate, forward and backward"] = 3 * share / both
+        yield row
 
 
 def _then(work: Callable[[Tensor], Any], function: Callable[..., Tensor], *inputs: Any) -> Any:
     return work(function(*inputs))
 
 
-def recurrences(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:
+def recurrences(table: BenchmarkTable, rounds: int, shape: OpShape) -> Iterator[BenchmarkRow]:
     """scan, delta and conv, forward, at the shapes of one layer."""
     _, width, tokens = shape
-    heads, size, states = width // 32, 64, 128
-    x, dt = torch.randn(1, tokens, heads, size), torch.rand(1, tokens, heads) * 0.1
-    B, C = torch.randn(1, tokens, 1, states), torch.randn(1, tokens, 1, states)
-    A = -torch.arange(1, heads + 1).float()
-    sizes = {"tokens": tokens, "heads": heads, "size": size, "states": states}
-    scan_row = table.row("scan, forward", "scan", **sizes)
-    scan_row.times |= alternate({"amor": lambda: scan(x, dt, A, B, C)}, rounds)
-    keys = max(1, 3 * width // 256)
-    q, k = (F.normalize(torch.randn(1, tokens, keys, 64), dim=-1) for _ in range(2))
-    g, beta = -torch.rand(1, tokens, keys), torch.rand(1, tokens, keys)
-    v = torch.randn(1, tokens, keys, 128)
-    delta_row = table.row("delta, forward", "delta", tokens=tokens, heads=keys)
-    delta_row.times |= alternate({"amor": lambda: delta(q, k, v, g, beta)}, rounds)
-    channels = 2 * width + 256
-    c, taps = torch.randn(1, tokens, channels), torch.randn(channels, 4)
-    conv_row = table.row("conv, forward", "conv", tokens=tokens, channels=channels)
-    conv_row.times |= alternate({"amor": lambda: conv(c, taps)}, rounds)
-    return [scan_row, delta_row, conv_row]
+    heads, keys, channels = width // 32, max(1, 3 * width // 256), 2 * width + 256
+    row = table.row("scan, forward", "scan", tokens=tokens, heads=heads, size=64, states=128)
+    inputs = scan_inputs(tokens, heads, size=64, states=128)
+    row.times |= alternate({"amor": partial(scan, *inputs)}, rounds)
+    yield row
+    row = table.row("delta, forward", "delta", tokens=tokens, heads=keys)
+    inputs = delta_inputs(tokens, keys, keys=64, values=128)
+    row.times |= alternate({"amor": partial(delta, *inputs)}, rounds)
+    yield row
+    row = table.row("conv, forward", "conv", tokens=tokens, channels=channels)
+    inputs = [torch.randn(1, tokens, channels), torch.randn(channels, 4)]
+    row.times |= alternate({"amor": partial(conv, *inputs)}, rounds)
+    yield row
 
 
-def attention(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:
+def attention(table: BenchmarkTable, rounds: int, shape: OpShape) -> Iterator[BenchmarkRow]:
     """One query against growing numbers of keys."""
     heads = shape.width // 64
-    return [_attention(table, rounds, heads, n * shape.tokens) for n in (1, 16, 64)]
-
-
-def _attention(table: BenchmarkTable, rounds: int, heads: int, length: int) -> BenchmarkRow:
-    k, v = (torch.randn(1, heads, length, 64) for _ in range(2))
-    q, first = torch.randn(1, heads, 64), torch.zeros(1, dtype=torch.long)
-    lengths = torch.tensor([length])
-    row = table.row("one query against all keys", "attend", keys=length, heads=heads)
-    sides: Sides = {
-        "amor": lambda: attend.fired(q, k, v, first, lengths),
-        "torch SDPA": lambda: F.scaled_dot_product_attention(q[:, :, None], k, v),
-    }
-    repeats = max(1, 2**18 // length)  # a single call is too short to time
-    many = {name: partial(_repeat, repeats, work) for name, work in sides.items()}
-    times = alternate(many, rounds)
-    row.times |= {name: each.divided(repeats) for name, each in times.items()}
-    rate = 2 * k.nbytes / row.seconds["amor"] / 1e9
-    row.numbers["share of bandwidth"] = rate / machine.bandwidth()
-    return row
+    for length in (shape.tokens, 16 * shape.tokens, 64 * shape.tokens):
+        k, v = (torch.randn(1, heads, length, 64) for _ in range(2))
+        q, first = torch.randn(1, heads, 64), torch.zeros(1, dtype=torch.long)
+        row = table.row("one query against all keys", "attend", keys=length, heads=heads)
+        sides: Sides = {
+            "amor": partial(attend.fired, q, k, v, first, torch.tensor([length])),
+            "torch SDPA": partial(F.scaled_dot_product_attention, q[:, :, None], k, v),
+        }
+        repeats = max(1, 2**18 // length)  # a single call is too short to time
+        many = {name: partial(timeit, work, number=repeats) for name, work in sides.items()}
+        times = alternate(many, rounds)
+        row.times |= {name: each.divided(repeats) for name, each in times.items()}
+        rate = 2 * k.nbytes / row.seconds["amor"] / 1e9
+        row.numbers["share of bandwidth"] = rate / machine.bandwidth()
+        yield row
 
 
 def heads(table: BenchmarkTable, rounds: int, shape: OpShape) -> list[BenchmarkRow]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from amor.decode.engine import Engine, Session
 from amor.decode.sample import Sampler, Sampling
 from amor.errors import AmorError
@@ -28,8 +30,7 @@ def open_gated(folder: str, text: str | None) -> tuple[Amor, list[int]]:
     if not model.blocks:
         raise AmorError(f"{model.config.name} has no gates, so it has no firing rate")
     words = Path(text).read_text(errors="replace")
-    ids = tokenizer.encode(words, add_special_tokens=False).ids
-    if not ids:
+    if not (ids := tokenizer.encode(words, add_special_tokens=False).ids):
         raise AmorError(f"{text} holds no text")
     return model.eval(), ids
 
@@ -44,10 +45,9 @@ def firing_rates(
     rates = []
     for length in lengths or LENGTHS:
         prompt = (ids * (-(-length // len(ids))))[:length]
-        engine = Engine(model)
-        session = engine.prefill([prompt], room=NEW)
+        session = Engine(model).prefill([prompt], room=NEW)
         for temperature in TEMPERATURES:
-            each = rates_of(engine, session.fork(), prompt, temperature)
+            each = rates_of(session.fork(), prompt, temperature)
             mean = sum(each) / len(each)
             print(f"prompt {length}, T = {temperature:g}: fires {mean:.1%} of the time")
             rates.append(
@@ -62,13 +62,9 @@ def firing_rates(
     return rates
 
 
-def rates_of(
-    engine: Engine, session: Session, prompt: list[int], temperature: float
-) -> tuple[float, ...]:
+def rates_of(session: Session, prompt: list[int], temperature: float) -> tuple[float, ...]:
     """Write NEW tokens; the firing rate of every block over them."""
-    fired, tokens = list(engine.stats.fired), engine.stats.tokens
-    sampler = Sampler(Sampling(temperature=temperature), [0], [prompt], engine.model.config.vocab)
-    for _ in range(NEW):
-        session.step(sampler.choose(session.next.logits))
-    count = engine.stats.tokens - tokens
-    return tuple((now - was) / count for now, was in zip(engine.stats.fired, fired, strict=True))
+    vocab = session.engine.model.config.vocab
+    sampler = Sampler(Sampling(temperature=temperature), [0], [prompt], vocab)
+    fire = [session.step(sampler.choose(session.next.logits)).fire[0] for _ in range(NEW)]
+    return tuple(torch.stack(fire).double().mean(0).tolist())

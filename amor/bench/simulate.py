@@ -7,10 +7,12 @@ cores. Its numbers are random; the duration of a step does not depend on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from amor.decode.engine import Engine, Session
 from amor.decode.policy import Fixed
@@ -117,22 +119,22 @@ def build_active(name: str, scale: str) -> Amor:
 def filled_state(model: Amor, context: int, room: int) -> State:
     """A State of one row after `context` tokens, with space for `room` more: random keys and
     values, and the recurrent states of a few real tokens."""
+
+    def filled(value: Tensor | KV) -> Tensor | KV:
+        if not isinstance(value, KV):
+            return value.clone()
+        _, heads, _, size = value.k.shape
+        k, v = (torch.empty(1, heads, context + room, size).normal_() for _ in range(2))
+        return KV(Buffer(k, v), 0, 0, context)
+
     with torch.no_grad():
         start = model(torch.arange(8)[None]).state
-    parts = tuple(_filled(part, context, context + room) for part in start.parts)
-    return State(torch.tensor([context]), parts, True, context)
+    return State(torch.tensor([context]), changed(start, filled), True, context)
 
 
-def _filled(part: Part, context: int, capacity: int) -> Part:
-    filled: Part = {}
-    for name, value in part.items():
-        if isinstance(value, KV):
-            _, heads, _, size = value.k.shape
-            k, v = (torch.empty(1, heads, capacity, size).normal_() for _ in range(2))
-            filled[name] = KV(Buffer(k, v), 0, 0, context)
-        else:
-            filled[name] = value.clone()
-    return filled
+def changed(state: State, change: Callable[[Tensor | KV], Tensor | KV]) -> tuple[Part, ...]:
+    """The parts of a State, each of their entries changed."""
+    return tuple({name: change(value) for name, value in part.items()} for part in state.parts)
 
 
 class ScheduledRounds:
@@ -163,8 +165,7 @@ class ScheduledRounds:
 
     def run(self) -> None:
         """One round."""
-        for _ in self.pieces():
-            pass
+        deque(self.pieces(), 0)
 
     def pieces(self) -> Iterator[None]:
         """One round, token by token, then back to where it began: the keys it wrote are dropped,
@@ -174,7 +175,9 @@ class ScheduledRounds:
             # `amor generate` shows the entropy of every token, gates or not
             _ = session.step(torch.tensor([17 + token])).entropy
             yield
-        self.base = rewound(session.state, self.base)
+        at, most = self.base.position, self.base.max_position
+        parts = changed(session.state, lambda t: t.claim(most) if isinstance(t, KV) else t)
+        self.base = State(at, parts, self.base.rows_aligned, most)
 
     def cost(self) -> DecodeCost:
         """What one token costs on average over a round, counted while it runs."""
@@ -191,16 +194,3 @@ class ScheduledRounds:
             },
             head_passes=(passes.passes - before.passes) / self.tokens,
         )
-
-
-def rewound(state: State, base: State) -> State:
-    """A State at the position of the one it grew from: later keys are dropped, recurrent tensors
-    stay as they are."""
-    parts: list[Part] = [
-        {
-            name: value.claim(base.max_position) if isinstance(value, KV) else value
-            for name, value in part.items()
-        }
-        for part in state.parts
-    ]
-    return State(base.position, tuple(parts), base.rows_aligned, base.max_position)

@@ -170,20 +170,6 @@ def run_rows(
     return table.result()
 
 
-# name -> (function, its arguments in a full run, and with --quick)
-SizedRows = Mapping[str, tuple[Callable[..., BenchmarkRow], tuple[Any, ...], tuple[Any, ...]]]
-
-
-def run_sized(suite: str, args: argparse.Namespace, rows: SizedRows) -> dict[str, Any]:
-    """`run_rows` for functions of the table and their own arguments."""
-
-    def measure(table: BenchmarkTable, name: str) -> list[BenchmarkRow]:
-        function, full, quick = rows[name]
-        return [function(table, *(quick if args.quick else full))]
-
-    return run_rows(suite, args, rows, measure)
-
-
 def commit() -> str | None:
     """The commit of the source tree, None where it is not a git tree."""
     here = str(Path(__file__).parent)

@@ -110,12 +110,9 @@ def interleaved(
 def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, Timings]:
     """Time sides whose rounds are one call each, in turn, after one call of each to warm up."""
 
-    def whole(work: Callable[[], Any]) -> Iterator[None]:
-        work()
-        return
-        yield  # an iterator of no pieces: all of the round is in its first `next`
-
-    return interleaved({name: partial(whole, work) for name, work in sides.items()}, rounds)
+    # an iterator of one piece: all of the round is in its first `next`
+    pieces = {name: partial(map, lambda work: work(), [work]) for name, work in sides.items()}
+    return interleaved(pieces, rounds)
 
 
 def best(work: Callable[[], Any], rounds: int = 5) -> float:

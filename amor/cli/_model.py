@@ -14,6 +14,9 @@ from amor.data.loader import Windows
 from amor.data.shards import splits
 from amor.data.tokenizer import load as load_tokenizer
 from amor.errors import AmorError
+from amor.gates.base import Gate
+from amor.gates.override import override_gates
+from amor.judge.gates import own_gates
 from amor.judge.windows import of_shards
 from amor.models.amor import Amor
 from amor.models.folder import load, load_config
@@ -46,9 +49,14 @@ def config_arguments(parser: Parser) -> None:
 
 
 def gate_arguments(parser: Parser) -> None:
-    """Another gate or firing rate for a trained model, for amor.gates.override."""
+    """Another gate or firing rate for a trained model, for `chosen_gates`."""
     parser.text("--gate", "KIND", "another gate: always, never or e.g. random:0.3")
     parser.number("--fire-rate", None, "fire on this share of tokens, 0 to 1", float)
+
+
+def chosen_gates(args: argparse.Namespace, model: Amor) -> list[Gate]:
+    """The gates of `gate_arguments`, one per block; the model's own where none are named."""
+    return override_gates(own_gates(model), args.gate, args.fire_rate)
 
 
 def bos_arguments(parser: Parser) -> None:

@@ -1,7 +1,7 @@
 """Shared by verbs that train: the observers of a run, its machine, and the report at its end."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,20 +27,26 @@ class Reporter(Observer):
             print(f"report: {make_report(Run(ended.folder))['report']}")
 
 
-def train_observed(recipe: Recipe, out: str, resume: str = "auto") -> RunEnded:
-    """Train with a display, the recipe's trackers and a report at the end."""
-    with observing(recipe) as (observers, machine):
-        return loop.train(recipe, out, observers, resume, machine)
+def train_observed(
+    recipe: Recipe, out: str | Path, resume: str = "auto", report: bool = True
+) -> RunEnded:
+    """Train with a display, the recipe's trackers and, with `report`, a report at the end; terminal
+    and trackers are closed however the run ends."""
+    machine = measured_machine(recipe)
+    ceiling = machine.gemm_gflops
+    with ExitStack() as stack:
+        observers = [for_people(ceiling * 1e9 if ceiling else None), *trackers(recipe.track)]
+        for observer in observers:
+            stack.callback(observer.close)
+        return loop.train(recipe, out, observers + [Reporter()] * report, resume, machine)
 
 
 def run_result(ended: RunEnded) -> dict[str, Any]:
-    """The JSON result of a verb that trained a run with `observing`."""
+    """The JSON result of a verb that trained a run."""
     from amor.study import report
 
-    result = {"ok": True, **typed.tree(ended)}
-    return (
-        result | {"report": str(Run(ended.folder).folder / report.FILE)} if ended.done else result
-    )
+    reported = {"report": str(Run(ended.folder).folder / report.FILE)} if ended.done else {}
+    return {"ok": True, **typed.tree(ended), **reported}
 
 
 def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
@@ -57,19 +63,6 @@ def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
     findings = summarise_run(run, data)
     scores = {"judged": typed.tree(findings.judged), "unigram": typed.tree(findings.unigram)}
     return {"report": str(report.write(run)), "step": findings.step, **scores}
-
-
-@contextmanager
-def observing(recipe: Recipe) -> Iterator[tuple[list[Observer], Machine]]:
-    """Observers for a run of this recipe, and its machine; terminal and trackers are closed however
-    the run ends."""
-    machine = measured_machine(recipe)
-    ceiling = machine.gemm_gflops
-    with ExitStack() as stack:
-        observers = [for_people(ceiling * 1e9 if ceiling else None), *trackers(recipe.track)]
-        for observer in observers:
-            stack.callback(observer.close)
-        yield [*observers, Reporter()], machine
 
 
 def measured_machine(recipe: Recipe) -> Machine:

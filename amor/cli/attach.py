@@ -17,14 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from amor.attach.blocks import (
-    AttachOptions,
-    attached,
-    check_backbone,
-    table,
-    write,
-    write_start,
-)
+from amor.attach.blocks import AttachOptions, attached, check_backbone, table, write, write_start
 from amor.attach.proof import judged, moved, same_output
 from amor.attach.text import adapts, calibrate, calibration
 from amor.cli import Parser
@@ -66,7 +59,9 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Convert, attach, calibrate, and train or write."""
-    recipe = load_recipe(args)
+    steps = args.train_steps if args.train_steps > 0 else None
+    freeze = "backbone" if args.freeze else "none"
+    recipe = load(args.recipe, args.set, data=args.data or None, steps=steps, freeze=freeze)
     blocks = AttachOptions(args.blocks, args.gate, args.fire_rate, args.head_size, args.probe)
     blocks.keys()
     check_options(args)
@@ -101,13 +96,6 @@ def check_options(args: argparse.Namespace) -> None:
         require_empty(args.out)
 
 
-def load_recipe(args: argparse.Namespace) -> Recipe:
-    """The recipe of the training, with the options of the command."""
-    keys = {"data": args.data or None, "steps": args.train_steps if args.train_steps > 0 else None}
-    wanted = {key: value for key, value in keys.items() if value is not None}
-    return load(args.recipe, args.set, freeze="backbone" if args.freeze else "none", **wanted)
-
-
 def compare_converted(opened: Opened) -> dict[str, Any]:
     """Compare a source of another library with the model it was converted to."""
     config = opened.model.config
@@ -136,9 +124,9 @@ def calibrate_blocks(
     if not adapts(model):
         return {"ok": same, "thresholds": []}
     thresholds = calibrate(model, windows)
-    texts = [f"{t['threshold']:.3f} (fires on {100 * (t['fire'] or 0):.0f} %)" for t in thresholds]
+    each = (f"{t['threshold']:.3f} (fires on {100 * (t['fire'] or 0):.0f} %)" for t in thresholds)
     source = f"{windows.tokens.numel():,} tokens of {windows.source}"
-    print(f"thresholds from {source}: {', '.join(texts)}")
+    print(f"thresholds from {source}: {', '.join(each)}")
     # now with gates that fire, which changes nothing yet
     same = same and same_output(opened.model, model, windows, closed=False)
     return {"ok": same, "thresholds": thresholds}
@@ -151,25 +139,22 @@ def train(args: argparse.Namespace, recipe: Recipe, opened: Opened, model: Amor)
     start = replace(recipe.model, name=model.config.name, scale="", start=str(out / START))
     recipe = replace(recipe, name=out.name, model=start)
     before = judged(opened.model, recipe)
-    perplexity = number(before["perplexity"])
-    print(f"held-out perplexity before: {perplexity} on {before['tokens']:,} tokens")
+    on = f"{before['tokens']:,} tokens"
+    print(f"held-out perplexity before: {number(before['perplexity'])} on {on}")
     ended = train_observed(recipe, args.out)
     if not ended.done:
         return run_result(ended)
     trained = load_model(args.out).eval()
     after = judged(trained, recipe)
     fires = ", ".join(f"{fire:.0%}" for fire in after["fire"])
-    perplexity = number(after["perplexity"])
-    print(f"held-out perplexity after:  {perplexity}, attention on {fires} of the tokens")
+    attention = f"attention on {fires} of the tokens"
+    print(f"held-out perplexity after:  {number(after['perplexity'])}, {attention}")
     events = [event.now for event in Run(args.out).read_events() if event.event == "gradients"]
     gradients = events[-1] if events else {}
-    ok = not gradients.get("silent") and not gradients.get("missing")
+    frozen = check_frozen(opened, trained, recipe) if args.freeze else {}
     result = {"before": before, "after": after, "steps": ended.step, "gradients": gradients}
-    if not args.freeze:
-        return result | {"ok": ok}
-    frozen = check_frozen(opened, trained, recipe)
-    ok = ok and frozen["shut_is_backbone"] and not frozen["moved"]
-    return result | frozen | {"ok": ok}
+    wrong = (gradients.get("silent"), gradients.get("missing"), frozen.get("moved"))
+    return result | frozen | {"ok": not any(wrong) and frozen.get("shut_is_backbone", True)}
 
 
 def check_frozen(opened: Opened, model: Amor, recipe: Recipe) -> dict[str, Any]:

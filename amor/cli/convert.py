@@ -76,9 +76,7 @@ def shard_bytes(words: str | None, to: str) -> int | None:
     """ "5GB" -> 5,000,000,000."""
     if words is None:
         return None
-
-    foreign = [name for name in targets() if name not in (MODEL_TYPE, "hf")]
-    sharded = ["hf", *(name for name in foreign if layout_of(name).sharded)]
+    sharded = [n for n in targets() if n == "hf" or (n != MODEL_TYPE and layout_of(n).sharded)]
     if to not in sharded:
         raise AmorError(f"--shard-size is for --to {' or '.join(sharded)}; {to} is one file")
     match = re.fullmatch(r"(\d{1,6})(KB|MB|GB)", words, re.IGNORECASE)

@@ -18,6 +18,7 @@ import math
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from rich.text import Text
 from amor import typed
 from amor.cli import Parser
 from amor.cli._terminal import show_strip
-from amor.cli._training import Reporter, observing, run_result, train_observed
+from amor.cli._training import run_result, train_observed
 from amor.data import sotu
 from amor.data.tasks.base import read_task
 from amor.errors import AmorError
@@ -68,7 +69,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.minutes is not None and not 0 < args.minutes < math.inf:
         raise AmorError(f"--minutes {args.minutes:g}: give a time above 0, e.g. --minutes 2")
     load_recipe(args, args.steps).config()  # a wrong --steps or --model, before text is prepared
-    print(overview(args))
+    # a demo of another length or model is the text alone
+    both = args.model is None and args.steps is None and args.minutes is None
+    print(overview(args, both))
     began = time.perf_counter()
     out = Run(args.out)
     if args.fresh and out.used:
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if not ended.done:
         return run_result(ended)
     recalled = None
-    if not text_alone(args):
+    if both:
         print(f"now a task that needs attention: {RECALL}")
         recalled = train_recall(out.folder / "recall")
         if recalled is None:  # stopped
@@ -89,28 +92,21 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return run_result(ended) | show(out, time.perf_counter() - began, recalled)
 
 
-def text_alone(args: argparse.Namespace) -> bool:
-    """Whether the second task is left out: a demo of another length or model."""
-    return not (args.model is None and args.steps is None and args.minutes is None)
-
-
-def overview(args: argparse.Namespace) -> str:
-    """What the demo does and how long it takes, in one line."""
+def overview(args: argparse.Namespace, both: bool) -> str:
+    """What the demo does, of one task or both, and how long it takes, in one line."""
     steps = f"for {args.steps:,} steps" if args.steps else "for about five minutes"
     length = f"for about {args.minutes:g} minutes" if args.minutes else steps
     text = f"trains a small model on State of the Union addresses {length}"
-    recall = "" if text_alone(args) else ", then one on a recall task for about a minute"
+    recall = ", then one on a recall task for about a minute" if both else ""
     after = "and shows where they attend (times of two free CPU cores; stop and go on any time)"
     return f"amor demo: {text}{recall}, {after}"
 
 
 def delete_demo(out: Run) -> None:
     """Delete a demo, and nothing that is not one."""
-    name = out.recipe().name
-    if name != Path(RECIPE).stem:
-        raise AmorError(
-            f"{out.folder} holds the run {name!r}, which is not a demo; give another --out"
-        )
+    if (name := out.recipe().name) != Path(RECIPE).stem:
+        hint = "which is not a demo; give another --out"
+        raise AmorError(f"{out.folder} holds the run {name!r}, {hint}")
     shutil.rmtree(out.folder)
     print(f"{out.folder} is deleted")
 
@@ -120,9 +116,8 @@ def prepare_text(folder: Path) -> None:
     began = time.perf_counter()
     # 12 MB of text: starting workers takes longer than they save
     train, valid = sotu.prepare_demo(folder, workers=1)
-    seconds = time.perf_counter() - began
-    count = train.manifest.documents
-    print(f"text: {count} State of the Union addresses, {train.tokens:,} tokens in {seconds:.0f} s")
+    size = f"{train.tokens:,} tokens in {time.perf_counter() - began:.0f} s"
+    print(f"text: {train.manifest.documents} State of the Union addresses, {size}")
     print(f"held out for validation: {valid.manifest.documents} others, {valid.tokens:,} tokens")
 
 
@@ -144,8 +139,8 @@ def choose_recipe(args: argparse.Namespace, out: Run) -> Recipe:
 
 def load_recipe(args: argparse.Namespace, steps: int | None = None) -> Recipe:
     """The demo's recipe with another model or number of steps."""
-    keys = {"data": str(Path(args.out) / "data")} | ({} if steps is None else {"steps": steps})
-    recipe = load(RECIPE, [] if args.model is None else [f"model.name={args.model}"], **keys)
+    model = [] if args.model is None else [f"model.name={args.model}"]
+    recipe = load(RECIPE, model, data=str(Path(args.out) / "data"), steps=steps)
     if not recipe.model.name.endswith("-nogate"):
         return recipe
     # a gate that is always open has no threshold, so it cannot take the recipe's gate options
@@ -159,8 +154,8 @@ def steps_within(recipe: Recipe, minutes: float) -> int:
     short = replace(recipe, steps=TIMED, eval=replace(recipe.eval, every=0), verify=False)
     with tempfile.TemporaryDirectory() as folder:
         loop.train(short, folder, [])
-        lines = [line for line in Run(folder).lines() if isinstance(line, Step)]
-    seconds = min(line.timing.seconds for line in lines)
+        lines = Run(folder).lines()
+        seconds = min(line.timing.seconds for line in lines if isinstance(line, Step))
     steps = max(1, round(60 * minutes / seconds))
     print(f"{seconds:.2f} s per step here: {steps:,} steps in about {minutes:g} minutes")
     return steps
@@ -184,20 +179,19 @@ def train_recall(folder: Path) -> dict[str, Any] | None:
     gate fires, on as many tokens by chance, everywhere and never.
     """
     recipe = load(RECALL_RECIPE)
-    with observing(recipe) as (observers, machine):
-        others = [each for each in observers if not isinstance(each, Reporter)]
-        if not loop.train(recipe, folder, others, "auto", machine).done:
-            return None
+    if not train_observed(recipe, folder, report=False).done:
+        return None
     model, task = load_model(folder).eval(), read_task(recipe.task)
     own = recall(model, task)
     questions = own.answers / task.length  # share of tokens that are questions
     rates = [questions * b.questions + (1 - questions) * b.elsewhere for b in own.blocks]
     rate = sum(rates) / len(rates)
-    results = {"gate": own}
     gates = {"chance": f"random:{rate:.4f}", "everywhere": "always", "never": "never"}
+    results = {"rate": rate, "gate": typed.tree(own.token)}
     for name, gate in gates.items():
-        results[name] = recall(model, task, gates=override_gates(own_gates(model), gate))
-    return {"rate": rate} | {name: typed.tree(each.token) for name, each in results.items()}
+        forced = override_gates(own_gates(model), gate)
+        results[name] = typed.tree(recall(model, task, gates=forced).token)
+    return results
 
 
 def show(out: Run, seconds: float, recalled: dict[str, Any] | None) -> dict[str, Any]:
@@ -208,7 +202,7 @@ def show(out: Run, seconds: float, recalled: dict[str, Any] | None) -> dict[str,
         raise AmorError(f"{out.findings} is gone or holds no texts; {hint}")
     console = Console(highlight=False)
 
-    def section(title: str, *lines: str) -> None:
+    def section(title: str, lines: Iterable[str] = ()) -> None:
         console.rule(title, align="left")
         for line in lines:
             console.print(line, soft_wrap=True)
@@ -222,13 +216,12 @@ def show(out: Run, seconds: float, recalled: dict[str, Any] | None) -> dict[str,
     if read.blocks:
         section("Where it attends: held-out text, entropy in tenths, ● where a block fired")
         show_strip(console, structs.replace(read, tokens=read.tokens[:SHOWN]))
-    section("What it learned", *learned(findings))
+    section("What it learned", learned(findings))
     if recalled:
-        section(f"Where attention is needed: {RECALL}", *recall_lines(recalled))
+        section(f"Where attention is needed: {RECALL}", recall_lines(recalled))
     page = f"[bold]{out.folder}/report.html[/], open it in a browser"
     console.print(f"{seconds / 60:.1f} minutes; report: {page}", soft_wrap=True)
-    commands = next_commands(out.folder, bool(read.blocks))
-    section("What next", *(f"[dim]{words}[/]\n  {command}" for words, command in commands.items()))
+    section("What next", next_commands(out.folder, bool(read.blocks)))
     return {
         "seconds": seconds,
         "judged": findings.judged,
@@ -239,46 +232,44 @@ def show(out: Run, seconds: float, recalled: dict[str, Any] | None) -> dict[str,
     }
 
 
-def learned(findings: Findings) -> list[str]:
+def learned(findings: Findings) -> Iterator[str]:
     """Perplexity on held-out text, firing rates, and what attention saved."""
     own, unigram = findings.judged, findings.unigram
     perplexity = f"[bold]{number(own.perplexity, '.1f')}[/]"
-    lines = [f"held-out perplexity {perplexity} ({number(own.nll)} nats per token)"]
+    yield f"held-out perplexity {perplexity} ({number(own.nll)} nats per token)"
     if unigram:
         nll = f"{number(unigram.nll)} nats per token"
-        lines.append(f"token frequencies alone: {number(unigram.perplexity, '.0f')} ({nll})")
-    fires = [block.fire for block in findings.blocks]
-    if fires:
+        yield f"token frequencies alone: {number(unigram.perplexity, '.0f')} ({nll})"
+    if fires := [block.fire for block in findings.blocks]:
         each = ", ".join(f"{fire:.0%}" for fire in fires)
-        lines.append(f"attention ran on {sum(fires) / len(fires):.0%} of held-out tokens ({each})")
+        yield f"attention ran on {sum(fires) / len(fires):.0%} of held-out tokens ({each})"
     if worth := findings.attention:
         gate, chance, everywhere = worth.gate, worth.chance.saved, worth.everywhere.saved
-        lines.append(
+        yield (
             f"that saved [bold]{gate.saved:.3f}[/] ± {gate.se:.3f} nats per token, over all tokens"
             f"; run on as many tokens chosen by chance it saves {chance:.3f}, "
             f"run on all {everywhere:.3f}"
         )
-    return lines
 
 
-def recall_lines(recalled: dict[str, Any]) -> list[str]:
+def recall_lines(recalled: dict[str, Any]) -> Iterator[str]:
     """Right answers by where attention ran."""
     names = ("gate", "chance", "everywhere", "never")
     gate, chance, everywhere, never = (f"{recalled[name]['mean']:.0%}" for name in names)
-    return [
-        f"attention ran on {recalled['rate']:.0%} of the tokens, where the gate chose, and "
-        f"[bold]{gate}[/] of the answers were right",
-        f"run on as many tokens chosen by chance {chance}, run on all {everywhere}, "
-        f"run on none {never}",
-    ]
+    where = f"attention ran on {recalled['rate']:.0%} of the tokens, where the gate chose"
+    yield f"{where}, and [bold]{gate}[/] of the answers were right"
+    chosen = f"run on as many tokens chosen by chance {chance}"
+    yield f"{chosen}, run on all {everywhere}, run on none {never}"
 
 
-def next_commands(folder: Path, gated: bool) -> dict[str, str]:
+def next_commands(folder: Path, gated: bool) -> Iterator[str]:
     """Three things to try, and how."""
     text = '--text "My fellow citizens, the state of our union"'
-    attend = {"where does it attend on your words?": f"amor trace {folder} {text}"}
-    attention = {"the same with gated attention": "amor demo --out runs/demo-amor"}
-    longer = f"amor train {RECIPE} --data {folder}/data --steps 3000 --out runs/longer"
+    own = "where does it attend on your words?", f"amor trace {folder} {text}"
+    other = "the same with gated attention", "amor demo --out runs/demo-amor"
     backbone = "amor demo --model mamba2 --out runs/demo-mamba2"
-    others = {"the backbone alone: what do the gated blocks add?": backbone}
-    return (attend if gated else attention) | others | {"the same recipe, more of it": longer}
+    longer = f"amor train {RECIPE} --data {folder}/data --steps 3000 --out runs/longer"
+    commands = [own if gated else other]
+    commands += [("the backbone alone: what do the gated blocks add?", backbone)]
+    commands += [("the same recipe, more of it", longer)]
+    yield from (f"[dim]{words}[/]\n  {command}" for words, command in commands)

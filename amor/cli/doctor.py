@@ -8,7 +8,8 @@ AMOR_KERNELS=reference amor doctor
 import argparse
 import importlib.metadata
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import msgspec
 import torch
@@ -88,11 +89,11 @@ def run(args: argparse.Namespace) -> DoctorReport:
     return report
 
 
-def chunk_lengths(scale: str) -> list[ChunkTiming]:
+def chunk_lengths(scale: str) -> Iterator[ChunkTiming]:
     """Measure and keep the fastest chunks of the recurrences at a scale, or at all of them."""
     if scale not in (*SCALES, "all"):
         raise AmorError(f"--measure: no scale {scale!r}; {nearest(scale, [*SCALES, 'all'])}")
-    return [row for each in (SCALES if scale == "all" else [scale]) for row in measure_chunks(each)]
+    return chain.from_iterable(map(measure_chunks, SCALES if scale == "all" else [scale]))
 
 
 def version(name: str) -> str | None:
@@ -103,19 +104,18 @@ def version(name: str) -> str | None:
         return None
 
 
-def operators() -> list[OperatorBackend]:
+def operators() -> Iterator[OperatorBackend]:
     """The backend of every operator on every device here."""
-    rows = []
     for op, backends in BACKENDS.items():
         for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
             name, why = choice(op, device)
             reasons = {b.name: missing(op, b, device) or POSSIBLE for b in backends}
             del reasons[name]
-            rows.append(OperatorBackend(op, device, name, why, reasons))
+            yield OperatorBackend(op, device, name, why, reasons)
     why_not = missing_source(SOURCE)
     backend, why = ("the model's forward", why_not) if why_not else ("compiled", "the fastest")
     others = {"compiled": why_not} if why_not else {}
-    return [*rows, OperatorBackend("decode step", "cpu", backend, why, others)]
+    yield OperatorBackend("decode step", "cpu", backend, why, others)
 
 
 def draw(report: DoctorReport) -> None:
@@ -133,7 +133,8 @@ def draw(report: DoctorReport) -> None:
     forced = os.environ.get("AMOR_KERNELS")
     kernels = f"AMOR_KERNELS={forced}" if forced else "chosen automatically (AMOR_KERNELS forces)"
     console.print(f"[bold]kernels[/]   {kernels}")
-    draw_chunks(console, report.chunks or ())
+    if report.chunks:
+        draw_chunks(console, report.chunks)
     draw_operators(console, report.operators)
     absent = [f"{name} ({what})" for name, what in EXTRAS.items() if not report.packages[name]]
     console.print(f"[bold]optional packages not installed[/]: {', '.join(absent) or 'none'}")
@@ -160,8 +161,6 @@ def draw_operators(console: Console, rows: Sequence[OperatorBackend]) -> None:
 
 def draw_chunks(console: Console, rows: Sequence[ChunkTiming]) -> None:
     """Print the results of --measure, and where they are kept."""
-    if not rows:
-        return
     first = rows[0]
     columns = ("chunk of", "scale", "was", "is", *map(str, first.seconds))
     table = Table(*columns, show_edge=False, pad_edge=False)

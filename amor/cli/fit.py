@@ -109,14 +109,10 @@ def fit_routers(
     choices = None
     if not args.no_frontier:
         ways = {name: keys for name, keys in choosing.WAYS.items() if keys["gate"] != "router"}
-        once = model.config.blocks.decide == "once"
-        passes = choosing.passes(len(model.blocks), once, ways=len(ways) + 1)
-        tokens = passes * held_out.tokens.numel() + text.tokens.numel()
+        tokens = choosing.tokens_read(model, held_out, text, ways, extra=1)
         with Progress("comparing", tokens, "tokens") as progress:
-            extra = {"this router": routed}
-            choices = choosing.compare_gates(
-                model, held_out, text, on_tokens=progress.add, ways=ways, extra=extra
-            )
+            how: dict[str, Any] = {"ways": ways, "extra": {"this router": routed}}
+            choices = choosing.compare_gates(model, held_out, text, on_tokens=progress.add, **how)
     report = FitReport(
         model=model.config.name,
         target=args.target,

@@ -26,6 +26,7 @@ from amor import typed
 from amor.cli import Parser
 from amor.cli._model import (
     bos_arguments,
+    chosen_gates,
     gate_arguments,
     open_trained,
     replace_invalid,
@@ -38,7 +39,6 @@ from amor.decode.generate import GeneratedToken, Generation, Generator
 from amor.decode.sample import Sampling
 from amor.errors import AmorError
 from amor.files import disk_errors, file_to_write
-from amor.gates.override import override_gates
 from amor.judge.quantised import quantised_perplexity
 
 MEASURED = 512  # tokens on which the effect of rounded weights is measured
@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     tokenizer = require_tokenizer(own_tokenizer)
     prompts = read_prompts(args)
     out = file_to_write(args.out) if args.out else None
-    own_gates = [block.gate for block in model.each_block()]
-    gates = override_gates(own_gates, args.gate, args.fire_rate)
+    gates = chosen_gates(args, model)
     filters = args.top_k, args.top_p, args.min_p, args.repetition_penalty
     sampling = Sampling(args.temperature, *filters, args.seed)
     engine = Engine(model, weights=args.weights, gates=gates)
@@ -153,16 +152,14 @@ class LivePrinter:
 
     def show(self, piece: GeneratedToken) -> None:
         """Print one token."""
-        coloured = self.coloured and piece.text.strip()
-        self.out.write(self.painted(piece) if coloured else piece.text)
+        text = piece.text
+        if self.coloured and text.strip():
+            colour = shade(piece.entropy, 0, self.most)
+            red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+            marks = "1;4;" if any(piece.fire) else ""
+            text = f"\x1b[{marks}30;48;2;{red};{green};{blue}m{text}\x1b[0m"
+        self.out.write(text)
         self.out.flush()
-
-    def painted(self, piece: GeneratedToken) -> str:
-        """A token with the escape codes of its colours."""
-        colour = shade(piece.entropy, 0, self.most)
-        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-        marks = "1;4;" if any(piece.fire) else ""
-        return f"\x1b[{marks}30;48;2;{red};{green};{blue}m{piece.text}\x1b[0m"
 
 
 def closing_line(engine: Engine, texts: list[Generation], seconds: float) -> dict[str, Any]:

@@ -17,12 +17,10 @@ from pathlib import Path
 
 from amor import typed
 from amor.cli import Parser
-from amor.cli._model import gate_arguments, model_name, name_arguments
+from amor.cli._model import chosen_gates, gate_arguments, model_name, name_arguments
 from amor.data.tasks.base import Task, read_task
 from amor.errors import AmorError
 from amor.files import file_to_write, replace_file
-from amor.gates.override import override_gates
-from amor.judge.gates import own_gates
 from amor.judge.recall import recall
 from amor.models.folder import load_model
 from amor.progress import Progress
@@ -52,7 +50,7 @@ def run(args: argparse.Namespace) -> Recall:
     if args.out:
         file_to_write(args.out)
     task, model = chosen_task(args, folder), load_model(folder).eval()
-    gates = override_gates(own_gates(model), args.gate, args.fire_rate)
+    gates = chosen_gates(args, model)
     with Progress("testing", max(args.rows, 0) * task.length, "tokens") as progress:
         result = recall(model, task, args.rows, args.seed, gates, on_tokens=progress.add)
     print("\n".join(lines(result)))

@@ -22,6 +22,7 @@ from amor import typed
 from amor.cli import Parser
 from amor.cli._model import (
     bos_arguments,
+    chosen_gates,
     gate_arguments,
     held_out_windows,
     open_trained,
@@ -33,9 +34,7 @@ from amor.cli._terminal import show_choices, show_trace, show_value
 from amor.errors import AmorError, nearest
 from amor.files import file_to_write, folder_to_write
 from amor.gates.base import Gate
-from amor.gates.override import override_gates
 from amor.judge import choosing, value, windows
-from amor.judge.gates import own_gates
 from amor.judge.prompts import PAPER
 from amor.judge.trace import trace
 from amor.judge.windows import encode
@@ -82,7 +81,7 @@ def arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> "dict[str, Any] | Choosing":
     """Trace texts, or judge the gate."""
     model, tokenizer = open_trained(args)
-    gates = override_gates(own_gates(model), args.gate, args.fire_rate)
+    gates = chosen_gates(args, model)
     for path in filter(None, (args.html, args.png, args.svg)):
         file_to_write(path)
     if args.out:
@@ -148,9 +147,8 @@ def judge(
     else:
         ids = encode(require_tokenizer(tokenizer), read_file(args.file), args.bos)
         text = windows.of_ids(ids, context, count, args.file)
-    once = config.blocks.decide == "once" and len(model.blocks) > 1
-    passes = value.passes(len(model.each_block()), once=once)
-    with Progress("judging the gate", passes * text.tokens.numel(), "tokens") as progress:
+    tokens = value.passes_of(model) * text.tokens.numel()
+    with Progress("judging the gate", tokens, "tokens") as progress:
         result = value.value(model, text, gates, on_tokens=progress.add)
     show_value(Console(highlight=False), result)
     written = write(args, "value", result)
@@ -172,9 +170,8 @@ def compare_gates(args: argparse.Namespace, model: Amor, tokenizer: "Tokenizer |
     count, apart = MOST if args.windows is None else args.windows, args.documents == "apart"
     counts = count, LEARNED * count
     text, learned = held_out_windows(args, model, tokenizer, counts, apart)
-    passes = choosing.passes(len(model.blocks), model.config.blocks.decide == "once")
-    learning = choosing.learning_passes() * learned.tokens.numel()
-    with Progress("choosing", passes * text.tokens.numel() + learning, "tokens") as progress:
+    tokens = choosing.tokens_read(model, text, learned)
+    with Progress("choosing", tokens, "tokens") as progress:
         result = choosing.compare_gates(model, text, learned, on_tokens=progress.add)
     show_choices(Console(highlight=False), result)
     if args.out:

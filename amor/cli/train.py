@@ -52,8 +52,7 @@ def arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Train, or predict what the run takes."""
-    options = {"data": args.data, "steps": args.steps, "track": args.track}
-    keys = {key: value for key, value in options.items() if value is not None}
+    keys = {"data": args.data, "steps": args.steps, "track": args.track}
     recipe = load(args.recipe, args.set, args.model, **keys)
     if args.steps is not None and "lr.warmup" not in typed.assignments(args.set, ""):
         recipe = shorten_warmup(recipe)

@@ -40,7 +40,7 @@ class Windows:
         """T, tokens per row."""
         return self.tokens.shape[1]
 
-    def __getitem__(self, rows: slice) -> "Windows":
+    def __getitem__(self, rows: slice | list[int]) -> "Windows":
         return self._map(lambda t: t[rows])
 
     def between(self, start: int, stop: int) -> "Windows":

@@ -52,15 +52,6 @@ class CompletionRow(msgspec.Struct):
         return [self.value]
 
 
-class KeyedRow(CompletionRow):
-    """A completion with the key of the value."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.key:
-            raise ValueError("key is missing or empty")
-
-
 class ClozeRow(msgspec.Struct):
     """A context, a question to be completed, and the answers that count."""
 
@@ -80,6 +71,7 @@ class ClozeRow(msgspec.Struct):
 class ClozeTask(RowTask):
     """A cloze task; its rows have `context` and `answers`."""
 
+    suite: str = "retrieval"
     hub: HubSource  # the data set
     prompt: Callable[[str, Any], str]  # of a window and its row
     # words of a row whose first occurrence centres the window; none: the beginning of the document
@@ -168,21 +160,3 @@ def _place(context: str, word: str) -> int:
 def contains(doc: Row, results: list[str]) -> dict[str, int]:
     """Whether the completion contains an answer, ignoring case."""
     return {"contains": int(any(_place(results[0], answer) >= 0 for answer in doc["answers"]))}
-
-
-def without(text: str, question: str) -> str:
-    """A text without a question repeated at its end."""
-    while text.lower().endswith(question.lower()):
-        text = text[: -len(question)]
-    return text
-
-
-def key_prompt(text: str, key: str) -> str:
-    """A text, then a key as the beginning of a sentence to complete."""
-    return f"{text.strip('.')}. {key[0].upper()}{key[1:]}:"
-
-
-def question_prompt(text: str, row: ClozeRow) -> str:
-    """A window without the question at its end, then the question."""
-    question = row.question.strip()
-    return f"{without(text, question).strip().strip('.')}. {question}"

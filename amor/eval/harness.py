@@ -10,7 +10,6 @@ from typing import Any
 
 from amor.data import hub
 from amor.errors import AmorError, install_hint
-from amor.eval.rows import HubSource
 
 Row = dict[str, Any]
 SPLITS = ("training_split", "validation_split", "test_split")
@@ -32,12 +31,6 @@ def definition(file: str) -> Row:
     from lm_eval.tasks._yaml_loader import load_yaml
 
     return load_yaml(Path(lm_eval.tasks.__file__).parent / file)
-
-
-def hub_of(config: Row) -> HubSource:
-    """Where the rows of a definition come from."""
-    split = config.get("test_split") or config["validation_split"]
-    return HubSource(config["dataset_path"], config.get("dataset_name"), split)
 
 
 def configured(config: Row, rows: list[Row], split: str, source: str) -> Any:

@@ -20,12 +20,13 @@ from amor.data.encoder import Encoder
 from amor.data.shards import dtype_for
 from amor.data.tokenizer import end_of_text
 from amor.decode.engine import Engine, Session
-from amor.decode.generate import ROOM, Generator
+from amor.decode.generate import ROOM, Generation, Generator
 from amor.decode.generate import ROWS as TEXTS
 from amor.decode.sample import Sampling
 from amor.errors import AmorError
 from amor.eval.score import ROWS, Scorer, ScoreRequest
 from amor.eval.store import Answer, Kind, Store, key_of
+from amor.eval.subject import Ranks
 from amor.judge.gates import force_all, own_gates
 from amor.models.amor import Amor
 from amor.ops.linear import each_alone
@@ -58,8 +59,7 @@ class Judge:
     store: Store
     settings: EvalSettings = field(default_factory=EvalSettings)  # what answers depend on
     rows: int = ROWS  # contexts per batch; no answer depends on it
-    rank: int = 0  # of `ranks`: requests of other ranks get an empty answer
-    ranks: int = 1
+    ranks: Ranks = field(default_factory=Ranks)  # requests of other ranks get an empty answer
     title: str = ""  # of progress bars; "": none are shown
     computed: int = 0  # requests
     reused: int = 0  # requests that the store held
@@ -119,7 +119,8 @@ class Judge:
         for index, key in enumerate(keys):
             if key not in known:
                 fresh.setdefault(key, index)
-        wanted = [i for key, i in fresh.items() if int(key[:8], 16) % self.ranks == self.rank]
+        rank, count = self.ranks.rank, self.ranks.count
+        wanted = [i for key, i in fresh.items() if int(key[:8], 16) % count == rank]
         bar = Progress(f"{self.title}: {kind}", len(wanted), "requests") if self.title else None
         before = time.perf_counter()
         with bar or nullcontext():
@@ -193,15 +194,13 @@ class Judge:
         writer = Generator(
             scorer.engine, self.tokenizer, sampling, options.tokens, options.until, TEXTS, prefill
         )
-        texts = [""] * len(prompts)
-        counts = [GateCounts(tokens=0) for _ in prompts]
+        texts = [Generation(list(prompt)) for prompt in prompts]
         for piece in writer.run([list(prompt) for prompt in prompts]):
-            texts[piece.row] += piece.text
-            counts[piece.row] += GateCounts(tokens=1, fires=tuple(map(int, piece.fire)))
+            text = texts[piece.row]
+            text.append(piece)
             self.tokens += 1
             if piece.end:
-                phases: Phases = {
-                    "prefill": before[prompts[piece.row]],
-                    "decode": counts[piece.row],
-                }
-                yield piece.row, texts[piece.row], phases if self.scorer.gates else {}
+                fires = tuple(map(sum, zip(*text.fire)))
+                counts = GateCounts(tokens=len(text.tokens), fires=fires)
+                phases: Phases = {"prefill": before[prompts[piece.row]], "decode": counts}
+                yield piece.row, text.text, phases if self.scorer.gates else {}

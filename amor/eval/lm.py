@@ -140,10 +140,9 @@ class AmorLM(TemplateLM):
         for request in requests:
             ids = self.tok_encode(request.args[0], add_special_tokens=False)
             most = self.judge.settings.max_length or max(len(ids), 1)
-            windows = list(get_rolling_token_windows(ids, self.prefix_token_id, most, 1))
-            for context, target in map(make_disjoint_window, windows):
-                score = ScoreRequest(tuple(context), tuple(target))
-                pending.append((str(request.task_name), score))
+            rolling = get_rolling_token_windows(ids, self.prefix_token_id, most, 1)
+            windows = [tuple(map(tuple, make_disjoint_window(each))) for each in rolling]
+            pending += [(str(request.task_name), ScoreRequest(*each)) for each in windows]
             counts.append(len(windows))
         scores = iter(self.judge.score(pending))
         return [sum(next(scores)[0] for _ in range(count)) for count in counts]

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, chain, pairwise, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -37,6 +38,7 @@ from amor.records.evals import Data
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+LENGTHS = (1024, 2048, 4096)  # tokens, as in the paper
 ANSWER = 128  # tokens that may be generated
 ROOM = ANSWER + 1  # of a length, not filled by the prompt: the answer and a token such as <bos>
 SHORT = 0.01  # a prompt is at most this share shorter than what it may fill
@@ -132,14 +134,10 @@ class HarnessNeedleTask(NeedleTask):
         finally:
             random.setstate(before)
         kept = ("input", "gen_prefix", "outputs", "max_length")
-        docs = []
-        for number in range(context.samples):
-            for samples in by_length:
-                if number < len(samples):
-                    doc = {key: samples[number][key] for key in kept}
-                    prompt = f"{doc['input']} {doc['gen_prefix']}"
-                    docs.append(doc | {"tokens": len(encoder(prompt))})
-        return docs
+        in_turn = filter(None, chain(*zip_longest(*by_length)))  # the generator may make fewer
+        docs = [{key: sample[key] for key in kept} for sample in in_turn]
+        texts = (f"{doc['input']} {doc['gen_prefix']}" for doc in docs)
+        return [doc | {"tokens": len(encoder(text))} for doc, text in zip(docs, texts)]
 
 
 def _harness_samples(
@@ -209,13 +207,9 @@ class Haystack:
         prompt is counted whole.
         """
         words = [match.end() for match in re.finditer(r"\S+", text)]
-        tokens, at, total = [], 0, 0
-        for end in words:
-            total += len(encoder(text[at:end]))
-            tokens.append(total)
-            at = end
+        tokens = accumulate(len(encoder(text[a:b])) for a, b in pairwise([0, *words]))
         breaks = re.finditer("\n", text) if glue == "\n" else SENTENCE.finditer(text)
-        return cls(text, glue, words, [match.start() for match in breaks], tokens)
+        return cls(text, glue, words, [match.start() for match in breaks], list(tokens))
 
     def with_needle(self, needle: str, end: int, depth: float) -> str:
         """The first `end` characters, with a needle between two sentences at about that depth."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,13 +133,6 @@ def each_window(
             bytes=None if lengths is None else int(lengths[targets].sum()),
             gates=counts,
         )
-
-
-def at(windows: Windows, places: Sequence[int]) -> Windows:
-    """Some of the windows."""
-    rows = list(places)
-    reset = None if windows.reset is None else windows.reset[rows]
-    return replace(windows, tokens=windows.tokens[rows], targets=windows.targets[rows], reset=reset)
 
 
 def metrics(windows: Sequence[Window]) -> dict[str, float]:

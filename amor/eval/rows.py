@@ -101,10 +101,8 @@ def find(folder: Path, name: str) -> Path | None:
 def read(path: Path, kind: type) -> Rows:
     """Every row of a file as its type; an error names the file, the line and the field."""
     text = _unpacked(path)
-    rows: list[Any] = []
-    for number, line in enumerate(text.split(b"\n"), 1):
-        if line.strip():
-            rows.append(typed.from_json(kind, line, f"{path} line {number}"))
+    lines = [(n, line) for n, line in enumerate(text.split(b"\n"), 1) if line.strip()]
+    rows: list[Any] = [typed.from_json(kind, line, f"{path} line {n}") for n, line in lines]
     if not rows:
         raise AmorError(f"{path} holds no row; one JSON object per line is right")
     digest = hashlib.sha256(text).hexdigest()
@@ -113,9 +111,8 @@ def read(path: Path, kind: type) -> Rows:
 
 def check_rows(rows: Iterable[Any], kind: type, source: str) -> Rows:
     """Rows of the hub, checked in the same way; the sha256 is that of their JSON."""
-    checked: list[Any] = []
-    for number, row in enumerate(rows, 1):
-        checked.append(typed.convert(kind, row, f"{source} row {number}"))
+    numbered = enumerate(rows, 1)
+    checked: list[Any] = [typed.convert(kind, row, f"{source} row {n}") for n, row in numbered]
     if not checked:
         raise AmorError(f"{source} holds no row")
     digest = hashlib.sha256(msgspec.json.Encoder().encode_lines(checked)).hexdigest()

@@ -100,8 +100,7 @@ def evaluate_rank(
             store,
             settings,
             subject.rows,
-            ranks.rank,
-            ranks.count,
+            ranks,
             title=f"{title}, rank {ranks.rank}" if ranks.count > 1 else title,
         )
         return judge, suite.evaluate(judge, ranks.count == 1)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -60,13 +59,14 @@ class ContextOutput:
     fire: Tensor  # [n, K] at that token
     score: Tensor  # [n, K] at that token
     state: State  # after it
-    last: list[GateCounts]  # per context: at its last token
     before: list[GateCounts]  # per context: at all tokens before
 
 
 # of a batch: row of the context, index of the request, target
 Member = tuple[int, int, tuple[int, ...]]
 TokenScore = tuple[float, bool]  # log-likelihood of a token, and whether it is the likeliest
+# by request: the score of each token of its target, and what gates did there
+RequestScores = tuple[dict[int, list[TokenScore]], dict[int, GateCounts]]
 
 
 class Scorer:
@@ -92,14 +92,22 @@ class Scorer:
         for index, request in enumerate(requests):
             by_context.setdefault(request.context, []).append(index)
         contexts = sorted(by_context, key=lambda c: (-len(c), c))
-        score = self._by_forward if self.engine is None else self._by_steps
+        by_forward = self.engine is None
         for batch in batches(contexts, self.rows):
             members = [
                 (row, i, requests[i].target) for row, c in enumerate(batch) for i in by_context[c]
             ]
             with each_alone():
-                scores = score(self.read(batch), members)
-            yield from scores.items()
+                read = self.read(batch)
+                scores, counts = (self._by_forward if by_forward else self._by_steps)(read, members)
+            before = read.before
+            del read  # its state, which is large, before the next batch is read
+            for row, index, _ in members:
+                logprobs, greedy = zip(*scores[index], strict=True)
+                phases: Phases = {"prefill": before[row]}
+                phases["target" if by_forward else "decode"] = counts[index]
+                score = TargetScore(sum(logprobs), all(greedy), phases if self.gates else {})
+                yield index, score
 
     def read(self, contexts: Sequence[tuple[int, ...]]) -> ContextOutput:
         """Read contexts from their beginning; longest first."""
@@ -118,7 +126,7 @@ class Scorer:
                     ends[row] = output.out.hidden[row, at], fire[:, row, at], score[:, row, at]
         hidden, fire, score = (torch.stack(each) for each in zip(*ends, strict=True))
         assert state is not None
-        return ContextOutput(hidden, fire, score, state, _count_step(fire), before)
+        return ContextOutput(hidden, fire, score, state, before)
 
     def session(self, read: ContextOutput, room: int = 0) -> Session:
         """A session of the engine behind contexts, with memory reserved for `room` more tokens."""
@@ -127,12 +135,13 @@ class Scorer:
         output = StepOutput(read.fire, read.score, self.engine._logits(read.hidden))
         return Session(self.engine, state, output)
 
-    def _by_forward(self, read: ContextOutput, members: list[Member]) -> dict[int, TargetScore]:
+    def _by_forward(self, read: ContextOutput, members: list[Member]) -> RequestScores:
         # the first token of a target is predicted at the last token of its context
         hidden = read.hidden[[row for row, *_ in members]]
         first = self._token_scores(hidden, [target[0] for *_, target in members])
         scores = {index: [each] for (_, index, _), each in zip(members, first, strict=True)}
-        counts = {index: read.last[row] for row, index, _ in members}
+        last = _count_step(read.fire)
+        counts = {index: last[row] for row, index, _ in members}
         rest = sorted((m for m in members if len(m[2]) > 1), key=lambda m: (-len(m[2]), m[1]))
         for batch in batches([target[:-1] for *_, target in rest], 4 * self.rows):
             some, rest = rest[: len(batch)], rest[len(batch) :]
@@ -145,9 +154,9 @@ class Scorer:
                 for (_, index, _), part, done in zip(some, parts, gates, strict=True):
                     scores[index] += [next(each) for _ in part]
                     counts[index] += done
-        return self._sums("target", read, members, scores, counts)
+        return scores, counts
 
-    def _by_steps(self, read: ContextOutput, members: list[Member]) -> dict[int, TargetScore]:
+    def _by_steps(self, read: ContextOutput, members: list[Member]) -> RequestScores:
         """Rows of all contexts step together; a row leaves with its last token."""
         members = sorted(members, key=lambda m: (-len(m[2]), m[1]))
         session = self.session(read).select([row for row, *_ in members])
@@ -166,23 +175,7 @@ class Scorer:
             for row, (_, index, target) in enumerate(going):
                 scores[index].append((float(logprobs[row, target[at]]), best[row] == target[at]))
                 counts[index] += gates[row]
-        return self._sums("decode", read, members, scores, counts)
-
-    def _sums(
-        self,
-        phase: Literal["target", "decode"],
-        read: ContextOutput,
-        members: list[Member],
-        scores: dict[int, list[TokenScore]],
-        counts: dict[int, GateCounts],
-    ) -> dict[int, TargetScore]:
-        """Scores of whole targets, by request."""
-        sums = {}
-        for row, index, _ in members:
-            logprobs, greedy = zip(*scores[index], strict=True)
-            phases: Phases = {"prefill": read.before[row], phase: counts[index]}
-            sums[index] = TargetScore(sum(logprobs), all(greedy), phases if self.gates else {})
-        return sums
+        return scores, counts
 
     def _run(self, rows: Sequence[tuple[int, ...]], state: State | None) -> Iterator[ChunkOutput]:
         """Rows fed from a state, longest first and padded on the right."""

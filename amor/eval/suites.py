@@ -12,12 +12,12 @@ import msgspec
 
 from amor import typed
 from amor.errors import AmorError, nearest
-from amor.eval import harness, lengths, perplexity, tasks, texts
+from amor.eval import harness, lengths, niah, perplexity, tasks, texts
 from amor.eval.judge import Judge
 from amor.eval.lengths import SEGMENTS
 from amor.eval.run import PreparedSuite, Scores, SuiteOutcome, read_scores, run_suite
 from amor.eval.subject import EvalSubject
-from amor.eval.tasks import HELD_OUT, LENGTHS, NEEDLE_LENGTHS
+from amor.eval.tasks import HELD_OUT, LENGTHS
 from amor.records.evals import Data, EvalSettings, Gates, LengthCurve, Phases
 from amor.records.evals import Path as EvalPath
 from amor.vocabulary import prefix_ids
@@ -112,7 +112,7 @@ def prepare(subject: EvalSubject, name: str, request: EvalRequest) -> PreparedSu
         name,
         request.data,
         tokenizer=subject.tokenizer,
-        lengths=request.lengths or NEEDLE_LENGTHS,
+        lengths=request.lengths or niah.LENGTHS,
         seed=request.seed,
         samples=request.samples,
         names=None if request.tasks is None else [task for task in request.tasks if task in known],
@@ -181,7 +181,7 @@ def _held_out_text(subject: EvalSubject, request: EvalRequest) -> PreparedSuite:
 
     def evaluate(judge: Judge, complete: bool) -> SuiteOutcome:
         def compute(wanted: list[int]) -> Iterator[perplexity.Window]:
-            some, gates = perplexity.at(windows, wanted), judge.scorer.gates
+            some, gates = windows[wanted], judge.scorer.gates
             return perplexity.each_window(
                 subject.model, subject.tokenizer, some, gates=gates, on_tokens=judge.count_tokens
             )

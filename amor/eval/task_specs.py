@@ -161,7 +161,9 @@ class HarnessTask(RowTask):
 
     def source(self) -> HubSource:
         """The data set that the yaml names."""
-        return harness.hub_of(self.definition())
+        config = self.definition()
+        split = config.get("test_split") or config["validation_split"]
+        return HubSource(config["dataset_path"], config.get("dataset_name"), split)
 
     def build(self, dataset: Rows, tokenizer: Tokenizer) -> LoadedTask:
         """The harness's task on these rows."""
@@ -178,6 +180,7 @@ class HarnessTask(RowTask):
 class CompletionTask(RowTask):
     """A task that the harness defines as a Python class; rows have `text` and `value`."""
 
+    suite: str = "retrieval"
     class_path: str  # module.Class below lm_eval.tasks
 
     def source(self) -> HubSource:
@@ -188,9 +191,9 @@ class CompletionTask(RowTask):
     def build(self, dataset: Rows, tokenizer: Tokenizer) -> LoadedTask:
         """The harness's task on these rows."""
         docs = [{"text": row.text, "value": row.value} for row in dataset.rows]
-        kind, source = harness.class_of(self.class_path), dataset.data.source
-        task = harness.completion(kind, self.name, docs, "validation", source)
-        return LoadedTask(task, dataset.data)
+        kind, data = harness.class_of(self.class_path), dataset.data
+        task = harness.completion(kind, self.name, docs, "validation", data.source)
+        return LoadedTask(task, data)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,6 +87,19 @@ def compare_gates(
     )
 
 
+def tokens_read(
+    model: Amor,
+    windows: Windows,
+    fit_text: Windows,
+    ways: Mapping[str, Mapping[str, Any]] = WAYS,
+    extra: int = 0,
+) -> int:
+    """How many tokens `compare_gates` reads, at the default rates; extra: more rows."""
+    once = model.config.blocks.decide == "once"
+    reads = passes(len(model.blocks), once, ways=len(ways) + extra)
+    return reads * windows.tokens.numel() + learning_passes(ways) * fit_text.tokens.numel()
+
+
 def learning_passes(ways: Mapping[str, Mapping[str, Any]] = WAYS) -> int:
     """How often `fit_text` is read."""
     return sum(keys["gate"] in ("gain", "router") for keys in ways.values())

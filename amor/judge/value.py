@@ -70,12 +70,16 @@ def passes(blocks: int, rates: int = len(RATES), draws: int = DRAWS, once: bool 
     return 3 + rates if blocks == 1 else 3 + (draws + 2 * oracle) + rates * (1 + draws + oracle)
 
 
+def passes_of(model: Amor) -> int:
+    """`passes` of a model, by default rates and draws."""
+    once = len(model.blocks) > 1 and model.config.blocks.decide == "once"
+    return passes(len(model.each_block()), once=once)
+
+
 def affordable_windows(model: Amor, context: int, most: int = 32) -> int:
     """How many windows of `context` tokens `value` reads in about a minute on a laptop: 4 to
     `most`, by the FLOPs of all passes."""
-    once = len(model.blocks) > 1 and model.config.blocks.decide == "once"
-    reads = passes(len(model.each_block()), once=once)
-    flops = reads * context * model.cost(context // 2).flops
+    flops = passes_of(model) * context * model.cost(context // 2).flops
     return max(4, min(most, int(MINUTE / max(flops, 1))))
 
 

@@ -298,7 +298,7 @@ def load(
     """A recipe by path or name, with changes; later ones win.
 
     changes: "key=value" texts, as of --set. model: a preset that replaces the recipe's model.name.
-    keys: fields of the recipe, set last.
+    keys: fields of the recipe, set last; None leaves one as it is.
     """
     path = find(name)
     tree = {"name": path.stem, **typed.extended(path)}
@@ -311,7 +311,7 @@ def load(
         typed.set_key(tree, "model.name", model, "--model")
     for key, value in typed.assignments(changes, "lr.peak=1e-3").items():
         typed.set_key(tree, key, value, "--set")
-    tree |= keys
+    tree |= {key: value for key, value in keys.items() if value is not None}
     if keys.get("steps"):
         tree["tokens"] = 0
     recipe = Recipe.from_dict(tree, str(path))

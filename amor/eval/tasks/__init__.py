@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amor.errors import AmorError, nearest
-from amor.eval import harness
+from amor.eval import harness, niah
 from amor.eval.rows import MissingDataError
 from amor.eval.task_specs import LoadContext, ScoreColumn, Suite, TaskSpec
 from amor.records.evals import Data
@@ -24,21 +24,10 @@ from amor.records.evals import Data
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = [
-    "HELD_OUT",
-    "LENGTHS",
-    "SUITES",
-    "ScoreColumn",
-    "Suite",
-    "all_tasks",
-    "in_suite",
-    "load",
-    "suite",
-]
-
+# what tables read
+__all__ = ["HELD_OUT", "LENGTHS", "SUITES", "ScoreColumn", "Suite", "in_suite", "suite"]
 LONGEST = 1 << 24  # tokens of a generated prompt
 MOST_SAMPLES = 1_000_000
-NEEDLE_LENGTHS = (1024, 2048, 4096)  # the paper's
 
 LENGTHS, HELD_OUT = "length-extrapolation", "perplexity"  # the suites that the loop over text runs
 SUITES = {
@@ -116,7 +105,7 @@ def load(
     data: Path | None,
     *,
     tokenizer: Tokenizer,
-    lengths: Iterable[int] = NEEDLE_LENGTHS,
+    lengths: Iterable[int] = niah.LENGTHS,
     seed: int = 0,
     samples: int = 500,
     names: Iterable[str] | None = None,

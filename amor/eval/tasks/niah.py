@@ -4,9 +4,7 @@ The paper's numbers are compared with either."""
 
 from dataclasses import replace
 
-from amor.eval.niah import HarnessNeedleTask, NeedleTask
-
-LENGTHS = (1024, 2048, 4096)  # of the paper's columns
+from amor.eval.niah import LENGTHS, HarnessNeedleTask, NeedleTask
 
 
 def _needles(number: int) -> tuple[NeedleTask, NeedleTask]:
