@@ -129,9 +129,7 @@ def compare(
     way: str, plain: list[FeedOutput], other: list[FeedOutput], model: Amor, allowed: float
 ) -> Finding:
     """Compare two ways of feeding row by row, each row up to its first tie."""
-    logits: list[float] = []
-    scores: list[float] = []
-    states: list[float] = []
+    logits, scores, states = list[float](), list[float](), list[float]()
     tokens = flips = ties = 0
     for a, b in zip(plain, other, strict=True):
         a = a.since(b.start)
@@ -140,17 +138,15 @@ def compare(
         same, flipped, tied = decisions(a, b, _near(a, model, allowed))
         flips, ties, tokens = flips + flipped, ties + tied, tokens + same
         logits.append(_difference(a.logits[:, :same], b.logits[:, :same]))
-        for x, y in zip(a.scores.unbind(1), b.scores.unbind(1), strict=True):
-            scores.append(_difference(x[:, :same], y[:, :same]))
+        both = zip(a.scores.unbind(1), b.scores.unbind(1), strict=True)
+        scores += [_difference(x[:, :same], y[:, :same]) for x, y in both]
         if a.state is not None and b.state is not None:
             end = b.start + same if tied else None
             depth = len(model.backbone.layers)
             states.append(_state_difference(a.state, b.state, depth, end))
     far = any(gap > allowed for gap in (*logits, *scores, *states))
     gaps = (max(each, default=float("nan")) for each in (logits, scores, states))
-    of_logits, of_scores, of_states = gaps
-    ok = flips == 0 and tokens > 0 and not far
-    return Finding(way, of_logits, of_scores, of_states, tokens, flips, ties, ok)
+    return Finding(way, *gaps, tokens, flips, ties, ok=flips == 0 and tokens > 0 and not far)
 
 
 def decisions(a: FeedOutput, b: FeedOutput, near: Tensor) -> tuple[int, int, int]:

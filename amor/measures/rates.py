@@ -129,13 +129,11 @@ def _at_rate(
 ) -> Iterator[RatePolicy]:
     """first: the gain of the first block, per token [n, T]; aims: whether the gate can be set to a
     rate."""
-    from amor.judge.value import by_count, random, same_count
-
-    marks = reader.top_fraction(rate) if aims else by_count(reader, rate, seed=0)
+    marks = reader.top_fraction(rate) if aims else reader.by_count(rate, seed=0)
     if aims:
         yield _policy("gate", rate, reader.nll_with_mask(marks), marks)
-    yield _policy("random", rate, random(reader, marks, draws, seed=0), marks)
-    oracle = same_count(reader, first, marks)
+    yield _policy("random", rate, reader.random(marks, draws, seed=0), marks)
+    oracle = reader.same_count(first, marks)
     yield _policy("oracle", rate, reader.nll_with_mask(oracle), oracle)
 
 

@@ -34,16 +34,15 @@ def trace_page(data: Traces) -> str:
 
 def verdict(trace: Trace) -> str:
     """What attention did on one text, in a sentence."""
-    as_is, closed, rates = trace.loss.as_is, trace.loss.closed, percents(trace.fire_rate)
+    as_is, closed = trace.loss.as_is, trace.loss.closed
     if as_is is None or closed is None:
         text = "One token, which nothing predicts"
     elif not trace.blocks:
         text = f"{as_is:.3f} nats per token; this model has no gated blocks"
     else:
-        effect = (
-            f"{'lowered' if closed >= as_is else 'raised'} the loss by {abs(closed - as_is):.3f}"
-        )
-        text = f"Attention ran on {rates} of the tokens and {effect} nats per token, "
+        effect = "lowered" if closed >= as_is else "raised"
+        text = f"Attention ran on {percents(trace.fire_rate)} of the tokens and {effect} the loss "
+        text += f"by {abs(closed - as_is):.3f} nats per token, "
         text += f"from {closed:.3f} with every gate closed"
     return f"{trace.title}: {text}." if trace.title else f"{text}."
 
