@@ -146,7 +146,9 @@ def compare(
             states.append(_state_difference(a.state, b.state, depth, end))
     far = any(gap > allowed for gap in (*logits, *scores, *states))
     gaps = (max(each, default=float("nan")) for each in (logits, scores, states))
-    return Finding(way, *gaps, tokens, flips, ties, ok=flips == 0 and tokens > 0 and not far)
+    of_logits, of_scores, of_states = gaps
+    ok = flips == 0 and tokens > 0 and not far
+    return Finding(way, of_logits, of_scores, of_states, tokens, flips, ties, ok)
 
 
 def decisions(a: FeedOutput, b: FeedOutput, near: Tensor) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -136,7 +136,7 @@ def samples(model: Amor, tokenizer: Tokenizer, source: HeldOutText) -> list[Trac
     prompts = [tokenizer.decode(each) for each in ids]
     title = f"Written by the model at temperature {TEMPERATURE:g}, after the words underlined"
     traces = []
-    how = {"max_tokens": WRITTEN, "temperature": TEMPERATURE}
+    how: Any = {"max_tokens": WRITTEN, "temperature": TEMPERATURE}
     for text in generate_batch(model, tokenizer, prompts, **how):
         whole = trace(model, tokenizer, text.prompt_tokens + text.tokens, title)
         traces.append(replace(whole, given=len(text.prompt_tokens)))

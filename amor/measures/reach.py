@@ -52,7 +52,7 @@ class ReachMeasure(MeasureKind):
         from amor.judge.recall import recall
 
         tasks = [learned_task(subject).change(**changes) for changes in options.at]
-        asked = {"rows": options.rows, "seed": options.seed}
+        asked: Any = {"rows": options.rows, "seed": options.seed}
         return ReachResult(sizes=tuple(recall(subject.model, task, **asked) for task in tasks))
 
     @staticmethod

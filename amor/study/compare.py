@@ -75,14 +75,15 @@ def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0
             (seed, zlib.crc32(f"{column.task}/{column.metric}".encode()))
         )
         drawn = resampled(*both, samples, random) * column.factor
-        means = (scores.mean * column.factor for scores in both)
-        tasks.append(_difference(column, len(both[0].ids), *means, drawn))
+        means = [scores.mean * column.factor for scores in both]
+        tasks.append(_difference(column, len(both[0].ids), means[0], means[1], drawn))
         percents += [(tasks[-1], drawn)] if column.percent else []
     if not tasks:
         lack = "no task of which both tell the numbers of documents"
         raise AmorError(f"{a.file} and {b.file}: {lack} (samples_{name}_<task>.jsonl)")
-    names, average = evals.labels([a, b]), _average(percents) if len(percents) > 1 else None
-    return Comparison(name, *names, samples, seed, tuple(tasks), average, tuple(left_out))
+    average = _average(percents) if len(percents) > 1 else None
+    left, (mine, theirs) = tuple(left_out), evals.labels([a, b])
+    return Comparison(name, mine, theirs, samples, seed, tuple(tasks), average, left)
 
 
 def _difference(
@@ -107,8 +108,8 @@ def table(found: Comparison) -> Table:
     rows = []
     for row in [*found.tasks, *([found.average] if found.average else [])]:
         gap, low, high = (_signed(v, row.digits) for v in (row.difference, row.low, row.high))
-        scores = (Cell(score, digits=row.digits) for score in (row.a, row.b))
-        cells = (f"{row.documents:,}", *scores, gap, f"[{low}, {high}]", f"{row.better:.1%}")
+        a, b = (Cell(score, digits=row.digits) for score in (row.a, row.b))
+        cells = (f"{row.documents:,}", a, b, gap, f"[{low}, {high}]", f"{row.better:.1%}")
         rows.append(TableRow(row.name, cells))
     drawn = f"{found.samples:,} resamples of documents, seed {found.seed}"
     names = f"A = {one_line(found.a)}, B = {one_line(found.b)}"

@@ -79,8 +79,8 @@ class RunData:
         """Of held-out text by the last evaluation, and of guessing it by token frequencies."""
         valid = self.evals[-1].valid if self.evals else None
         unigram = self.findings.unigram if self.findings else None
-        finite = valid is not None and valid.nll is not None
-        return valid.perplexity if finite else None, unigram.perplexity if unigram else None
+        own = valid.perplexity if valid and valid.nll is not None else None
+        return own, unigram.perplexity if unigram else None
 
     @property
     def recalled(self) -> tuple[float, float] | None:
