@@ -30,19 +30,15 @@ PAPER = "entropy of what a block reads"
 ENTROPY, GAIN = (
     {"gate": "router", "gate_options": {"target": target}} for target in ("entropy", "gain")
 )
+LINEAR = {"gate": "gain", "gate_options": {"explore": 1}}
 # name in tables -> keys of `blocks` in a config
 WAYS: dict[str, dict[str, Any]] = {
     PAPER: {"gate": "entropy", "probe": "block", "decide": "each"},
     "the same, once for all blocks": {"gate": "entropy", "probe": "block", "decide": "once"},
     "entropy of the output's vector": {"gate": "entropy", "probe": "final", "decide": "each"},
     "margin of what a block reads": {"gate": "margin", "probe": "block", "decide": "each"},
-    "gain by a linear map, once for all blocks": {
-        "gate": "gain",
-        "decide": "once",
-        "gate_options": {"explore": 1},
-    },
-    "entropy by a network (router)": GAIN
-    | {"gate_options": {"target": "entropy"}, "decide": "each"},
+    "gain by a linear map, once for all blocks": LINEAR | {"decide": "once"},
+    "entropy by a network (router)": ENTROPY | {"decide": "each"},
     "gain by a network (router)": GAIN | {"decide": "each"},
     "gain by a network (router), once for all blocks": GAIN | {"decide": "once"},
 }

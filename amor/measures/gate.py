@@ -3,15 +3,14 @@ were open."""
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
 from amor import typed
 from amor.measures.base import MeasureKind, NoOptions
-from amor.records import MOST_BLOCKS, Number, Record
-from amor.records.run import mean_of, settled
+from amor.records import MOST_BLOCKS, Record
+from amor.records.run import BlockMean, block_means, settled
 from amor.study.cells import mean_cell, missing_notes, study_table
 from amor.study.table import Table, TableRow
 
@@ -20,16 +19,6 @@ if TYPE_CHECKING:
     from amor.study.results import Results
 
 KEYS = ("mu", "sigma", "tau", "alpha")
-
-
-class BlockMean(Record, frozen=True):
-    """The gate of one block, as means over steps; None where it has no such number."""
-
-    fire: typed.Share  # share of tokens
-    mu: Number | None  # EMA of the median score
-    sigma: Number | None  # EMA of the scores' spread around it
-    tau: Number | None  # threshold
-    alpha: Number | None  # mean factor on the block's output
 
 
 class GateResult(Record, frozen=True):
@@ -50,12 +39,8 @@ class GateMeasure(MeasureKind):
     @staticmethod
     def measure(subject: FinishedRun, options: NoOptions) -> GateResult:
         """Means over the last steps of metrics.jsonl."""
-        last = list(settled(subject.steps))
-        blocks = []
-        for block in range(len(last[0].blocks)):
-            fire = statistics.mean(line.blocks[block].fire for line in last)
-            blocks.append(BlockMean(fire=fire, **{key: mean_of(last, block, key) for key in KEYS}))
-        return GateResult(steps=len(last), blocks=tuple(blocks))
+        last = settled(subject.steps)
+        return GateResult(steps=len(last), blocks=block_means(last))
 
     @staticmethod
     def table(results: Results) -> Table:

@@ -51,7 +51,7 @@ class SuiteRows:
         return [*self.rows, *([self.floor] if self.floor else [])]
 
 
-class Head(NamedTuple):
+class TableColumn(NamedTuple):
     """A column of a table of scores: one task, or the mean of several, and the paper's column."""
 
     title: str
@@ -86,9 +86,9 @@ def tables(name: str, request: TableRequest) -> Iterator[Table]:
 def scores(suite_rows: SuiteRows, request: TableRequest) -> Table:
     """Rows are models, columns those of the paper."""
     known, columns = suite(suite_rows.name), shown_columns(suite_rows)
-    heads = [Head(column.title, (column,), column.paper) for column in columns]
+    heads = [TableColumn(column.title, (column,), column.paper) for column in columns]
     averaged = tuple(column for column in columns if column.percent)
-    heads += [Head("Avg", averaged, "avg")] if known.average and averaged else []
+    heads += [TableColumn("Avg", averaged, "avg")] if known.average and averaged else []
 
     def line(name: str, row: SuiteResult, kind: Literal["ours", "floor"] = "ours") -> TableRow:
         cells = [score_cell(row, head.tasks, suite_rows) for head in heads]

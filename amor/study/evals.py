@@ -149,10 +149,10 @@ def shared_suites(folders: list[Path], decode: bool = False) -> list[str]:
     return shared
 
 
-def opened(folder: Path, name: str, gates: Gates = "model", decode: bool = False) -> SuiteResult:
-    """One file of an evaluation folder."""
+def opened(folder: Path, name: str, decode: bool = False) -> SuiteResult:
+    """The file of an evaluation folder in which the model's gates are as they are."""
     suite(name)
-    file = folder / file_name(name, gates, decode)
+    file = folder / file_name(name, decode=decode)
     if not file.is_file():
         there = ", ".join(suites_in(folder, decode)) or "no evaluation"
         held = f"it holds {there}" if folder.is_dir() else "no such folder"

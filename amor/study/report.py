@@ -16,7 +16,7 @@ from amor import typed
 from amor.errors import AmorError
 from amor.files import replace_file
 from amor.records.recall import Mean, RecallByPolicy
-from amor.records.run import mean_of, settled
+from amor.records.run import block_means, settled
 from amor.run import Run
 from amor.study import figures
 from amor.study.figures.histogram import BlockScores
@@ -284,14 +284,13 @@ def gate_table(data: RunData) -> Table:
     for 80 % of it."""
     held_out, last = data.findings.blocks if data.findings else (), settled(data.steps)
     rows = []
-    for index in range(data.blocks):
+    for index, mean in enumerate(block_means(last)):
         rates = sorted(line.blocks[index].fire for line in data.steps)
         low, high = rates[(len(rates) - 1) // 10], rates[(len(rates) - 1) * 9 // 10]
-        numbers = (mean_of(last, index, key) for key in ("mu", "sigma", "tau", "alpha"))
+        numbers = (mean.mu, mean.sigma, mean.tau, mean.alpha)
         cells = (None if number is None else Cell(number, digits=3) for number in numbers)
-        fires = statistics.mean(line.blocks[index].fire for line in last)
         valid = f"{held_out[index].fire:.1%}" if held_out else None
-        spans = (f"{fires:.1%}", f"{low:.1%} - {high:.1%}", valid)
+        spans = (f"{mean.fire:.1%}", f"{low:.1%} - {high:.1%}", valid)
         rows.append(TableRow(str(index), (*cells, *spans)))
     fires_heads = ("fires", "fires, 10-90 % of all steps", "fires on held-out text")
     steps = f"the last {len(last):,} steps, {last[0].step:,} to {last[-1].step:,}"
