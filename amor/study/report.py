@@ -18,19 +18,10 @@ from amor.files import replace_file
 from amor.records.recall import Mean, RecallByPolicy
 from amor.records.run import block_means, settled
 from amor.run import Run
-from amor.study import figures
+from amor.study import page
 from amor.study.figures.histogram import BlockScores
 from amor.study.figures.panel import Panel, PanelCurve
-from amor.study.page import (
-    Details,
-    Drawing,
-    PageSection,
-    json_details,
-    percents,
-    put,
-    render_page,
-    strips,
-)
+from amor.study.page import PageSection, draw, percents
 from amor.study.runs import measured, running_mean
 from amor.study.table import Cell, Table, TableRow
 from amor.study.verdict import FEW
@@ -127,7 +118,7 @@ def add_recall(run: Run, by_policy: Mapping[str, Any]) -> Path:
     """Keep what the demo's second model recalls, by policy (the fields of RecallByPolicy), and draw
     the report again."""
     record = typed.convert(RecallByPolicy, dict(by_policy), "recall by policy")
-    put(run.folder / BY_POLICY, typed.text(record))
+    page.put(run.folder / BY_POLICY, typed.text(record))
     return write(run)
 
 
@@ -146,7 +137,7 @@ def render(data: RunData) -> str:
     )
     footer = f"Made from {data.folder} by amor report."
     words = tuple(conclusion(data))
-    return render_page(data.recipe.name, subtitle, words, facts(data), sections, footer)
+    return page.render_page(data.recipe.name, subtitle, words, facts(data), sections, footer)
 
 
 def conclusion(data: RunData) -> Iterator[str]:
@@ -227,10 +218,10 @@ def recall_section(data: RunData) -> PageSection:
     return PageSection(title, notes=(note,), tables=(table,))
 
 
-def drawings(panels: Sequence[Panel]) -> tuple[Drawing, ...]:
+def drawings(panels: Sequence[Panel]) -> tuple[page.Drawing, ...]:
     """The panels that have something to draw."""
     kept = [panel for panel in panels if any(len(curve.x) for curve in panel.curves)]
-    return tuple(Drawing(figures.inline(figures.draw("panel", p)), p.title) for p in kept)
+    return tuple(draw("panel", panel, panel.title) for panel in kept)
 
 
 def learning(data: RunData) -> list[Panel]:
@@ -309,8 +300,8 @@ def held_out_section(data: RunData) -> PageSection:
     shown = []
     for block, scores in enumerate(findings.blocks):
         threshold = "no threshold" if scores.threshold is None else f"τ {scores.threshold:.3f}"
-        svg = figures.inline(figures.draw("histogram", BlockScores(block, scores, label)))
-        shown.append(Drawing(svg, f"Block {block}: {scores.fire:.1%} fire", threshold))
+        fires = f"Block {block}: {scores.fire:.1%} fire"
+        shown.append(draw("histogram", BlockScores(block, scores, label), fires, threshold))
     judged = f"The final model on {findings.judged.tokens:,} tokens ({findings.judged.split})"
     note = f"{judged}. Right of the threshold τ attention runs."
     return PageSection(title, notes=(note,), figures=tuple(shown))
@@ -324,7 +315,7 @@ def texts_section(data: RunData) -> PageSection:
         "block's attention ran there. Bold tokens were given, the others are the model's. Point at "
         "a token for its numbers."
     )
-    return PageSection("Texts", notes=(note,) if texts else (), strips=strips(texts))
+    return PageSection("Texts", notes=(note,) if texts else (), strips=page.strips(texts))
 
 
 def how_section(data: RunData) -> PageSection:
@@ -338,7 +329,7 @@ def how_section(data: RunData) -> PageSection:
         Table("Machine", "what", ("value",), rows),
         Table("Events", "time", ("event", "what happened"), events),
     )
-    details = [json_details("Recipe", data.config)]
-    details += [json_details("Model", data.findings.model)] if data.findings else []
-    details += [Details(table.title, table) for table in tables if table.lines]
+    details = [page.json_details("Recipe", data.config)]
+    details += [page.json_details("Model", data.findings.model)] if data.findings else []
+    details += [page.Details(table.title, table) for table in tables if table.lines]
     return PageSection("How it was run", details=tuple(details))

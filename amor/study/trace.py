@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amor.records.trace import Trace, Traces
-from amor.study import figures
 from amor.study.figures.panel import Panel, PanelCurve
-from amor.study.page import Drawing, PageSection, percents, render_page, strips
+from amor.study.page import PageSection, draw, percents, render_page, strips
 from amor.study.table import Cell, Table, TableRow
 
 READING = (
@@ -62,9 +61,9 @@ def numbers_section(trace: Trace) -> PageSection:
     """Entropy along the text, and means by class of token."""
     lines, y = list(curves(trace)), "entropy / log V"
     panel = Panel("Entropy after each token", y, lines, x="token", values=False)
-    svg = figures.inline(figures.draw("panel", panel))
     title = f"In numbers: {trace.title}" if trace.title else "In numbers"
-    drawing = Drawing(svg, panel.title, "dashed: thresholds" if trace.gate == "entropy" else "")
+    caption = "dashed: thresholds" if trace.gate == "entropy" else ""
+    drawing = draw("panel", panel, panel.title, caption)
     return PageSection(title, tables=(class_table(trace),), figures=(drawing,))
 
 

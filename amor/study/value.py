@@ -28,9 +28,7 @@ TILES = {
 
 def value_page(value: Value) -> str:
     """The sentences, the numbers a reader looks for first, the figure and the tables."""
-    from amor.study import figures
-
-    figure = page.Drawing(figures.inline(figures.draw("value", value)), "Loss, gain and overlap")
+    figure = page.draw("value", value, "Loss, gain and overlap")
     saved = {name: getattr(value.losses, name).saved for name in TILES}
     facts = {words: f"{saved[name]:+.4f}" for name, words in TILES.items()}
     drawn = page.PageSection("In one figure", notes=order_sentences(value), figures=(figure,))
