@@ -41,17 +41,13 @@ def cores() -> int:
 
 def picked(plan: StudyPlan, only: Sequence[str]) -> list[PlannedRun]:
     """The runs that names mean: of a row, or by folder."""
-    found: dict[str, PlannedRun] = {}
-    for name in only or plan.ledger.rows:
-        mine = [
-            run
-            for run in plan.runs
-            if name.removeprefix("runs/") in (run.row, run.folder.removeprefix("runs/"))
-        ]
-        if not mine:
-            raise AmorError(f"--only {name}: no such run; {nearest(name, plan.ledger.rows)}")
-        found |= {run.folder: run for run in mine}
-    return [run for run in plan.runs if run.folder in found]
+    names = {name.removeprefix("runs/"): name for name in only}
+    known = {run.folder: {run.row, run.folder.removeprefix("runs/")} for run in plan.runs}
+    unknown = [given for name, given in names.items() if name not in set().union(*known.values())]
+    if unknown:
+        rows = nearest(unknown[0], plan.ledger.rows)
+        raise AmorError(f"--only {unknown[0]}: no such run; {rows}")
+    return [run for run in plan.runs if not only or known[run.folder] & names.keys()]
 
 
 class Runner:
