@@ -11,11 +11,11 @@ from evaluations import LONG, drawn, evaluated, extrapolated, fits_a_column, fol
 
 from amor.cli import main
 from amor.errors import AmorError
+from amor.eval.tasks import SUITES, suite
 from amor.study import eval_tables, evals, figures, paper
 from amor.study import table as printing
 from amor.study.compare import compare
 from amor.study.paired import Gap, Scores, gap, mean_gap, resampled
-from amor.study.suites import SUITES, suite
 
 
 @pytest.fixture

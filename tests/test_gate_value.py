@@ -24,7 +24,6 @@ from amor.judge.value import (
     calibration,
     loss,
     passes,
-    random,
     rank_correlation,
     value,
 )
@@ -86,7 +85,7 @@ def test_chance_is_the_mean_over_draws_of_which_no_two_are_alike():
     assert all(not torch.equal(a, b) for a, b in pairwise(masks))
     assert all(torch.equal(mask.sum((1, 2)), fire.sum((1, 2))) for mask in masks)
     each = torch.stack([judged.nll_with_mask(mask) for mask in masks])
-    close(random(judged, fire, draws=3, seed=5), each.mean(0))
+    close(judged.random(fire, draws=3, seed=5), each.mean(0))
 
 
 def test_what_is_captured_by_chance_is_the_mean_over_random_choices_of_as_many_tokens():

@@ -270,7 +270,7 @@ def test_the_plug_in_of_vllm_can_be_imported_where_vllm_is_not():
 
 def test_tables_read_the_columns_of_evaluation_tasks_without_torch_and_the_harness():
     code = (
-        "import sys; from amor.study.suites import SUITES, suite; "
+        "import sys; import amor.study.eval_tables; from amor.eval.tasks import SUITES, suite; "
         "assert sum(len(suite(name).columns) for name in SUITES) > 40; "
         "assert not {'torch', 'lm_eval', 'datasets', 'transformers'} & set(sys.modules)"
     )

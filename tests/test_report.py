@@ -26,7 +26,7 @@ from amor.data.shards import Shards
 from amor.data.stats import counts, unigram_entropy
 from amor.errors import AmorError
 from amor.judge import findings
-from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss, Worth
+from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss
 from amor.records.run import (
     EvalTiming,
     Evaluated,
@@ -39,6 +39,7 @@ from amor.records.run import (
     settled,
 )
 from amor.records.trace import Guess, Token, Trace
+from amor.records.value import Saving
 from amor.run import Run
 from amor.study import report
 from amor.study.figures import draw
@@ -224,7 +225,7 @@ def test_the_texts_of_a_report_are_drawn_from_the_trace_as_those_of_a_trace_page
 
 
 def test_a_report_begins_with_its_conclusion_and_its_tiles_hold_one_number_each(run):
-    worth = {name: Worth(saved=s, se=0.001) for name, s in RATES.items()}
+    worth = {name: Saving(saved=s, se=0.001) for name, s in RATES.items()}
     found = replace(run.read_findings(), attention=AttentionWorth(fire=0.4, **worth))
     run.write(run.findings, found)
     text = drawn(run)

@@ -532,6 +532,7 @@ WRONG = [
     ("title = 3", "title: expected str"),
     ("seeds = []", "seeds"),
     ("seeds = [1, 1]", "seeds: 1 stands there twice"),
+    ("seeds = [0, 0]", "seeds: 0 stands there twice"),
     ("threads = 0", "threads: expected int >= 1, not 0"),
     ("lr = [-1.0]", "lr[0]"),
     ("baselin = 'a'", "no key 'baselin'; did you mean 'baseline'?"),

@@ -34,7 +34,7 @@ def show_trace(console: Console, trace: Trace) -> None:
 def show_strip(console: Console, trace: Trace) -> None:
     """The tokens on as many lines as they need, each line with its entropies and the blocks that
     fired."""
-    values = [entropy(token) for token in trace.tokens]
+    values = [token.entropies[0] for token in trace.tokens]
     low, high = min(values), max(values)
     colours = [BLOCKS[k % len(BLOCKS)] for k in range(trace.blocks)]
     for line in lines(trace.tokens, console.width - LABEL):
@@ -44,17 +44,13 @@ def show_strip(console: Console, trace: Trace) -> None:
         for token in line:
             word = printable(token.text)
             width = cell_len(word)
-            tokens.append(word, style=f"#111111 on {shade(entropy(token), low, high)}")
-            digits.append(str(min(int(entropy(token) * 10), 9)).center(width))
+            entropy = token.entropies[0]
+            tokens.append(word, style=f"#111111 on {shade(entropy, low, high)}")
+            digits.append(str(min(int(entropy * 10), 9)).center(width))
             for row, fired in zip(rows, token.fire):
                 row.append((FIRED if fired else SKIPPED).center(width), "" if fired else "dim")
         for row in (tokens, digits, *rows, Text()):
             console.print(row, no_wrap=True, crop=True)
-
-
-def entropy(token: Token) -> float:
-    """At the first block, or of the output where there are no blocks."""
-    return (token.entropy or (token.final_entropy,))[0]
 
 
 def shade(value: float, low: float, high: float) -> str:

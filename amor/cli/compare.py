@@ -17,9 +17,9 @@ from typing import Any
 
 from amor.cli import Parser
 from amor.errors import AmorError
+from amor.eval.tasks import LENGTHS
 from amor.study import evals
 from amor.study.compare import compare, table
-from amor.study.suites import LENGTHS
 from amor.study.table import as_text
 
 

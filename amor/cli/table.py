@@ -22,10 +22,10 @@ from typing import Any
 
 from amor.cli import Parser
 from amor.errors import AmorError, nearest
+from amor.eval.tasks import suite
 from amor.study import eval_tables, evals, figures
 from amor.study.figures import suite_figures
 from amor.study.figures.canvas import FORMATS as ENDINGS
-from amor.study.suites import suite
 from amor.study.table import FORMATS, printed
 
 SCALES = ("180M", "440M", "1.5B")

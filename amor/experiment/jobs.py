@@ -57,10 +57,9 @@ class FinishedJob:
     @property
     def last_line(self) -> str:
         """The last line of the log."""
-        lines = (
-            self.job.log.read_text(errors="replace").split("\n") if self.job.log.is_file() else []
-        )
-        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        log = self.job.log
+        lines = log.read_text(errors="replace").strip().split("\n") if log.is_file() else [""]
+        return lines[-1].strip() or "nothing"
 
 
 class JobObserver:
@@ -99,11 +98,8 @@ def run(
                 time.sleep(POLL)
                 for each in [each for each in running if each.process.poll() is not None]:
                     running.remove(each)
-                    done.append(
-                        FinishedJob(
-                            each.job, each.process.returncode, time.monotonic() - each.began
-                        )
-                    )
+                    took = time.monotonic() - each.began
+                    done.append(FinishedJob(each.job, each.process.returncode, took))
                     observer.on_end(done[-1])
         finally:
             for each in running:

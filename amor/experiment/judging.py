@@ -50,17 +50,10 @@ def fingerprint(subject: FinishedRun, kind: str, options: Record) -> str:
     that compute it."""
     measure = find_measure(kind)
     text = subject.held_out.hash if measure.needs_text and subject.prepared else ""
-    code = (
-        kind if measure.version == 1 else f"{kind} {measure.version}"
-    )  # files from before there were versions have no number
-    parts = [
-        code,
-        subject.weights,
-        text,
-        typed.tree(options),
-        subject.recipe.to_dict() | {"data": ""},
-        subject.threads,
-    ]
+    # files from before there were versions have no number
+    code = kind if measure.version == 1 else f"{kind} {measure.version}"
+    recipe = subject.recipe.to_dict() | {"data": ""}
+    parts = [code, subject.weights, text, typed.tree(options), recipe, subject.threads]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -71,18 +64,16 @@ def measurements_for(recipe: Recipe, study: Study) -> dict[str, Record]:
 
 def missing(subject: FinishedRun, study: Study) -> dict[str, Record]:
     """Those that have no file, or a stale one."""
-    asked = measurements_for(subject.recipe, study)
-    return {
-        kind: options for kind, options in asked.items() if not up_to_date(subject, kind, options)
-    }
+    asked = measurements_for(subject.recipe, study).items()
+    return {kind: options for kind, options in asked if not up_to_date(subject, kind, options)}
 
 
 def up_to_date(subject: FinishedRun, kind: str, options: Record) -> bool:
     """Whether the file is there and of these weights, text and options."""
     path = file_of(subject.run, kind)
-    return path.is_file() and typed.read(Measurement, path).fingerprint == fingerprint(
-        subject, kind, options
-    )
+    if not path.is_file():
+        return False
+    return typed.read(Measurement, path).fingerprint == fingerprint(subject, kind, options)
 
 
 def measure(subject: FinishedRun, kind: str, options: Record) -> Measurement:

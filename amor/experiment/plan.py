@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ from amor.study.definition import (
     PlannedRun,
     Study,
     StudyLedger,
-    StudyRow,
     find_measure,
 )
+from amor.study.results import Results
 from amor.train import recipe as recipes
 from amor.train.checkpoint import read_training
 from amor.train.data import training_batches
@@ -59,6 +60,11 @@ class StudyPlan:
         """Every run, in the order of the file."""
         return self.ledger.runs
 
+    @property
+    def results(self) -> Results:
+        """Its folder, read as far as it is measured."""
+        return Results(self.ledger, self.folder)
+
     def run(self, planned: PlannedRun) -> Run:
         """The run directory of a planned run."""
         return Run(self.folder / planned.folder)
@@ -71,11 +77,9 @@ class StudyPlan:
 def find(given: str | Path) -> Path:
     """A study by path, or by its name in amor/recipes/studies."""
     for path in (Path(given), Path(f"{given}.toml"), HOME / f"{given}.toml"):
-        try:
+        with suppress(OSError):  # a name that no file can have
             if path.is_file():
                 return path
-        except OSError:  # a name that no file can have
-            continue
     raise AmorError(f"no study {str(given)!r}; {nearest(str(given), names())}")
 
 
@@ -110,27 +114,21 @@ def plan(study: Study, name: str, data: str | None, folder: str | Path) -> Study
     measured, checked = study.measurements(), []
     for run in runs:
         if (other := seen.setdefault(run.folder, run)) is not run:
-            raise AmorError(
-                f"{name}: two runs would lie in {run.folder}: {other.row!r} and {run.row!r}; name "
-                "them apart"
-            )
+            both = f"two runs would lie in {run.folder}: {other.row!r} and {run.row!r}"
+            raise AmorError(f"{name}: {both}; name them apart")
         recipe = recipe_for(run, where)
         recipe.config()
         if not recipe.data and not recipe.task:
-            raise AmorError(
-                f"{name}: {run.row} reads text; give --data FOLDER, written by `amor prepare`"
-            )
+            hint = "give --data FOLDER, written by `amor prepare`"
+            raise AmorError(f"{name}: {run.row} reads text; {hint}")
         if study.lr and not recipe.eval.every:
-            raise AmorError(
-                f"{name}: {run.row}: lr is chosen by the validation loss, and eval.every is 0; "
-                "make it 1 or more"
-            )
+            lack = "lr is chosen by the validation loss, and eval.every is 0; make it 1 or more"
+            raise AmorError(f"{name}: {run.row}: {lack}")
         for kind, options in measured.items():
             find_measure(kind).check(options, recipe)
         checked.append(replace(run, steps=recipe.total_steps))
-    return StudyPlan(
-        StudyLedger(name=name, study=study, data=where, runs=tuple(checked)), Path(folder)
-    )
+    ledger = StudyLedger(name=name, study=study, data=where, runs=tuple(checked))
+    return StudyPlan(ledger, Path(folder))
 
 
 def check_folder(plan: StudyPlan) -> None:
@@ -141,15 +139,12 @@ def check_folder(plan: StudyPlan) -> None:
             continue
         recipe, instead = plan.recipe(planned), "give another --out, or delete that run"
         for key, (was, now) in differences(recipe_of(run), recipe, set(FREE) - MATTERS).items():
-            raise AmorError(
-                f"{run.folder} was trained with {key} = {was!r}, not {now!r}; {instead}"
-            )
+            trained = f"was trained with {key} = {was!r}, not {now!r}"
+            raise AmorError(f"{run.folder} {trained}; {instead}")
         newest = run.folder / "latest"
         if newest.exists() and read_training(newest).data != training_batches(recipe).fingerprint:
-            raise AmorError(
-                f"{run.folder} was trained on other data than "
-                f"{recipe.data or 'its task makes now'}; {instead}"
-            )
+            trained = f"was trained on other data than {recipe.data or 'its task makes now'}"
+            raise AmorError(f"{run.folder} {trained}; {instead}")
 
 
 def begin(plan: StudyPlan) -> None:
@@ -168,61 +163,42 @@ def recipe_for(planned: PlannedRun, data: str) -> Recipe:
 
 def _runs(study: Study) -> Iterator[PlannedRun]:
     """Rows in the order of the file; of each the learning rates, and of these the seeds."""
-    for compared, axis in itertools.product(study.runs, _points(study.axes)):
+    axes = itertools.product(*study.axes.values())
+    points = [dict(zip(study.axes, values, strict=True)) for values in axes]
+    for compared, axis in itertools.product(study.runs, points):
         row = ", ".join([compared.name, *(f"{key} = {value}" for key, value in axis.items())])
+        slug = re.sub(r"[^\w.=-]+", "-", row).strip("-.") or "run"
+        model = {} if compared.model is None else {"model.name": compared.model}
+        # dotted keys of the recipe, the later ones winning
+        keys = typed.flat(study.set) | model | typed.flat(compared.set) | axis
+        recipe = keys.pop("recipe", None) or compared.recipe or study.recipe
         for lr, seed in itertools.product(study.lr or (None,), study.seeds):
-            keys = (
-                _keys(study, compared, axis)
-                | ({} if lr is None else {"lr.peak": lr})
-                | {"seed": seed}
-            )
-            recipe = keys.pop("recipe", None) or compared.recipe or study.recipe
-            parts = ["runs", _slug(row), *([] if lr is None else [f"lr-{lr:g}"]), f"seed-{seed}"]
-            changes = tuple(f"{key}={_toml(key, value)}" for key, value in keys.items())
+            mine = keys | ({} if lr is None else {"lr.peak": lr}) | {"seed": seed}
             yield PlannedRun(
                 row=row,
-                folder="/".join(parts),
+                folder="/".join(["runs", slug, *([f"lr-{lr:g}"] if lr else []), f"seed-{seed}"]),
                 seed=seed,
                 lr=lr,
                 recipe=recipe,
-                changes=changes,
+                changes=tuple(f"{key}={_toml(key, value)}" for key, value in mine.items()),
                 steps=0,
             )
-
-
-def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
-
-
-def _keys(study: Study, compared: StudyRow, axis: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys of one row's recipe, the later ones winning."""
-    model = {} if compared.model is None else {"model.name": compared.model}
-    return typed.flat(study.set) | model | typed.flat(compared.set) | dict(axis)
 
 
 def _toml(key: str, value: Any) -> str:
     """A value as `--set` takes it: of numbers, texts and lists of them JSON and TOML are the
     same."""
-    if isinstance(value, Mapping) or value is None:
-        raise AmorError(f"{key}: {value!r} is no number, text, true, false or list of them")
     try:
-        return json.dumps(value, allow_nan=False)
+        if not isinstance(value, Mapping) and value is not None:
+            return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
-        raise AmorError(
-            f"{key}: {value!r} is no number, text, true, false or list of them"
-        ) from None
-
-
-def _slug(row: str) -> str:
-    return re.sub(r"[^\w.=-]+", "-", row).strip("-.") or "run"
+        pass
+    raise AmorError(f"{key}: {value!r} is no number, text, true, false or list of them")
 
 
 def _opened(data: str) -> str:
     """The folder of prepared data, whose held-out split is there."""
     if splits(data)[1] is None:
-        raise AmorError(
-            f"{data} holds no valid/, and a study judges on held-out text; prepare it again with "
-            "--valid 0.05"
-        )
+        lack = "holds no valid/, and a study judges on held-out text"
+        raise AmorError(f"{data} {lack}; prepare it again with --valid 0.05")
     return str(Path(data).resolve())

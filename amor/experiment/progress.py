@@ -23,38 +23,30 @@ class StudyProgress(JobObserver):
 
     def on_start(self, job: Job) -> None:
         """Print what was started."""
-        self.runner.say(f"begun: {job.name}")
+        print(f"begun: {job.name}")
 
     def on_end(self, finished: FinishedJob) -> None:
         """Print how it ended, and the time to go."""
         self.done += 1
+        name, took = finished.job.name, "going on"
         if finished.code:
-            self.runner.say(
-                f"FAILED: {finished.job.name}: {finished.last_line} (all of it: {finished.job.log})"
-            )
-        took = (
-            f"{self.verb}: {finished.job.name} in {clock(finished.seconds)}"
-            if not finished.code
-            else "going on"
-        )
-        self.runner.say(f"{took}; {self.done} of {self.jobs}{self._to_go()}")
+            print(f"FAILED: {name}: {finished.last_line} (all of it: {finished.job.log})")
+        else:
+            took = f"{self.verb}: {name} in {clock(finished.seconds)}"
+        print(f"{took}; {self.done} of {self.jobs}{self._to_go()}")
         self.line.restart()
 
     def on_tick(self, running: list[RunningJob], waiting: list[Job]) -> None:
         """Print a line per minute."""
         if not self.line.due():
             return
-        steps = {
-            one.planned.folder: f"step {one.step:,}/{one.planned.steps:,}"
-            for one in self.runner.status()
-        }
-        names = ", ".join(
-            f"{one.job.name} {steps.get(one.job.name, '')}".strip() for one in running
-        )
-        self.runner.say(
-            f"{self.verb} {self.done} of {self.jobs}; at it: "
-            f"{names or 'another program'}{self._to_go()}"
-        )
+        status = {one.planned.folder: one for one in self.runner.status()}
+        words = []
+        for name in (job.job.name for job in running):
+            one = status.get(name)
+            words.append(f"{name} step {one.step:,}/{one.planned.steps:,}" if one else name)
+        names = ", ".join(words) or "another program"
+        print(f"{self.verb} {self.done} of {self.jobs}; at it: {names}{self._to_go()}")
 
     def _to_go(self) -> str:
         left = self.runner.clock.left(self.runner.status(), self.runner.options.at_once)

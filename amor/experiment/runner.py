@@ -21,7 +21,6 @@ from amor.experiment.plan import StudyPlan
 from amor.experiment.progress import StudyProgress
 from amor.experiment.status import Estimator, RunStatus, run_status
 from amor.experiment.subject import step_of
-from amor.study import results
 from amor.study.definition import PlannedRun, find_measure
 
 LOGS = "logs"
@@ -42,29 +41,20 @@ def cores() -> int:
 
 def picked(plan: StudyPlan, only: Sequence[str]) -> list[PlannedRun]:
     """The runs that names mean: of a row, or by folder."""
-    known = {run.row for run in plan.runs} | {run.folder.removeprefix("runs/") for run in plan.runs}
-    for name in only:
-        if name.removeprefix("runs/") not in known:
-            raise AmorError(
-                f"--only {name}: no such run; {nearest(name, {run.row for run in plan.runs})}"
-            )
-    names = {name.removeprefix("runs/") for name in only}
-    return [
-        run for run in plan.runs if not only or {run.row, run.folder.removeprefix("runs/")} & names
-    ]
+    names = {name.removeprefix("runs/"): name for name in only}
+    known = {run.folder: {run.row, run.folder.removeprefix("runs/")} for run in plan.runs}
+    unknown = [given for name, given in names.items() if name not in set().union(*known.values())]
+    if unknown:
+        rows = nearest(unknown[0], plan.ledger.rows)
+        raise AmorError(f"--only {unknown[0]}: no such run; {rows}")
+    return [run for run in plan.runs if not only or known[run.folder] & names.keys()]
 
 
 class Runner:
     """Trains and measures what is missing of a study."""
 
-    def __init__(
-        self,
-        plan: StudyPlan,
-        options: RunnerOptions,
-        clock: Estimator,
-        say: Callable[[str], None] = print,
-    ):
-        self.plan, self.options, self.clock, self.say = plan, options, clock, say
+    def __init__(self, plan: StudyPlan, options: RunnerOptions, clock: Estimator):
+        self.plan, self.options, self.clock = plan, options, clock
         self.wanted = picked(plan, options.only)
 
     def go(self) -> dict[str, str]:
@@ -72,10 +62,8 @@ class Runner:
         line of its log."""
         failed = self.train()
         self.forget_stale()
-        shown = self.shown()
-        for kinds, at_once in ((self._kinds(False), self.options.at_once), (self._kinds(True), 1)):
-            failed |= self.judge(shown, kinds, at_once)
-        return failed
+        failed |= self.judge(quiet=False, at_once=self.options.at_once)
+        return failed | self.judge(quiet=True, at_once=1)
 
     def status(self) -> list[RunStatus]:
         """How far every wanted run is."""
@@ -83,21 +71,21 @@ class Runner:
 
     def train(self) -> dict[str, str]:
         """Train what is missing; folder -> last line of the log, of runs that failed."""
-        missing = [one.planned for one in self.status() if not one.trained]
-        by_folder = {run.folder: run for run in missing}
-        observer = StudyProgress("trained", self, len(missing))
+        missing = {one.planned.folder: one.planned for one in self.status() if not one.trained}
 
         def needed(job: Job) -> bool:
-            planned = by_folder[job.name]
+            planned = missing[job.name]
             return step_of(self.plan.run(planned)) != planned.steps
 
-        done = jobs.run(
-            [self._training(run) for run in missing],
-            self.options.at_once,
-            self.plan.study.threads,
-            observer,
-            needed,
-        )
+        training = [self._training(run) for run in missing.values()]
+        return self._run("trained", training, self.options.at_once, needed)
+
+    def _run(
+        self, verb: str, todo: list[Job], at_once: int, needed: Callable[[Job], bool]
+    ) -> dict[str, str]:
+        """Run programs; the name and the last line of the log, of those that failed."""
+        observer = StudyProgress(verb, self, len(todo))
+        done = jobs.run(todo, at_once, self.plan.study.threads, observer, needed)
         return {one.job.name: one.last_line for one in done if one.code}
 
     def _training(self, run: PlannedRun) -> Job:
@@ -115,46 +103,24 @@ class Runner:
             for kind in run_status(self.plan, planned).unjudged:
                 file_of(self.plan.run(planned), kind).unlink(missing_ok=True)
 
-    def shown(self) -> set[str]:
-        """Folders of the runs that tables show: of each row the best learning rate."""
-        study = results.Results(self.plan.ledger, self.plan.folder)
-        return {one.planned.folder for ones in study.shown.values() for one in ones}
-
-    def judge(self, shown: set[str], kinds: set[str], at_once: int) -> dict[str, str]:
-        """What is missing of some kinds, the runs dealt out to as many programs as may run at
-        once."""
-        lacking = [
-            one.planned
-            for one in self.status()
-            if one.planned.folder in shown and kinds & set(one.unjudged)
-        ]
+    def judge(self, quiet: bool, at_once: int) -> dict[str, str]:
+        """What is missing of the kinds that need a quiet machine, or of the others, for the runs
+        that tables show; dealt out to as many programs as may run at once."""
+        asked = self.plan.study.measurements()
+        kinds = sorted(kind for kind in asked if find_measure(kind).quiet_machine == quiet)
+        shown = {run.planned.folder for runs in self.plan.results.shown.values() for run in runs}
+        status = [one for one in self.status() if one.planned.folder in shown]
+        lacking = [one.planned for one in status if {*kinds} & {*one.unjudged}]
         hands = [lacking[n::at_once] for n in range(at_once)]
         todo = [self._judging(hand, kinds) for hand in hands if hand]
-        done = jobs.run(
-            todo,
-            at_once,
-            self.plan.study.threads,
-            StudyProgress("judged", self, len(todo)),
-            lambda job: True,
-        )
-        return {one.job.name: one.last_line for one in done if one.code}
+        return self._run("judged", todo, at_once, lambda job: True)
 
-    def _judging(self, runs: list[PlannedRun], kinds: set[str]) -> Job:
-        name = (
-            f"{', '.join(sorted(kinds))} of {len(runs)} runs from "
-            f"{runs[0].folder.removeprefix('runs/')} on"
-        )
-        words = [str(self.plan.folder), ",".join(sorted(kinds)), *(run.folder for run in runs)]
+    def _judging(self, runs: list[PlannedRun], kinds: list[str]) -> Job:
+        first = runs[0].folder
+        name = f"{', '.join(kinds)} of {len(runs)} runs from {first.removeprefix('runs/')} on"
+        words = [str(self.plan.folder), ",".join(kinds), *(run.folder for run in runs)]
         command = (sys.executable, "-m", "amor.experiment.judging", *words)
-        return Job(name, command, self._log(f"judged/{runs[0].folder}"))
-
-    def _kinds(self, timed: bool) -> set[str]:
-        """Those that need a quiet machine, or the others."""
-        return {
-            kind
-            for kind in self.plan.study.measurements()
-            if find_measure(kind).quiet_machine == timed
-        }
+        return Job(name, command, self._log(f"judged/{first}"))
 
     def _log(self, name: str) -> Path:
         return self.plan.folder / LOGS / f"{name.replace('/', '-')}.log"

@@ -17,7 +17,7 @@ from amor.experiment.subject import FinishedRun, step_of
 from amor.models.build import build
 from amor.records.run import Step
 from amor.study.definition import Measurement, PlannedRun
-from amor.study.results import Results, best_learning_rates
+from amor.study.results import best_learning_rates
 from amor.train.predict import REACHED, train_flops
 
 
@@ -41,11 +41,8 @@ def run_status(plan: StudyPlan, planned: PlannedRun) -> RunStatus:
     step = step_of(run)
     if step != planned.steps:
         return RunStatus(planned, step, ())
-    return RunStatus(
-        planned,
-        step,
-        tuple(missing(FinishedRun(run, plan.study.threads, plan.ledger.data), plan.study)),
-    )
+    subject = FinishedRun(run, plan.study.threads, plan.ledger.data)
+    return RunStatus(planned, step, tuple(missing(subject, plan.study)))
 
 
 @dataclass(frozen=True)
@@ -75,25 +72,18 @@ class Estimator:
         """Seconds to go with `at_once` programs at a time."""
         runs = list(runs)
         self.update(runs)
-        each = [
-            (one.planned.steps - one.step) * self.step_seconds(one.planned)
-            for one in runs
-            if not one.trained
-        ]
-        return TimeLeft(
-            max(sum(each) / at_once, max(each, default=0.0)), self._judging(runs, at_once)
-        )
+        going = [one for one in runs if not one.trained]
+        each = [(one.planned.steps - one.step) * self.step_seconds(one.planned) for one in going]
+        train = max(sum(each) / at_once, max(each, default=0.0))
+        return TimeLeft(train, self._judging(runs, at_once))
 
     def update(self, runs: Iterable[RunStatus]) -> None:
         """Read the step times of runs that have begun; of a finished one once."""
         for one in runs:
             if one.trained and one.planned.folder in self.ran:
                 continue
-            taken = [
-                line.timing.seconds
-                for line in self.plan.run(one.planned).lines()
-                if isinstance(line, Step)
-            ]
+            lines = self.plan.run(one.planned).lines()
+            taken = [line.timing.seconds for line in lines if isinstance(line, Step)]
             if taken:
                 # the first one builds kernels
                 self.ran[one.planned.folder] = statistics.mean(taken[1:] or taken)
@@ -123,44 +113,32 @@ class Estimator:
     @property
     def source(self) -> str:
         """What the estimate rests on, in words."""
-        return (
-            "from steps that ran"
-            if self.ran
-            else f"at {REACHED:.0%} of the rate of matrix products here"
-        )
+        guess = f"at {REACHED:.0%} of the rate of matrix products here"
+        return "from steps that ran" if self.ran else guess
 
     def work(self, planned: PlannedRun) -> float:
         """FLOPs of a step; recipes that differ in the seed alone take as many."""
-        recipe = self.plan.recipe(planned)
         if planned.row not in self.works:
-            self.works[planned.row] = (
-                train_flops(build(recipe.config(), device="meta"), recipe.context)
-                * recipe.step_tokens
-            )
+            recipe = self.plan.recipe(planned)
+            per_token = train_flops(build(recipe.config(), device="meta"), recipe.context)
+            self.works[planned.row] = per_token * recipe.step_tokens
         return self.works[planned.row]
-
-    def _shown(self) -> dict[str, float | None]:
-        """Row -> the learning rate that is judged: the best one so far, or before there is one
-        any."""
-        if not self.plan.study.lr:
-            return {}
-        best = best_learning_rates(Results(self.plan.ledger, self.plan.folder).runs)
-        return {row: best.get(row, self.plan.study.lr[0]) for row in self.plan.ledger.rows}
 
     def _judging(self, runs: list[RunStatus], at_once: int) -> float | None:
         """From judgements that were made: the mean of each kind, of runs that are to come too; of
-        each row one learning rate."""
-        shown = self._shown()
+        each row one learning rate: the best one so far, or before there is one the first."""
+        rates = self.plan.study.lr
+        best = best_learning_rates(self.plan.results.runs) if rates else {}
         known: dict[str, list[float]] = {}
         lacking: list[str] = []
         for one in runs:
             for kind in self.plan.study.measurements():
                 path = file_of(self.plan.run(one.planned), kind)
                 if one.trained and kind not in one.unjudged:
-                    known.setdefault(kind, []).extend(
-                        [typed.read(Measurement, path).seconds] if path.is_file() else []
-                    )
-                elif one.planned.lr == shown.get(one.planned.row):
+                    if path.is_file():
+                        took = typed.read(Measurement, path).seconds
+                        known.setdefault(kind, []).append(took)
+                elif not rates or one.planned.lr == best.get(one.planned.row, rates[0]):
                     lacking.append(kind)
         if not lacking:
             return 0.0

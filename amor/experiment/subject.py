@@ -30,9 +30,8 @@ class FinishedRun:
 
     run: Run
     threads: int = 1
-    data: str = (
-        ""  # prepared data of the same content as it learned from; "": where it was when it learned
-    )
+    # prepared data of the same content as it learned from; "": where it was when it learned
+    data: str = ""
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -68,19 +67,15 @@ class FinishedRun:
         """The held-out split of its data."""
         valid = splits(self.prepared)[1] if self.prepared else None
         if valid is None:
-            raise AmorError(
-                f"{self.run.folder}: there is no held-out text; give --data FOLDER, prepared with "
-                "--valid"
-            )
+            hint = "give --data FOLDER, prepared with --valid"
+            raise AmorError(f"{self.run.folder}: there is no held-out text; {hint}")
         return valid
 
     def windows(self, options: TextOptions) -> Windows:
         """The same windows for every run of a context."""
         folder, context = self.held_out.folder, options.context or self.recipe.context
-        apart = self.recipe.documents == "apart"
-        return of_shards(
-            folder, context, options.windows, self.tokenizer, self.model.config.vocab, apart
-        )
+        vocab, apart = self.model.config.vocab, self.recipe.documents == "apart"
+        return of_shards(folder, context, options.windows, self.tokenizer, vocab, apart)
 
     @property
     def weights(self) -> str:

@@ -129,9 +129,7 @@ def compare(
     way: str, plain: list[FeedOutput], other: list[FeedOutput], model: Amor, allowed: float
 ) -> Finding:
     """Compare two ways of feeding row by row, each row up to its first tie."""
-    logits: list[float] = []
-    scores: list[float] = []
-    states: list[float] = []
+    logits, scores, states = list[float](), list[float](), list[float]()
     tokens = flips = ties = 0
     for a, b in zip(plain, other, strict=True):
         a = a.since(b.start)
@@ -140,8 +138,8 @@ def compare(
         same, flipped, tied = decisions(a, b, _near(a, model, allowed))
         flips, ties, tokens = flips + flipped, ties + tied, tokens + same
         logits.append(_difference(a.logits[:, :same], b.logits[:, :same]))
-        for x, y in zip(a.scores.unbind(1), b.scores.unbind(1), strict=True):
-            scores.append(_difference(x[:, :same], y[:, :same]))
+        both = zip(a.scores.unbind(1), b.scores.unbind(1), strict=True)
+        scores += [_difference(x[:, :same], y[:, :same]) for x, y in both]
         if a.state is not None and b.state is not None:
             end = b.start + same if tied else None
             depth = len(model.backbone.layers)

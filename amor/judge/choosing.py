@@ -19,11 +19,10 @@ from amor.judge.fitting import collect, fit, with_gates
 from amor.judge.gates import own_gates
 from amor.judge.loop import ignore_tokens
 from amor.judge.policies import PolicyEvaluator
-from amor.judge.resample import mean
-from amor.judge.value import by_count, random, same_count
+from amor.judge.value import saving
 from amor.judge.windows import about
 from amor.models.amor import Amor
-from amor.records.value import Choice, Choosing, Saving
+from amor.records.value import Choice, Choosing
 
 RATES = (0.05, 0.1, 0.22, 0.44)
 EVERY = 2  # one of so many columns of `fit_text` is measured; neighbouring ones add little
@@ -31,19 +30,15 @@ PAPER = "entropy of what a block reads"
 ENTROPY, GAIN = (
     {"gate": "router", "gate_options": {"target": target}} for target in ("entropy", "gain")
 )
+LINEAR = {"gate": "gain", "gate_options": {"explore": 1}}
 # name in tables -> keys of `blocks` in a config
 WAYS: dict[str, dict[str, Any]] = {
     PAPER: {"gate": "entropy", "probe": "block", "decide": "each"},
     "the same, once for all blocks": {"gate": "entropy", "probe": "block", "decide": "once"},
     "entropy of the output's vector": {"gate": "entropy", "probe": "final", "decide": "each"},
     "margin of what a block reads": {"gate": "margin", "probe": "block", "decide": "each"},
-    "gain by a linear map, once for all blocks": {
-        "gate": "gain",
-        "decide": "once",
-        "gate_options": {"explore": 1},
-    },
-    "entropy by a network (router)": GAIN
-    | {"gate_options": {"target": "entropy"}, "decide": "each"},
+    "gain by a linear map, once for all blocks": LINEAR | {"decide": "once"},
+    "entropy by a network (router)": ENTROPY | {"decide": "each"},
     "gain by a network (router)": GAIN | {"decide": "each"},
     "gain by a network (router), once for all blocks": GAIN | {"decide": "once"},
 }
@@ -67,11 +62,11 @@ def compare_gates(
     }
     nll: dict[str, list[Tensor]] = {name: [] for name in ("chance", *readers, "oracle")}
     for rate in rates:
-        mask = by_count(plain, rate, seed=0)
-        nll["chance"].append(random(plain, mask, 2, seed=0))
+        mask = plain.by_count(rate, seed=0)
+        nll["chance"].append(plain.random(mask, 2, seed=0))
         for name, reader in readers.items():
             nll[name].append(reader.nll_with_mask(reader.top_fraction(rate)))
-        nll["oracle"].append(plain.nll_with_mask(same_count(plain, gain[0], mask)))
+        nll["oracle"].append(plain.nll_with_mask(plain.same_count(gain[0], mask)))
     closed, choices = plain.nll_closed, []
     for name, each in nll.items():
         levels = tuple(saving(closed, one) for one in each)
@@ -103,12 +98,6 @@ def tokens_read(
 def learning_passes(ways: Mapping[str, Mapping[str, Any]] = WAYS) -> int:
     """How often `fit_text` is read."""
     return sum(keys["gate"] in ("gain", "router") for keys in ways.values())
-
-
-def saving(baseline: Tensor, nll: Tensor) -> Saving:
-    """Nats per token below a baseline, both [n, T], with the error of the paired difference."""
-    less, error = mean(baseline - nll)
-    return Saving(saved=less, se=error)
 
 
 def passes(blocks: int, once: bool, rates: int = len(RATES), ways: int = len(WAYS)) -> int:

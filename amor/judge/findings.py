@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,11 +23,11 @@ from amor.errors import AmorError
 from amor.judge.gates import own_gates
 from amor.judge.loop import CorpusOutput, WindowSource, join_chunks, run_windows
 from amor.judge.policies import PolicyEvaluator, shuffled
-from amor.judge.resample import mean
 from amor.judge.trace import trace
+from amor.judge.value import saving
 from amor.models.amor import Amor
 from amor.numbers import finite, perplexity
-from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss, Worth
+from amor.records.findings import AttentionWorth, Findings, HeldOutLoss, Histogram, Loss
 from amor.records.trace import Trace
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class HeldOutText:
 def find(model: Amor, tokenizer: Tokenizer, source: HeldOutText, step: int) -> Findings:
     """The loss of a model, its unigram baseline and the scores of every gate, on one text."""
     output = join_chunks(run_windows(model, source.text, rows=source.rows))
-    nll, windows = float(output.nll.double().mean()), source.text[0 : len(source.text)]
+    nll, tokens = float(output.nll.double().mean()), output.nll.numel()
+    windows = source.text[0 : len(source.text)]
     if not math.isfinite(nll):
         loss = f"the loss of {model.config.name} on held-out text is {nll}"
         raise AmorError(f"{loss}: nothing can be shown of such a model")
@@ -73,9 +74,7 @@ def find(model: Amor, tokenizer: Tokenizer, source: HeldOutText, step: int) -> F
         step=step,
         model=model.config.to_dict(),
         parameters=sum(p.numel() for p in model.parameters()),
-        judged=HeldOutLoss(
-            split=source.name, tokens=output.nll.numel(), nll=nll, perplexity=perplexity(nll)
-        ),
+        judged=HeldOutLoss(nll=nll, perplexity=perplexity(nll), split=source.name, tokens=tokens),
         unigram=unigram(source.train, frequencies),
         blocks=tuple(
             histogram(score.float(), float(fire.double().mean()), float(gate.threshold))
@@ -90,16 +89,11 @@ def attention(model: Amor, windows: Windows, output: CorpusOutput, rows: int) ->
     """What the blocks save where they fired, at as many random tokens, and everywhere."""
     reader = PolicyEvaluator(model, windows, own_gates(model), rows)
     chance = reader.nll_with_mask(shuffled(output.fire, seed=0))
-
-    def worth(nll: Tensor) -> Worth:
-        saved, error = mean(reader.nll_closed - nll)
-        return Worth(saved=saved, se=finite(error) or 0.0)
-
     return AttentionWorth(
         fire=float(output.fire.double().mean()),
-        gate=worth(output.nll),
-        chance=worth(chance),
-        everywhere=worth(reader.nll_open),
+        gate=saving(reader.nll_closed, output.nll),
+        chance=saving(reader.nll_closed, chance),
+        everywhere=saving(reader.nll_closed, reader.nll_open),
     )
 
 
@@ -142,9 +136,8 @@ def samples(model: Amor, tokenizer: Tokenizer, source: HeldOutText) -> list[Trac
     prompts = [tokenizer.decode(each) for each in ids]
     title = f"Written by the model at temperature {TEMPERATURE:g}, after the words underlined"
     traces = []
-    for text in generate_batch(
-        model, tokenizer, prompts, max_tokens=WRITTEN, temperature=TEMPERATURE
-    ):
+    how: Any = {"max_tokens": WRITTEN, "temperature": TEMPERATURE}
+    for text in generate_batch(model, tokenizer, prompts, **how):
         whole = trace(model, tokenizer, text.prompt_tokens + text.tokens, title)
         traces.append(replace(whole, given=len(text.prompt_tokens)))
     return traces

@@ -93,18 +93,14 @@ def collect(
         options = replace(options, measure=columns.expand(len(tokens), -1))
         return other(tokens, *arguments, options=options, **more)
 
-    chunks = run_windows(
-        other, text, gates=own_gates(model), forward=measuring, on_tokens=on_tokens
-    )
-    blocks = zip(*(chunk.out.measured for chunk in chunks), strict=True)
-    return [_joined([part for part in parts if part is not None]) for parts in blocks]
-
-
-def _joined(parts: Sequence[Measured]) -> Measured | None:
-    if not parts:
-        return None
-    x, value = ([getattr(part, name).float() for part in parts] for name in ("x", "value"))
-    return Measured(torch.cat(x), torch.cat(value))
+    gates = own_gates(model)
+    chunks = run_windows(other, text, gates=gates, forward=measuring, on_tokens=on_tokens)
+    samples: list[Measured | None] = []
+    for parts in zip(*(chunk.out.measured for chunk in chunks), strict=True):
+        known = [part for part in parts if part is not None]
+        x, value = ([getattr(part, name).float() for part in known] for name in ("x", "value"))
+        samples.append(Measured(torch.cat(x), torch.cat(value)) if known else None)
+    return samples
 
 
 def fit(
@@ -257,16 +253,14 @@ def compare_decisions(model: Amor, other: Amor, windows: Windows) -> list[Decisi
         if not isinstance(gate, Router):
             continue
         predicted = torch.cat([gate.predict(x) for x in native.recorded["x"]]).cpu()
-        chosen = predicted > gate.threshold
-        value = native.values(target, 0).cpu()
-        results.append(
-            Decisions(
-                agreement=float((chosen == fire[index]).float().mean()),
-                native_rate=float(fire[index].float().mean()),
-                router_rate=float(chosen.float().mean()),
-                calibration=() if once and target == "gain" else calibration(predicted, value),
-            )
+        chosen, value = predicted > gate.threshold, native.values(target, 0).cpu()
+        found = Decisions(
+            agreement=float((chosen == fire[index]).float().mean()),
+            native_rate=float(fire[index].float().mean()),
+            router_rate=float(chosen.float().mean()),
+            calibration=() if once and target == "gain" else calibration(predicted, value),
         )
+        results.append(found)
     return results
 
 

@@ -92,9 +92,9 @@ class ChunkOutput:
 
     def _stack(self, per_block: list[Tensor], dtype: torch.dtype) -> Tensor:
         tokens = self.chunk.tokens
-        return (
-            torch.stack(per_block) if per_block else tokens.new_zeros(0, *tokens.shape, dtype=dtype)
-        )
+        if not per_block:
+            return tokens.new_zeros(0, *tokens.shape, dtype=dtype)
+        return torch.stack(per_block)
 
 
 @dataclass(frozen=True)

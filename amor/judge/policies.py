@@ -119,6 +119,23 @@ class PolicyEvaluator:
         self.run(gates)
         return recording.values("gain", 0).cpu()
 
+    def random(self, fire: Tensor, draws: int, seed: int) -> Tensor:
+        """[n, T] nll with the decisions `fire` permuted over tokens: its expectation for one block,
+        an average of draws for more."""
+        if self.blocks == 1:
+            return torch.lerp(self.nll_closed, self.nll_open, float(fire.float().mean()))
+        masks = (shuffled(fire, seed + draw) for draw in range(draws))
+        return torch.stack([self.nll_with_mask(mask) for mask in masks]).mean(0)
+
+    def by_count(self, rate: float, seed: int) -> Tensor:
+        """[K, n, T] a mask of a random share of tokens, the same ones in every block."""
+        chance = torch.rand(self.shape[1:], generator=torch.Generator().manual_seed(seed))
+        return largest(chance, round(rate * chance.numel())).expand(self.shape)
+
+    def same_count(self, first: Tensor, fire: Tensor) -> Tensor:
+        """[K, n, T] the oracle's mask: in every block as many tokens as in `fire`."""
+        return self.oracle(first, lambda k, gain: largest(gain, int(fire[k].sum())))
+
     def oracle(self, first: Tensor, choose: Callable[[int, Tensor], Tensor]) -> Tensor:
         """[K, n, T] a mask chosen by the true gain, block after block: choose(k, gain [n, T]) ->
         mask [n, T].

@@ -53,6 +53,7 @@ def recall(
     parts = [_row_sums(model, output) for output in chunks]
     sums = {name: torch.cat([part[name] for part in parts], -1).double().cpu() for name in parts[0]}
     answers, elsewhere = sums["answers"], task.length - sums["answers"]
+    fired = zip(sums["fired_questions"], sums["fired_elsewhere"], strict=True)
     first = text[0:1].question
     assert first is not None
     return Recall(
@@ -70,9 +71,7 @@ def recall(
         nll_elsewhere=_mean(sums["nll_elsewhere"], elsewhere),
         blocks=tuple(
             Rate(questions=_share(in_answers, answers), elsewhere=_share(other, elsewhere))
-            for in_answers, other in zip(
-                sums["fired_questions"], sums["fired_elsewhere"], strict=True
-            )
+            for in_answers, other in fired
         ),
         state=state_size(model.config),
     )

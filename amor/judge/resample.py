@@ -3,14 +3,14 @@
 Tokens of one window are not independent, windows nearly are; so windows are resampled, not tokens.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from amor.numbers import bootstrap_draws
+
 DRAWS = 1000  # the error of the error is then about 2 %
-AT_ONCE = 1 << 22  # numbers gathered at a time: 32 MB
 
 
 def ratio(top: Tensor, bottom: Tensor, seed: int = 0) -> tuple[float, float]:
@@ -19,20 +19,14 @@ def ratio(top: Tensor, bottom: Tensor, seed: int = 0) -> tuple[float, float]:
 
     The same seed draws the same windows, so that errors of differences are paired.
     """
-    from scipy.stats import DegenerateDataWarning, bootstrap
-
     each = [values.double().cpu().numpy() for values in (top, bottom)]
     if each[1].sum() == 0:
         return float("nan"), float("nan")
     value = float(each[0].sum() / each[1].sum())
     if len(each[0]) == 1:
-        return value, 0.0  # every draw is the one window
-    options: Any = {"n_resamples": DRAWS, "method": "percentile", "rng": seed}
-    options |= {"batch": max(AT_ONCE // len(each[0]), 1), "paired": True, "vectorized": True}
-    with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
-        # of the interval, which is not used; all draws may be equal
-        warnings.simplefilter("ignore", DegenerateDataWarning)
-        drawn = bootstrap(each, _ratio, **options).bootstrap_distribution
+        return value, 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        drawn = bootstrap_draws(_ratio, each, DRAWS, seed)
     return value, float(drawn[np.isfinite(drawn)].std(ddof=1))  # without draws whose divisor is 0
 
 

@@ -96,9 +96,8 @@ def three_ways(
     output = join_chunks(chunks)
     nll = {"as_is": output.nll[0].tolist()}
     for name, fire in (("closed", False), ("open", True)):
-        other = run_windows(
-            model, text, columns=CHUNK, gates=force_all(model, fire), residuals=residuals
-        )
+        forced = force_all(model, fire)
+        other = run_windows(model, text, columns=CHUNK, gates=forced, residuals=residuals)
         nll[name] = join_chunks(other).nll[0].tolist()
     return output, torch.cat([chunk.out.hidden[0] for chunk in chunks]), nll
 
@@ -109,9 +108,7 @@ def guesses(
     """After each token: the final entropy, and the best next tokens with their probabilities."""
     count = min(GUESSES, model.config.vocab)
     reading = head.read(hidden, model.head_weight, entropy=True, topk=count)
-    assert (
-        reading.topk is not None and reading.logsumexp is not None and reading.entropy is not None
-    )
+    assert reading.topk and reading.logsumexp is not None and reading.entropy is not None
     values, best = reading.topk
     logs = (values - reading.logsumexp[:, None]).tolist()
     final = (reading.entropy / math.log(model.config.vocab)).tolist()
@@ -125,8 +122,8 @@ def guesses(
 def summary(rows: Sequence[Token]) -> tuple[ClassRow, ...]:
     """By class of token: how many, mean entropy and firing rate per block after reading one, mean
     surprise at one."""
-    groups = [("all", list(rows)), *((name, [r for r in rows if r.kind == name]) for name in KINDS)]
-    groups.append(("rare", [r for r in rows if r.rare]))
+    groups = {"all": list(rows), **{name: [r for r in rows if r.kind == name] for name in KINDS}}
+    groups["rare"] = [r for r in rows if r.rare]
     return tuple(
         ClassRow(
             name=name,
@@ -135,7 +132,7 @@ def summary(rows: Sequence[Token]) -> tuple[ClassRow, ...]:
             fire_rate=tuple(sum(block) / len(group) for block in zip(*(r.fire for r in group))),
             surprise=mean([r.surprise for r in group if r.surprise is not None]),
         )
-        for name, group in groups
+        for name, group in groups.items()
         if group
     )
 

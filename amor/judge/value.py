@@ -21,23 +21,13 @@ from amor.gates import override
 from amor.gates.base import Gate
 from amor.judge.gates import own_gates
 from amor.judge.loop import ROWS, check_finite, ignore_tokens
-from amor.judge.policies import PolicyEvaluator, largest, shuffled
+from amor.judge.policies import PolicyEvaluator, largest
 from amor.judge.resample import mean, ratio
 from amor.judge.windows import about
 from amor.models.amor import Amor
 from amor.numbers import finite
-from amor.records.value import (
-    Agreement,
-    Bin,
-    Gains,
-    GatePolicy,
-    Level,
-    Point,
-    Policies,
-    PolicyLoss,
-    Quantiles,
-    Value,
-)
+from amor.records import value as records
+from amor.records.value import Level, PolicyLoss, Value
 
 RATES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 DRAWS = 2  # random choices averaged where a choice must be run again
@@ -49,15 +39,12 @@ ONE_BLOCK = (
     "One block: the loss of every choice of tokens follows exactly from two passes, all closed and "
     "all open."
 )
-RUN_AGAIN = "a firing changes what later blocks read and remember, so every choice was run again."
-MORE_BLOCKS = (
-    f"{{}} blocks: {RUN_AGAIN} The oracle chooses block after block, judging each with the later "
-    "ones closed: a better choice may exist."
+RUN_AGAIN = (
+    "a firing changes what later blocks read and remember, so every choice was run again. The "
+    "oracle chooses {}: a better choice may exist."
 )
-ONE_GATE = (
-    f"{{}} blocks behind one gate: {RUN_AGAIN} The oracle chooses by the gain of all blocks where "
-    "every token fires: a better choice may exist."
-)
+MORE_BLOCKS = RUN_AGAIN.format("block after block, judging each with the later ones closed")
+ONE_GATE = RUN_AGAIN.format("by the gain of all blocks where every token fires")
 
 
 def passes(blocks: int, rates: int = len(RATES), draws: int = DRAWS, once: bool = False) -> int:
@@ -99,12 +86,17 @@ def value(
     nll, fire, entropy, gain = reader.with_own_gates()
     closed, opened = reader.nll_closed, reader.nll_open
     check_finite(model, closed, opened, nll)
-    by_chance = random(reader, fire, draws, seed)
-    oracle = same_count(reader, gain[0], fire)
+    by_chance = reader.random(fire, draws, seed)
+    oracle = reader.same_count(gain[0], fire)
     free = reader.oracle(gain[0], lambda k, g: g > 0)
     gate = msgspec.structs.asdict(loss(nll, fire, closed))
     points, notes = curve(reader, gain[0], rates, draws, seed)
-    note = ONE_BLOCK if reader.blocks == 1 else ONE_GATE if reader.once else MORE_BLOCKS
+    note = ONE_BLOCK
+    if reader.blocks > 1:
+        blocks = f"{reader.blocks} blocks"
+        note = (
+            f"{blocks} behind one gate: {ONE_GATE}" if reader.once else f"{blocks}: {MORE_BLOCKS}"
+        )
     each = [gains(f"block {k}", g, h) for k, (g, h) in enumerate(zip(gain, entropy))]
     return Value(
         model=model.config.name,
@@ -112,10 +104,10 @@ def value(
         blocks=reader.blocks,
         data=about(windows),
         exact=reader.blocks == 1,
-        notes=(note.format(reader.blocks), *notes),
-        losses=Policies(
+        notes=(note, *notes),
+        losses=records.Policies(
             never=loss(closed, torch.zeros_like(fire), closed),
-            gate=GatePolicy(over_random_se=mean(by_chance - nll)[1], **gate),
+            gate=records.GatePolicy(over_random_se=mean(by_chance - nll)[1], **gate),
             always=loss(opened, torch.ones_like(fire), closed),
             random=loss(by_chance, fire, closed),
             oracle=loss(reader.nll_with_mask(oracle), oracle, closed),
@@ -128,20 +120,6 @@ def value(
     )
 
 
-def random(reader: PolicyEvaluator, fire: Tensor, draws: int, seed: int) -> Tensor:
-    """[n, T] nll with the decisions `fire` permuted over tokens: its expectation for one block, an
-    average of draws for more."""
-    if reader.blocks == 1:
-        return torch.lerp(reader.nll_closed, reader.nll_open, float(fire.float().mean()))
-    masks = (shuffled(fire, seed + draw) for draw in range(draws))
-    return torch.stack([reader.nll_with_mask(mask) for mask in masks]).mean(0)
-
-
-def same_count(reader: PolicyEvaluator, first: Tensor, fire: Tensor) -> Tensor:
-    """[K, n, T] the oracle's mask: in every block as many tokens as in `fire`."""
-    return reader.oracle(first, lambda k, gain: largest(gain, int(fire[k].sum())))
-
-
 def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> PolicyLoss:
     """Mean nll of a policy, and what it saves over never firing, with paired errors."""
     middle, error = mean(nll)
@@ -150,20 +128,26 @@ def loss(nll: Tensor, fire: Tensor, closed: Tensor) -> PolicyLoss:
     return PolicyLoss(nll=middle, se=error, saved=saved, saved_se=saved_error, fire_rate=rates)
 
 
-def gains(name: str, gain: Tensor, entropy: Tensor) -> Gains:
+def saving(baseline: Tensor, nll: Tensor) -> records.Saving:
+    """Nats per token below a baseline, both [n, T], with the error of the paired difference."""
+    less, error = mean(baseline - nll)
+    return records.Saving(saved=less, se=finite(error) or 0.0)
+
+
+def gains(name: str, gain: Tensor, entropy: Tensor) -> records.Gains:
     """The distribution of a gain over tokens, and how well entropy ranks tokens by it."""
     average, error = mean(gain)
     positive, positive_error = mean((gain > 0).float())
     ordered = gain.flatten().double().sort().values
     shares = torch.tensor([0.01, 0.1, 0.5, 0.9, 0.99], dtype=torch.float64)
     quantiles = ordered[(shares * (len(ordered) - 1)).round().long()].tolist()
-    return Gains(
+    return records.Gains(
         name=name,
         mean=average,
         se=error,
         positive=positive,
         positive_se=positive_error,
-        quantiles=Quantiles(**dict(zip(("p1", "p10", "p50", "p90", "p99"), quantiles))),
+        quantiles=records.Quantiles(**dict(zip(("p1", "p10", "p50", "p90", "p99"), quantiles))),
         rank_correlation=rank_correlation(entropy, gain),
     )
 
@@ -182,7 +166,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> float | None:
     return finite(float(spearmanr(*flat).statistic))
 
 
-def agreement(block: int, fire: Tensor, gain: Tensor) -> Agreement:
+def agreement(block: int, fire: Tensor, gain: Tensor) -> records.Agreement:
     """The tokens a gate fires on against the tokens it should: those of the largest gains at the
     same count, and those of all gains over 0.
 
@@ -203,10 +187,10 @@ def agreement(block: int, fire: Tensor, gain: Tensor) -> Agreement:
         results |= {name: finite(middle), f"{name}_se": finite(error)}
     by_chance = rate * float(gain.double().sum()) / max(float((gain * best).double().sum()), 1e-30)
     results["captured_by_chance"] = by_chance if best.any() else None
-    return Agreement(block=block, fire_rate=rate, **results)
+    return records.Agreement(block=block, fire_rate=rate, **results)
 
 
-def calibration(entropy: Tensor, gain: Tensor) -> tuple[Bin, ...]:
+def calibration(entropy: Tensor, gain: Tensor) -> tuple[records.Bin, ...]:
     """Bins of equally many tokens by entropy: the mean gain in each."""
     entropy = entropy.double()
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
@@ -216,30 +200,30 @@ def calibration(entropy: Tensor, gain: Tensor) -> tuple[Bin, ...]:
         inside = place == number
         middle, error = ratio((gain * inside).sum(1), inside.sum(1))
         tokens, center = int(inside.sum()), float(entropy[inside].mean())
-        bins.append(Bin(entropy=center, gain=middle, se=finite(error), tokens=tokens))
+        bins.append(records.Bin(entropy=center, gain=middle, se=finite(error), tokens=tokens))
     return tuple(bins)
 
 
 def curve(
     reader: PolicyEvaluator, first: Tensor, rates: Sequence[float], draws: int, seed: int
-) -> tuple[tuple[Point, ...], dict[str, None]]:
+) -> tuple[tuple[records.Point, ...], dict[str, None]]:
     """Loss against firing rate: the gate with the threshold for a rate, then random and oracle at
     the rates it reached; and why a gate has no line, where it has none."""
-    points: list[Point] = []
+    points: list[records.Point] = []
     notes: dict[str, None] = {}
     for rate in rates:
         gates, problem = all_aimed(reader.gates, rate)
         if problem:
             notes[f"{problem}; the curve has no line for the gate."] = None
         output = reader.run(gates) if gates else None
-        fire = output.fire if output else by_count(reader, rate, seed)
-        point = Point(
+        fire = output.fire if output else reader.by_count(rate, seed)
+        point = records.Point(
             aim=rate,
             fire_rate=float(fire.float().mean()),
             blocks=tuple(fire.float().mean((1, 2)).tolist()),
             gate=level(output.nll) if output else None,
-            random=level(random(reader, fire, draws, seed)),
-            oracle=level(reader.nll_with_mask(same_count(reader, first, fire))),
+            random=level(reader.random(fire, draws, seed)),
+            oracle=level(reader.nll_with_mask(reader.same_count(first, fire))),
         )
         points.append(point)
     return tuple(points), notes
@@ -257,9 +241,3 @@ def all_aimed(gates: Sequence[Gate], rate: float) -> tuple[list[Gate], str]:
         return override.all_aimed(gates, rate), ""
     except AmorError as error:
         return [], str(error)
-
-
-def by_count(reader: PolicyEvaluator, rate: float, seed: int) -> Tensor:
-    """[K, n, T] a mask of a random share of tokens, the same ones in every block."""
-    chance = torch.rand(reader.shape[1:], generator=torch.Generator().manual_seed(seed))
-    return largest(chance, round(rate * chance.numel())).expand(reader.shape)

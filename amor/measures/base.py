@@ -30,6 +30,10 @@ Rates = Annotated[tuple[typed.Share, ...], Meta(min_length=1, max_length=64)]  #
 RATES = (0.05, 0.1, 0.22, 0.44)
 
 
+class NoOptions(Record, frozen=True):
+    """Nothing to choose."""
+
+
 class TextOptions(Record, frozen=True):
     """Windows of the held-out split, spread evenly over it: the same ones for every run of a
     context."""
@@ -44,7 +48,7 @@ class MeasureKind:
 
     # its key in [judge] of a study, and the name of its file, RUN/judged/<kind>.json
     kind: ClassVar[str]
-    Options: ClassVar[type[Record]]  # what a study may choose: judge.<kind> = {...}
+    Options: ClassVar[type[Record]] = NoOptions  # what a study may choose: judge.<kind> = {...}
     Result: ClassVar[type[msgspec.Struct]]  # what `measure` returns and the file holds
     # raised when the same run gives other numbers, which makes earlier files stale
     version: ClassVar[int] = 1

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING
 
 from amor.measures.base import RATES, MeasureKind, Rates, TextOptions, WindowCount
 from amor.records.value import Choosing
-from amor.study.cells import notes, pooled_error
-from amor.study.table import Cell, Table, TableRow
+from amor.study.cells import notes, pooled_cell, study_table
+from amor.study.table import Table, TableRow
 
 if TYPE_CHECKING:
     from amor.experiment.subject import FinishedRun
@@ -48,21 +47,15 @@ class ChoicesMeasure(MeasureKind):
     def table(results: Results) -> Table:
         """Nats saved by other gates in front of the same attention, at equal firing rates."""
         lines = []
-        for row in results.ledger.rows:
-            seeds: list[Choosing] = list(results.of(row, "choices").values())
+        for row, seeds in results.by_row("choices").items():
             for each in zip(*(one.choices for one in seeds), strict=True):
-                cells = []
-                for levels in zip(*(choice.levels for choice in each), strict=True):
-                    error = pooled_error([(level.saved, level.se) for level in levels])
-                    cells.append(Cell(statistics.mean(level.saved for level in levels), error, 4))
+                by_rate = zip(*(choice.levels for choice in each), strict=True)
+                cells = (pooled_cell([(lv.saved, lv.se) for lv in levels], 4) for levels in by_rate)
                 lines.append(TableRow(f"{row}: {each[0].name}", tuple(cells)))
-        columns = tuple(f"at {100 * rate:g} %" for rate in results.options("choices").rates)
+        columns = (f"at {100 * rate:g} %" for rate in results.options("choices").rates)
         meaning = (
             "nats per token saved over never firing; weights as trained, gates exchanged, "
             "each firing on its highest scores"
         )
-        title, remarks = (
-            f"{results.study.title}: other gates",
-            (meaning, *notes(results, "choices")),
-        )
-        return Table(title, "chosen by", columns, tuple(lines), notes=remarks)
+        remarks = (meaning, *notes(results, "choices"))
+        return study_table(results, "other gates", "chosen by", columns, lines, *remarks)

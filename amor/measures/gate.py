@@ -3,16 +3,15 @@ were open."""
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
 from amor import typed
-from amor.measures.base import MeasureKind
-from amor.records import MOST_BLOCKS, Number, Record
-from amor.records.run import mean_of, settled
-from amor.study.cells import mean_cell, missing_notes
+from amor.measures.base import MeasureKind, NoOptions
+from amor.records import MOST_BLOCKS, Record
+from amor.records.run import BlockMean, block_means, settled
+from amor.study.cells import mean_cell, missing_notes, study_table
 from amor.study.table import Table, TableRow
 
 if TYPE_CHECKING:
@@ -20,20 +19,6 @@ if TYPE_CHECKING:
     from amor.study.results import Results
 
 KEYS = ("mu", "sigma", "tau", "alpha")
-
-
-class GateOptions(Record, frozen=True):
-    """Nothing to choose: it follows from the metrics that training wrote."""
-
-
-class BlockMean(Record, frozen=True):
-    """The gate of one block, as means over steps; None where it has no such number."""
-
-    fire: typed.Share  # share of tokens
-    mu: Number | None  # EMA of the median score
-    sigma: Number | None  # EMA of the scores' spread around it
-    tau: Number | None  # threshold
-    alpha: Number | None  # mean factor on the block's output
 
 
 class GateResult(Record, frozen=True):
@@ -47,40 +32,27 @@ class GateMeasure(MeasureKind):
     """Statistics of every gate at the end of training."""
 
     kind = "gate"
-    Options, Result = GateOptions, GateResult
+    Result = GateResult
     needs_gates = True
     table_name = "gates"
 
     @staticmethod
-    def measure(subject: FinishedRun, options: GateOptions) -> GateResult:
+    def measure(subject: FinishedRun, options: NoOptions) -> GateResult:
         """Means over the last steps of metrics.jsonl."""
-        last = list(settled(subject.steps))
-        blocks = []
-        for block in range(len(last[0].blocks)):
-            fire = statistics.mean(line.blocks[block].fire for line in last)
-            blocks.append(BlockMean(fire=fire, **{key: mean_of(last, block, key) for key in KEYS}))
-        return GateResult(steps=len(last), blocks=tuple(blocks))
+        last = settled(subject.steps)
+        return GateResult(steps=len(last), blocks=block_means(last))
 
     @staticmethod
     def table(results: Results) -> Table:
         """Every gate at the end of training."""
         lines, steps = [], set()
-        for row in results.ledger.rows:
-            each: list[GateResult] = list(results.of(row, "gate").values())
+        for row, each in results.by_row("gate").items():
             steps |= {one.steps for one in each}
             for number, blocks in enumerate(zip(*(one.blocks for one in each))):
                 fires = mean_cell((100 * block.fire for block in blocks), 1)
                 cells = (mean_cell((getattr(block, key) for block in blocks), 3) for key in KEYS)
                 lines.append(TableRow(f"{row}, block {number}", (fires, *cells)))
-        last = (
-            f"means of the last {' or '.join(f'{n:,}' for n in sorted(steps))} steps of "
-            "training, over seeds"
-        )
-        columns = ("fires, %", "μ", "σ", "threshold", "α")
-        return Table(
-            f"{results.study.title}: gates",
-            "gate",
-            columns,
-            tuple(lines),
-            notes=(last, *missing_notes(results)),
-        )
+        counts = " or ".join(f"{n:,}" for n in sorted(steps))
+        last = f"means of the last {counts} steps of training, over seeds"
+        columns, lacking = ("fires, %", "μ", "σ", "threshold", "α"), missing_notes(results)
+        return study_table(results, "gates", "gate", columns, lines, last, *lacking)

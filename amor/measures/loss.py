@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from amor.study.results import Results
 
 
-class LossOptions(TextOptions, frozen=True):
-    """Which windows are read."""
-
-
 class LossResult(Record, frozen=True):
     """Nats per token of every window, which pairs runs, and of all; the error is over windows."""
 
@@ -34,11 +30,11 @@ class LossMeasure(MeasureKind):
     """Held-out loss, window by window."""
 
     kind = "loss"
-    Options, Result = LossOptions, LossResult
+    Options, Result = TextOptions, LossResult
     needs_text = True
 
     @staticmethod
-    def measure(subject: FinishedRun, options: LossOptions) -> LossResult:
+    def measure(subject: FinishedRun, options: TextOptions) -> LossResult:
         """Read the windows once with the model as it is."""
         from amor.judge.loop import join_chunks, run_windows
         from amor.judge.windows import about
@@ -59,6 +55,5 @@ class LossMeasure(MeasureKind):
 
 def losses(results: Results, row: str) -> Grid | None:
     """Loss by seed and window of one row of a study; None where no run of it is measured."""
-    return results.grid(
-        row, "loss", {seed: each.windows for seed, each in results.of(row, "loss").items()}
-    )
+    windows = {seed: each.windows for seed, each in results.of(row, "loss").items()}
+    return results.grid(row, "loss", windows)

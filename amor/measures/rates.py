@@ -17,7 +17,7 @@ from amor import typed
 from amor.measures.base import RATES, MeasureKind, Rates, TextOptions
 from amor.records import Number, Record, Words
 from amor.records.value import TextSource
-from amor.study.cells import best_cell, grid_cell, mean_cell, notes
+from amor.study.cells import best_cell, grid_cell, mean_cell, notes, study_table
 from amor.study.paired import Grid
 from amor.study.table import Cell, Table, TableRow
 
@@ -76,13 +76,12 @@ class RatesMeasure(MeasureKind):
         windows = subject.windows(options)
         reader = PolicyEvaluator(subject.model, windows, own_gates(subject.model))
         nll, fire, _, gain = reader.with_own_gates()
-        ends = {
-            "never": (reader.nll_closed, torch.zeros_like(fire)),
-            "always": (reader.nll_open, torch.ones_like(fire)),
-        }
-        ends["as it is"] = (nll, fire)
         trouble = {words for rate in options.rates if (words := all_aimed(reader.gates, rate)[1])}
-        policies = [_policy(name, None, *both) for name, both in ends.items()]
+        policies = [
+            _policy("never", None, reader.nll_closed, torch.zeros_like(fire)),
+            _policy("always", None, reader.nll_open, torch.ones_like(fire)),
+            _policy("as it is", None, nll, fire),
+        ]
         for rate in options.rates:
             policies += _at_rate(reader, gain[0], rate, options.draws, aims=not trouble)
         return RatesResult(
@@ -102,39 +101,27 @@ class RatesMeasure(MeasureKind):
             "fires, %",
             "everywhere",
         )
-        gated = [row for row in results.ledger.rows if results.of(row, "rates")]
-        lines = []
-        for row in gated:
-            for name in ("gate", "random", "oracle"):
-                cells: list[Cell | None] = []
-                for rate in rates:
-                    rivals = {other: saved(results, other, name, rate) for other in gated}
-                    cells.append(
-                        best_cell(row, rivals, sign=-1)
-                        if name == "gate"
-                        else grid_cell(rivals[row])
-                    )
-                own, always = (
-                    grid_cell(saved(results, row, end)) for end in ("as it is", "always")
-                )
-                cells += [own, _own_rate(results, row), always] if name == "gate" else [None] * 3
-                if any(cells):
-                    lines.append(TableRow(f"{row}: {name}", tuple(cells)))
-        why = {
-            f"{row}: {note}"
-            for row in gated
-            for each in results.of(row, "rates").values()
-            for note in each.notes
-        }
+        gated, lines = results.by_row("rates"), []
+        for row, seeds in gated.items():
+            cells: dict[str, list[Cell | None]] = {"gate": []}
+            for rate in rates:
+                rivals = {other: saved(results, other, "gate", rate) for other in gated}
+                cells["gate"].append(best_cell(row, rivals, sign=-1))
+            own, always = (grid_cell(saved(results, row, end)) for end in ("as it is", "always"))
+            policies = [policy for each in seeds for policy in each.policies]
+            fires = [rate for p in policies if p.name == "as it is" for rate in p.fire]
+            cells["gate"] += [own, mean_cell((100 * rate for rate in fires), 1), always]
+            for name in ("random", "oracle"):
+                levels = [grid_cell(saved(results, row, name, rate)) for rate in rates]
+                cells[name] = [*levels, None, None, None]
+            lines += [TableRow(f"{row}: {name}", tuple(c)) for name, c in cells.items() if any(c)]
+        why = {f"{row}: {n}" for row, seeds in gated.items() for each in seeds for n in each.notes}
         meaning = (
             "nats per token saved over never firing, on held-out text; a gate fires on its "
             "highest scores"
         )
-        title, remarks = (
-            f"{results.study.title}: equal firing rates",
-            (meaning, *sorted(why), *notes(results, "rates")),
-        )
-        return Table(title, "policy", columns, tuple(lines), notes=remarks)
+        remarks = (meaning, *sorted(why), *notes(results, "rates"))
+        return study_table(results, "equal firing rates", "policy", columns, lines, *remarks)
 
 
 def _at_rate(
@@ -142,13 +129,11 @@ def _at_rate(
 ) -> Iterator[RatePolicy]:
     """first: the gain of the first block, per token [n, T]; aims: whether the gate can be set to a
     rate."""
-    from amor.judge.value import by_count, random, same_count
-
-    marks = reader.top_fraction(rate) if aims else by_count(reader, rate, seed=0)
+    marks = reader.top_fraction(rate) if aims else reader.by_count(rate, seed=0)
     if aims:
         yield _policy("gate", rate, reader.nll_with_mask(marks), marks)
-    yield _policy("random", rate, random(reader, marks, draws, seed=0), marks)
-    oracle = same_count(reader, first, marks)
+    yield _policy("random", rate, reader.random(marks, draws, seed=0), marks)
+    oracle = reader.same_count(first, marks)
     yield _policy("oracle", rate, reader.nll_with_mask(oracle), oracle)
 
 
@@ -165,12 +150,11 @@ def _policy(name: str, rate: float | None, nll: Tensor, fire: Tensor) -> RatePol
 
 def policy_losses(results: Results, row: str, name: str, rate: float | None = None) -> Grid | None:
     """Loss by seed and window of one row's runs under a policy."""
-    seeds = {seed: each.policies for seed, each in results.of(row, "rates").items()}
     windows = {
-        seed: p.windows
-        for seed, all_of in seeds.items()
-        for p in all_of
-        if (p.name, p.rate) == (name, rate)
+        seed: policy.windows
+        for seed, each in results.of(row, "rates").items()
+        for policy in each.policies
+        if (policy.name, policy.rate) == (name, rate)
     }
     return results.grid(row, "rates", windows)
 
@@ -179,13 +163,3 @@ def saved(results: Results, row: str, name: str, rate: float | None = None) -> G
     """What a policy saves over never firing, by seed and window."""
     never, mine = policy_losses(results, row, "never"), policy_losses(results, row, name, rate)
     return None if never is None or mine is None else never.less(mine)
-
-
-def _own_rate(results: Results, row: str) -> Cell | None:
-    own = [
-        p
-        for each in results.of(row, "rates").values()
-        for p in each.policies
-        if p.name == "as it is"
-    ]
-    return mean_cell((100 * rate for policy in own for rate in policy.fire), 1)

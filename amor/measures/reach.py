@@ -11,7 +11,7 @@ from amor.measures.base import MeasureKind
 from amor.measures.recall import RecallOptions, learned_task, right_answers
 from amor.records import Label, Record
 from amor.records.recall import Recall
-from amor.study.cells import missing_notes
+from amor.study.cells import missing_notes, study_table
 from amor.study.table import Table, TableRow
 
 if TYPE_CHECKING:
@@ -52,28 +52,18 @@ class ReachMeasure(MeasureKind):
         from amor.judge.recall import recall
 
         tasks = [learned_task(subject).change(**changes) for changes in options.at]
-        return ReachResult(
-            sizes=tuple(
-                recall(subject.model, task, rows=options.rows, seed=options.seed) for task in tasks
-            )
-        )
+        asked: Any = {"rows": options.rows, "seed": options.seed}
+        return ReachResult(sizes=tuple(recall(subject.model, task, **asked) for task in tasks))
 
     @staticmethod
     def table(results: Results) -> Table:
         """How much is remembered of the task at other sizes."""
         lines = []
-        for row in results.ledger.rows:
-            each: list[ReachResult] = list(results.of(row, "reach").values())
-            if each:
-                sizes = zip(*(one.sizes for one in each), strict=True)
-                lines.append(TableRow(row, tuple(right_answers(size) for size in sizes)))
+        for row, each in results.by_row("reach").items():
+            sizes = zip(*(one.sizes for one in each), strict=True)
+            lines.append(TableRow(row, tuple(right_answers(size) for size in sizes)))
         at = results.options("reach").at
-        columns = tuple(
-            ", ".join(f"{key} {value}" for key, value in changes.items()) for changes in at
-        )
+        columns = (", ".join(f"{key} {value}" for key, value in size.items()) for size in at)
         meaning = "right answers in percent, of runs that have learned the task at its own size"
-        title, remarks = (
-            f"{results.study.title}: at other sizes",
-            (meaning, *missing_notes(results)),
-        )
-        return Table(title, "model", columns, tuple(lines), notes=remarks)
+        remarks = (meaning, *missing_notes(results))
+        return study_table(results, "at other sizes", "model", columns, lines, *remarks)

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
@@ -14,7 +13,7 @@ from amor.errors import AmorError
 from amor.measures.base import MeasureKind
 from amor.records import Record
 from amor.records.recall import Recall
-from amor.study.cells import chosen_on, mean_cell, missing_notes, pooled_error
+from amor.study.cells import chosen_on, mean_cell, missing_notes, pooled_cell, study_table
 from amor.study.table import Cell, Table, TableRow
 
 if TYPE_CHECKING:
@@ -47,37 +46,16 @@ class RecallMeasure(MeasureKind):
     def table(results: Results) -> Table:
         """How much of a task is remembered, and where gates fired: at the questions, and
         elsewhere."""
-        lines = []
-        for row in results.ledger.rows:
-            each: list[Recall] = list(results.of(row, "recall").values())
-            if not each:
-                continue
-            cells = (
-                right_answers(each),
-                mean_cell((100 * one.chance for one in each), 1),
-                mean_cell((100 * block.questions for one in each for block in one.blocks), 1),
-                mean_cell((100 * block.elsewhere for one in each for block in one.blocks), 1),
-                Cell(each[0].state.fixed, digits=0),
-                Cell(each[0].state.a_token, digits=0),
-            )
-            lines.append(TableRow(row, cells))
-        columns = (
-            "right, %",
-            "by chance",
-            "fires on questions, %",
-            "elsewhere, %",
-            "state",
-            "state per token",
-        )
+        lines = [
+            TableRow(row, tuple(make(each) for make in COLUMNS.values()))
+            for row, each in results.by_row("recall").items()
+        ]
         meaning = (
             "right: the best token at every token of an answer; state: numbers per row of a batch"
         )
         chosen = chosen_on(results, "the task's valid stream, reported on its test stream")
-        title, remarks = (
-            f"{results.study.title}: what is remembered",
-            (meaning, *chosen, *missing_notes(results)),
-        )
-        return Table(title, "model", columns, tuple(lines), notes=remarks)
+        remarks = (meaning, *chosen, *missing_notes(results))
+        return study_table(results, "what is remembered", "model", COLUMNS, lines, *remarks)
 
 
 def learned_task(subject: FinishedRun) -> Task:
@@ -94,11 +72,20 @@ def learned_task(subject: FinishedRun) -> Task:
 
 def right_answers(seeds: Sequence[Recall]) -> Cell | None:
     """Right answers in percent, over seeds."""
-    right = [
-        (100 * one.token.mean, 100 * (one.token.se or 0.0))
-        for one in seeds
-        if one.token.mean is not None
-    ]
-    return (
-        Cell(statistics.mean(mean for mean, _ in right), pooled_error(right), 1) if right else None
-    )
+    means = [one.token for one in seeds if one.token.mean is not None]
+    return pooled_cell([(100 * (m.mean or 0.0), 100 * (m.se or 0.0)) for m in means], 1)
+
+
+# heading -> its cell, from the results of a row's seeds
+COLUMNS: dict[str, Callable[[Sequence[Recall]], Cell | None]] = {
+    "right, %": right_answers,
+    "by chance": lambda seeds: mean_cell((100 * one.chance for one in seeds), 1),
+    "fires on questions, %": lambda seeds: mean_cell(
+        (100 * block.questions for one in seeds for block in one.blocks), 1
+    ),
+    "elsewhere, %": lambda seeds: mean_cell(
+        (100 * block.elsewhere for one in seeds for block in one.blocks), 1
+    ),
+    "state": lambda seeds: Cell(seeds[0].state.fixed, digits=0),
+    "state per token": lambda seeds: Cell(seeds[0].state.a_token, digits=0),
+}

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amor import typed
-from amor.measures.base import MeasureKind
+from amor.measures.base import MeasureKind, NoOptions
 from amor.records import Amount, Record
 
 if TYPE_CHECKING:
     from amor.experiment.subject import FinishedRun
-
-
-class SizeOptions(Record, frozen=True):
-    """Nothing to choose: it follows from the shapes of the model."""
 
 
 class ModelSize(Record, frozen=True):
@@ -29,10 +25,10 @@ class SizeMeasure(MeasureKind):
     """Parameters, FLOPs and bytes of state."""
 
     kind = "size"
-    Options, Result = SizeOptions, ModelSize
+    Result = ModelSize
 
     @staticmethod
-    def measure(subject: FinishedRun, options: SizeOptions) -> ModelSize:
+    def measure(subject: FinishedRun, options: NoOptions) -> ModelSize:
         """Count them from the model's shapes."""
         model = subject.model
         cost = model.cost(subject.recipe.context)

@@ -88,9 +88,8 @@ class SpeedMeasure(MeasureKind):
         for _ in range(1 + options.rounds):
             for each in rounds:
                 each.run()
-        decode = tuple(
-            _speed(model, rate, each) for (rate, _), each in zip(settings, rounds, strict=True)
-        )
+        timed = zip(settings, rounds, strict=True)
+        decode = tuple(_speed(model, rate, each) for (rate, _), each in timed)
         train = statistics.median(line.timing.tokens_per_second for line in subject.steps)
         return SpeedResult(train=train, context=context, decode=decode, notes=tuple(sorted(notes)))
 
@@ -98,18 +97,15 @@ class SpeedMeasure(MeasureKind):
 def decode_speeds(results: Results, row: str, rate: float | None) -> list[DecodeSpeed]:
     """How fast the runs of a row decode at a firing rate, one per seed; None: with the gates as
     they are."""
-    return [
-        one for each in results.of(row, "speed").values() for one in each.decode if one.rate == rate
-    ]
+    measured = results.of(row, "speed").values()
+    return [one for each in measured for one in each.decode if one.rate == rate]
 
 
 def _prompt(subject: FinishedRun, tokens: int) -> list[int]:
     text = subject.held_out
     if text.tokens < tokens:
-        raise AmorError(
-            f"{text.folder} holds {text.tokens:,} tokens, fewer than the {tokens:,} that decode "
-            "is timed on"
-        )
+        lack = f"fewer than the {tokens:,} that decode is timed on"
+        raise AmorError(f"{text.folder} holds {text.tokens:,} tokens, {lack}")
     return [int(token) for token in text.read(0, tokens)]
 
 
@@ -126,12 +122,8 @@ def meet_rate(
     for block, gate in enumerate(gates):
         if not isinstance(gate, Adaptive):
             continue  # it fires by chance, or as the one it follows
-        scores = (
-            join_chunks(run_windows(model, text, gates=gates))
-            .score[block, 0, context:]
-            .sort(descending=True)
-            .values
-        )
+        scores = join_chunks(run_windows(model, text, gates=gates)).score[block, 0, context:]
+        scores = scores.sort(descending=True).values
         fired = round(rate * len(scores))
         if 0 < fired < len(scores):
             gate.quantiles.fill_(float(scores[fired - 1 : fired + 1].mean()))
@@ -173,12 +165,5 @@ def _speed(model: Amor, rate: float | None, rounds: DecodeRounds) -> DecodeSpeed
     fire = sum(tally.fired) / (len(tally.fired) * tally.tokens) if tally.fired else 0.0
     passes = tally.head_passes / tally.tokens
     cost = model.cost(int(rounds.session.state.position[0]), fire, passes)
-    read = 4 * cost.weights + cost.state_read
-    return DecodeSpeed(
-        rate=rate,
-        fire=fire,
-        seconds=times.best,
-        median=times.median,
-        bytes=read,
-        head_passes=passes,
-    )
+    read, took = 4 * cost.weights + cost.state_read, {"seconds": times.best, "median": times.median}
+    return DecodeSpeed(rate=rate, fire=fire, bytes=read, head_passes=passes, **took)

@@ -7,6 +7,7 @@ from msgspec import Meta
 from amor import typed
 from amor.records import MOST_BLOCKS, Number, Perplexity, Record, Steps, Words
 from amor.records.trace import Trace
+from amor.records.value import Saving
 
 
 class Loss(Record, frozen=True):
@@ -38,21 +39,14 @@ class Histogram(Record, frozen=True):
             raise ValueError(f"low {self.low:g} is not below high {self.high:g}")
 
 
-class Worth(Record, frozen=True):
-    """Nats per token that attention saves over blocks that never fire, with its standard error."""
-
-    saved: Number
-    se: Number
-
-
 class AttentionWorth(Record, frozen=True):
-    """What attention is worth where the gates run it; on as many tokens chosen by chance; on all of
-    them."""
+    """What attention saves over blocks that never fire: where the gates run it; on as many tokens
+    chosen by chance; on all of them."""
 
     fire: typed.Share
-    gate: Worth
-    chance: Worth
-    everywhere: Worth
+    gate: Saving
+    chance: Saving
+    everywhere: Saving
 
 
 class Findings(typed.File, frozen=True):

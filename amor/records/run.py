@@ -155,7 +155,23 @@ def settled(steps: Sequence[Step]) -> Sequence[Step]:
     return steps[-min(max(len(steps) // TENTH, FEWEST), MOST) :]
 
 
-def mean_of(steps: Sequence[Step], block: int, key: str) -> float | None:
-    """A number of one block over steps; None where no step has it."""
-    known = [value for line in steps if (value := getattr(line.blocks[block], key)) is not None]
-    return statistics.mean(known) if known else None
+class BlockMean(Record, frozen=True):
+    """The gate of one block, as means over steps; None where it has no such number."""
+
+    fire: typed.Share  # share of tokens
+    mu: Number | None  # EMA of the median score
+    sigma: Number | None  # EMA of the scores' spread around it
+    tau: Number | None  # threshold
+    alpha: Number | None  # mean factor on the block's output
+
+
+def block_means(steps: Sequence[Step]) -> tuple[BlockMean, ...]:
+    """The gates of all blocks over steps."""
+    means = []
+    for lines in zip(*(step.blocks for step in steps)):
+        each: dict[str, Any] = {}
+        for key in BlockMean.__struct_fields__:
+            known = [value for line in lines if (value := getattr(line, key)) is not None]
+            each[key] = statistics.mean(known) if known else None
+        means.append(BlockMean(**each))
+    return tuple(means)

@@ -43,6 +43,11 @@ class Token(Record, frozen=True):
     kind: Words = ""
     rare: bool = False
 
+    @property
+    def entropies(self) -> tuple[float, ...]:
+        """One per block; of a model without blocks that of the output."""
+        return self.entropy or (self.final_entropy,)
+
 
 class Losses(Record, frozen=True):
     """Nats a token; None for a text of one token."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from amor.errors import AmorError
+from amor.eval.tasks import ScoreColumn
 from amor.study import evals
 from amor.study.evals import SuiteResult
 from amor.study.paired import Numbers, resampled
-from amor.study.suites import ScoreColumn
 from amor.study.table import Cell, Table, TableRow, as_number, one_line
 
 MOST = 1_000_000  # resamples
@@ -55,14 +55,14 @@ def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0
         raise AmorError(f"--samples {samples}: from 1 to {MOST:,} resamples")
     if seed < 0:
         raise AmorError(f"--seed {seed}: 0 or more")
-    name = a.evaluation.amor.suite
-    if name != b.evaluation.amor.suite:
-        raise AmorError(
-            f"{a.file} is of the suite {name}, {b.file} of {b.evaluation.amor.suite}; compare the "
-            "same"
-        )
-    evals.side_by_side([a, b])
-    tasks, draws, left_out = [], [], []
+    name, other = a.evaluation.amor.suite, b.evaluation.amor.suite
+    if name != other:
+        apart = f"{a.file} is of the suite {name}, {b.file} of {other}"
+        raise AmorError(f"{apart}; compare the same")
+    evals.check_comparable([a, b])
+    tasks: list[Difference] = []
+    percents: list[tuple[Difference, Numbers]] = []  # accuracies, and the differences of each draw
+    left_out = []
     for column in evals.columns(name, [a, b]):
         if a.score(column) is None and b.score(column) is None:
             continue
@@ -75,79 +75,47 @@ def compare(a: SuiteResult, b: SuiteResult, samples: int = 10_000, seed: int = 0
             (seed, zlib.crc32(f"{column.task}/{column.metric}".encode()))
         )
         drawn = resampled(*both, samples, random) * column.factor
-        one, other = (float(scores.score(scores.values.mean())) * column.factor for scores in both)
-        tasks.append(_difference(column, len(both[0].ids), one, other, drawn))
-        draws.append((column, drawn))
+        means = [scores.mean * column.factor for scores in both]
+        tasks.append(_difference(column, len(both[0].ids), means[0], means[1], drawn))
+        percents += [(tasks[-1], drawn)] if column.percent else []
     if not tasks:
-        raise AmorError(
-            f"{a.file} and {b.file}: no task of which both tell the numbers of documents "
-            f"(samples_{name}_<task>.jsonl)"
-        )
-    first, second = evals.labels([a, b])
-    return Comparison(
-        name, first, second, samples, seed, tuple(tasks), _average(tasks, draws), tuple(left_out)
-    )
+        lack = "no task of which both tell the numbers of documents"
+        raise AmorError(f"{a.file} and {b.file}: {lack} (samples_{name}_<task>.jsonl)")
+    average = _average(percents) if len(percents) > 1 else None
+    left, (mine, theirs) = tuple(left_out), evals.labels([a, b])
+    return Comparison(name, mine, theirs, samples, seed, tuple(tasks), average, left)
 
 
 def _difference(
     column: ScoreColumn, documents: int, a: float, b: float, drawn: Numbers
 ) -> Difference:
-    low, high = np.quantile(drawn, (0.025, 0.975))
+    low, high = map(float, np.quantile(drawn, (0.025, 0.975)))
     better = float((np.sign(-drawn if column.lower else drawn) + 1).mean() / 2)
-    return Difference(
-        column.title,
-        column.task,
-        column.metric,
-        documents,
-        a,
-        b,
-        a - b,
-        float(low),
-        float(high),
-        better,
-        column.digits,
-    )
+    known = column.title, column.task, column.metric
+    return Difference(*known, documents, a, b, a - b, low, high, better, column.digits)
 
 
-def _average(
-    tasks: list[Difference], draws: list[tuple[ScoreColumn, Numbers]]
-) -> Difference | None:
+def _average(tasks: list[tuple[Difference, Numbers]]) -> Difference:
     """Each resample has an average of its own: documents of different tasks are drawn apart."""
-    kept = [(task, drawn) for task, (column, drawn) in zip(tasks, draws) if column.percent]
-    if len(kept) < 2:
-        return None
-    a, b = (sum(getattr(task, side) for task, _ in kept) / len(kept) for side in "ab")
-    column = ScoreColumn(f"average of {len(kept)}", "", "")
-    return _difference(
-        column,
-        sum(task.documents for task, _ in kept),
-        a,
-        b,
-        np.mean([drawn for _, drawn in kept], axis=0),
-    )
+    a, b = (sum(getattr(task, side) for task, _ in tasks) / len(tasks) for side in "ab")
+    documents = sum(task.documents for task, _ in tasks)
+    drawn = np.mean([drawn for _, drawn in tasks], axis=0)
+    return _difference(ScoreColumn(f"average of {len(tasks)}", "", ""), documents, a, b, drawn)
 
 
 def table(found: Comparison) -> Table:
     """The comparison for people: one row per task, and their average."""
     rows = []
     for row in [*found.tasks, *([found.average] if found.average else [])]:
-        gap, low, high = (
-            _signed(value, row.digits) for value in (row.difference, row.low, row.high)
-        )
-        scores = (Cell(row.a, digits=row.digits), Cell(row.b, digits=row.digits))
-        rows.append(
-            TableRow(
-                row.name,
-                (f"{row.documents:,}", *scores, gap, f"[{low}, {high}]", f"{row.better:.1%}"),
-            )
-        )
+        gap, low, high = (_signed(v, row.digits) for v in (row.difference, row.low, row.high))
+        a, b = (Cell(score, digits=row.digits) for score in (row.a, row.b))
+        cells = (f"{row.documents:,}", a, b, gap, f"[{low}, {high}]", f"{row.better:.1%}")
+        rows.append(TableRow(row.name, cells))
     drawn = f"{found.samples:,} resamples of documents, seed {found.seed}"
     names = f"A = {one_line(found.a)}, B = {one_line(found.b)}"
-    missing = (
-        f"left out, because one of the two has no numbers per document: {', '.join(found.left_out)}"
-    )
+    missing = "left out, because one of the two has no numbers per document"
+    notes = (f"{missing}: {', '.join(found.left_out)}",) if found.left_out else ()
     columns = ("documents", "A", "B", "A - B", "95 % interval", "A better")
-    notes = (missing,) if found.left_out else ()
     return Table(f"{found.suite}: {names}; {drawn}", "task", columns, tuple(rows), notes=notes)
 
 

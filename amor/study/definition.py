@@ -6,7 +6,7 @@ A study is a TOML file (`Study`). STUDY/study.json is the same with the list of 
 (`Measurement`), whose kinds are the files of amor/measures.
 """
 
-from collections.abc import Iterable
+from collections import Counter
 from typing import Annotated, Any, cast
 
 from msgspec import Meta, field
@@ -29,10 +29,8 @@ def find_measure(kind: str) -> type[MeasureKind]:
         raise AmorError(f"judge: no key {kind!r}; {nearest(kind, registry.kinds('measures'))}")
     measure = cast(type[MeasureKind], registry.find("measures", kind, "measure"))
     if measure.kind != kind:
-        raise AmorError(
-            f"judge: {kind}: its kind is {measure.kind!r}; outside the package it is the dotted "
-            "path of the class"
-        )
+        right = "outside the package it is the dotted path of the class"
+        raise AmorError(f"judge: {kind}: its kind is {measure.kind!r}; {right}")
     return measure
 
 
@@ -52,60 +50,45 @@ class Study(typed.File, frozen=True):
     title: Words
     runs: Annotated[tuple[StudyRow, ...], Meta(min_length=1, max_length=MOST_RUNS)]
     recipe: Label = "tiny/base"
-    set: dict[Label, Any] = field(
-        default_factory=dict
-    )  # keys of every recipe, as `amor train --set`
+    # keys of every recipe, as `amor train --set`
+    set: dict[Label, Any] = field(default_factory=dict)
     axes: dict[Label, Values] = field(default_factory=dict)  # every run with each of these
-    lr: Annotated[
-        tuple[Peak, ...], Meta(max_length=64)
-    ] = ()  # lr.peak of each is tried; the best on validation is shown
+    # lr.peak of each is tried; the best on validation is shown
+    lr: Annotated[tuple[Peak, ...], Meta(max_length=64)] = ()
     seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=256)] = (1,)
-    threads: Annotated[int, Meta(ge=1, le=1024)] = (
-        1  # of every run: bits depend on them, so they are no matter of the machine
-    )
+    # of every run: bits depend on them, so they are no matter of the machine
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     # kind -> options of its measurement; None: it is not measured
     judge: dict[Label, dict[str, Any] | None] = field(
         default_factory=lambda: {"size": {}, "loss": {}}
     )
     baseline: Label | None = None  # the row whose loss the others are compared with
     paper: bool = False  # the paper's own rows below ours
-    tables: Annotated[tuple[Label, ...], Meta(min_length=1)] = (
-        "models",
-    )  # names in amor/study/tables, or of measurements
+    # names in amor/study/tables, or of measurements
+    tables: Annotated[tuple[Label, ...], Meta(min_length=1)] = ("models",)
     figures: tuple[Label, ...] = ()  # names in amor/study/figures
 
     def __post_init__(self) -> None:
         names = [run.name for run in self.runs]
-        for what, values in {
-            "names of runs": names,
-            "seeds": self.seeds,
-            "lr": self.lr,
-            "tables": self.tables,
-        }.items():
-            if twice := _twice(values):
-                raise ValueError(f"{what}: {twice!r} stands there twice")
+        unique = {"names of runs": names, "seeds": self.seeds, "lr": self.lr, "tables": self.tables}
+        for what, values in unique.items():
+            if twice := [value for value, count in Counter(values).items() if count > 1]:
+                raise ValueError(f"{what}: {twice[0]!r} stands there twice")
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline: no run {self.baseline!r}; there are {', '.join(names)}")
         measured = self.measurements()
         for name, shown in self._shown().items():
             shown.check(self)
             if shown.needs and not shown.needs & measured.keys():
-                raise ValueError(
-                    f"{name} is made of judge.{' or judge.'.join(sorted(shown.needs))}, which is "
-                    "not asked for"
-                )
+                kinds = " or judge.".join(sorted(shown.needs))
+                raise ValueError(f"{name} is made of judge.{kinds}, which is not asked for")
 
     def measurements(self, gated: bool = True) -> dict[str, Record]:
         """Kind -> options of what is measured of a model with gated blocks or without."""
-        asked = {
-            kind: (find_measure(kind), tree)
-            for kind, tree in self.judge.items()
-            if tree is not None
-        }
         return {
-            kind: typed.convert(measure.Options, tree, f"judge.{kind}")
-            for kind, (measure, tree) in asked.items()
-            if gated or not measure.needs_gates
+            kind: typed.convert(find_measure(kind).Options, tree, f"judge.{kind}")
+            for kind, tree in self.judge.items()
+            if tree is not None and (gated or not find_measure(kind).needs_gates)
         }
 
     def _shown(self) -> dict[str, Any]:
@@ -113,16 +96,8 @@ class Study(typed.File, frozen=True):
         from amor.study.figures import study_figure
         from amor.study.tables import find_table
 
-        return {
-            **{name: study_figure(name) for name in self.figures},
-            **{name: find_table(name) for name in self.tables},
-        }
-
-
-def _twice(values: Iterable[Any]) -> Any:
-    """The first value that occurs a second time, or None."""
-    values = list(values)
-    return next((value for n, value in enumerate(values) if value in values[:n]), None)
+        figures = {name: study_figure(name) for name in self.figures}
+        return figures | {name: find_table(name) for name in self.tables}
 
 
 class PlannedRun(Record, frozen=True):
@@ -155,8 +130,7 @@ class Measurement(typed.File, frozen=True):
     """RUN/judged/<kind>.json."""
 
     kind: Label
-    fingerprint: (
-        Label  # of everything that it depends on: the model, the text, the options, threads
-    )
+    # of everything that it depends on: the model, the text, the options, threads
+    fingerprint: Label
     seconds: Amount  # that it took
     result: dict[str, Any] = field(name="found")  # the Result of the kind

@@ -13,18 +13,13 @@ import numpy as np
 
 from amor import typed
 from amor.errors import AmorError
-from amor.records.evals import About, Data, Evaluation, GateCounts, Gates
+from amor.eval.tasks import SUITES, ScoreColumn, in_suite, suite
+from amor.records.evals import About, Data, Evaluation, Gates
 from amor.study.paired import Scores
-from amor.study.suites import SUITES, ScoreColumn, in_suite, suite
 
 VARIANTS: tuple[Gates, ...] = get_args(Gates)
-BULKY = {
-    "doc",
-    "target",
-    "arguments",
-    "resps",
-    "filtered_resps",
-}  # texts of a document, which no table needs
+# texts of a document, which no table needs
+BULKY = {"doc", "target", "arguments", "resps", "filtered_resps"}
 PHASES = ("prefill", "target", "decode")
 
 
@@ -34,12 +29,10 @@ class SuiteResult:
 
     file: Path
     evaluation: Evaluation
-    samples: dict[str, list[dict[str, Any]]] = field(
-        default_factory=dict, repr=False
-    )  # by task, read when needed
-    scores: dict[ScoreColumn, Scores | None] = field(
-        default_factory=dict, repr=False
-    )  # made of these
+    # by task, read when needed
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict, repr=False)
+    # made of these
+    scores: dict[ScoreColumn, Scores | None] = field(default_factory=dict, repr=False)
 
     @property
     def gates(self) -> Gates:
@@ -67,44 +60,34 @@ class SuiteResult:
         for number, line in enumerate(self.lines(column.task), 1):
             where = f"{self.samples_file(column.task)}:{number}"
             value = line.get(column.metric)
-            if (
-                line.get("filter", "none") != "none"
-                or value is None
-                or (column.metric.isdecimal() and value == -1)
-            ):
-                continue  # the harness writes -1 for lengths that a document does not have
+            # the harness writes -1 for lengths that a document does not have
+            lacks = value is None or (column.metric.isdecimal() and value == -1)
+            if lacks or line.get("filter", "none") != "none":
+                continue
             name = line.get("doc_id")
             if not isinstance(name, int) or abs(name) >= 2**63:
                 raise AmorError(f"{where}: doc_id: expected int of 64 bits, not {str(name)[:60]}")
             if not isinstance(value, int | float) or abs(value) > 1e300:
-                raise AmorError(
-                    f"{where}: {column.metric}: expected a number, not {str(value)[:60]!r}"
-                )
+                shown = f"expected a number, not {str(value)[:60]!r}"
+                raise AmorError(f"{where}: {column.metric}: {shown}")
             if name in values:
-                raise AmorError(
-                    f"{where}: doc_id {name} a second time; a document stands in one line"
-                )
+                twice = f"doc_id {name} a second time; a document stands in one line"
+                raise AmorError(f"{where}: {twice}")
             values[name] = float(value)
         return self._agreeing(column, values) if values else None
 
     def _agreeing(self, column: ScoreColumn, values: dict[int, float]) -> Scores:
         ids = np.array(sorted(values), dtype=np.int64)
-        scores = Scores(
-            ids, np.array([values[name] for name in ids.tolist()]), column.over or "mean"
-        )
-        known, mean = (
-            self.evaluation.score(column.task, column.metric),
-            float(scores.score(scores.values.mean())),
-        )
+        ordered = np.array([values[name] for name in ids.tolist()])
+        scores = Scores(ids, ordered, column.over or "mean")
+        known, mean = self.evaluation.score(column.task, column.metric), scores.mean
         if known is not None and not np.isclose(known[0], mean, rtol=1e-4, atol=1e-6):
             wrong = (
                 f"{column.metric} of its {len(ids):,} documents is {mean:.6g}, where "
                 f"{self.file} says {known[0]:.6g}"
             )
-            raise AmorError(
-                f"{self.samples_file(column.task)}: {wrong}; they are of two evaluations: "
-                "evaluate again"
-            )
+            which = "they are of two evaluations: evaluate again"
+            raise AmorError(f"{self.samples_file(column.task)}: {wrong}; {which}")
         return scores
 
     def lines(self, task: str) -> list[dict[str, Any]]:
@@ -124,14 +107,10 @@ class SuiteResult:
     def fired(self, phase: str | None = None) -> tuple[float, ...]:
         """The firing rate of every block over all tasks, in one phase or in all; nothing where no
         gate was asked."""
-        asked = [counts for name, counts in self.counts() if phase in (None, name) and counts.fires]
+        phases = [each for task in self.evaluation.amor.gates.values() for each in task.items()]
+        asked = [counts for name, counts in phases if phase in (None, name) and counts.fires]
         tokens = max(sum(counts.tokens for counts in asked), 1)
         return tuple(sum(fires) / tokens for fires in zip(*(counts.fires for counts in asked)))
-
-    def counts(self) -> Iterator[tuple[str, GateCounts]]:
-        """Phase and gate counts, of every task."""
-        for phases in self.evaluation.amor.gates.values():
-            yield from phases.items()
 
     @property
     def rate(self) -> float | None:
@@ -161,32 +140,22 @@ def shared_suites(folders: list[Path], decode: bool = False) -> list[str]:
     for folder, names in zip(folders, held):
         if not names:
             what = "no such folder" if not folder.is_dir() else "no evaluation in it"
-            raise AmorError(
-                f"{folder}: {what}; amor eval writes {file_name('common-sense', decode=decode)} "
-                "and the like"
-            )
+            written = file_name("common-sense", decode=decode)
+            raise AmorError(f"{folder}: {what}; amor eval writes {written} and the like")
     shared = [name for name in held[0] if all(name in names for names in held)]
     if not shared:
-        known = "; ".join(
-            f"{folder} has {', '.join(names)}" for folder, names in zip(folders, held)
-        )
-        raise AmorError(f"no suite that all have: {known}")
+        known = (f"{folder} has {', '.join(names)}" for folder, names in zip(folders, held))
+        raise AmorError(f"no suite that all have: {'; '.join(known)}")
     return shared
 
 
-def opened(folder: Path, name: str, gates: Gates = "model", decode: bool = False) -> SuiteResult:
-    """One file of an evaluation folder."""
+def opened(folder: Path, name: str, decode: bool = False) -> SuiteResult:
+    """The file of an evaluation folder in which the model's gates are as they are."""
     suite(name)
-    file = folder / file_name(name, gates, decode)
+    file = folder / file_name(name, decode=decode)
     if not file.is_file():
-        there = suites_in(folder, decode)
-        held = (
-            f"it holds {', '.join(there)}"
-            if there
-            else "it holds no evaluation"
-            if folder.is_dir()
-            else "no such folder"
-        )
+        there = ", ".join(suites_in(folder, decode)) or "no evaluation"
+        held = f"it holds {there}" if folder.is_dir() else "no such folder"
         raise AmorError(f"{folder}: no {file.name}; {held}")
     return from_file(file)
 
@@ -197,96 +166,69 @@ def from_file(file: Path) -> SuiteResult:
     about = judged.evaluation.amor
     right = file_name(about.suite, about.settings.gates, about.settings.path == "decode")
     if file.name != right:
-        held = (
-            f"amor.suite and amor.settings say {about.suite}, gates {about.settings.gates}, "
-            f"path {about.settings.path}"
-        )
+        asked = f"{about.suite}, gates {about.settings.gates}, path {about.settings.path}"
+        held = f"amor.suite and amor.settings say {asked}"
         raise AmorError(f"{file}: {held}, which is a file named {right}")
-    _sound(file, about)
+    for key, wrong in _contradictions(about):
+        raise AmorError(f"{file}: amor{key}: {wrong}")
     return judged
 
 
-def _sound(file: Path, about: About) -> None:
-    """What the types cannot say: lists that belong together are as long, and no more tokens fire
-    than there are."""
+def _contradictions(about: About) -> Iterator[tuple[str, str]]:
+    """Key and fault, where the types cannot say it: lists that belong together are as long, and no
+    more tokens fire than there are."""
     if about.version != about.newest:
-        raise AmorError(
-            f"{file}: amor: of version {about.version}; this amor reads version {about.newest}"
-        )
+        yield "", f"of version {about.version}; this amor reads version {about.newest}"
     blocks = None
     for task, phases in about.gates.items():
         for phase, counts in phases.items():
-            key, count = f"amor.gates.{task}.{phase}.fires", len(counts.fires)
+            key, count = f".gates.{task}.{phase}.fires", len(counts.fires)
             if count and blocks not in (None, count):
-                raise AmorError(
-                    f"{file}: {key}: {count} blocks, where others have {blocks}; of one model "
-                    "they are as many"
-                )
-            if any(fires > counts.tokens for fires in counts.fires):
-                raise AmorError(
-                    f"{file}: {key}: {max(counts.fires):,} of {counts.tokens:,} tokens; no more "
-                    "can fire than there are"
-                )
+                others = f"where others have {blocks}; of one model they are as many"
+                yield key, f"{count} blocks, {others}"
+            if (most := max(counts.fires, default=0)) > counts.tokens:
+                fired = f"{most:,} of {counts.tokens:,} tokens"
+                yield key, f"{fired}; no more can fire than there are"
             blocks = count or blocks
     for name, curve in about.curves.items():
-        sizes = {
-            "prefix": curve.prefix,
-            "bucket": curve.bucket,
-            "errors": curve.errors,
-            "rates": curve.rates or curve.prefix,
-        }
-        for key, values in sizes.items():
-            if len(values) != len(curve.lengths):
-                raise AmorError(
-                    f"{file}: amor.curves.{name}.{key}: {len(values)} numbers for "
-                    f"{len(curve.lengths)} lengths"
-                )
+        for key in ("prefix", "bucket", "errors", "rates"):
+            count = len(getattr(curve, key))
+            if count != len(curve.lengths) and (count or key != "rates"):
+                yield f".curves.{name}.{key}", f"{count} numbers for {len(curve.lengths)} lengths"
         if len({len(rates) for rates in curve.rates}) > 1:
-            raise AmorError(f"{file}: amor.curves.{name}.rates: not as many blocks at every length")
+            yield f".curves.{name}.rates", "not as many blocks at every length"
 
 
-def variants(folder: Path, name: str, decode: bool = False) -> list[SuiteResult]:
+def variants(model: SuiteResult) -> list[SuiteResult]:
     """The model as it is, and with gates closed and open where that was evaluated."""
-    others = [
-        gates for gates in VARIANTS[1:] if (folder / file_name(name, gates, decode)).is_file()
-    ]
-    return [opened(folder, name, gates, decode) for gates in (VARIANTS[0], *others)]
+    folder, about = model.file.parent, model.evaluation.amor
+    names = [file_name(about.suite, g, about.settings.path == "decode") for g in VARIANTS[1:]]
+    return [model, *(from_file(folder / name) for name in names if (folder / name).is_file())]
 
 
-def side_by_side(rows: list[SuiteResult]) -> list[SuiteResult]:
-    """The same rows, if what was asked of them is the same: else one line that names what
-    differs."""
+def check_comparable(rows: list[SuiteResult]) -> None:
+    """Refuse rows that were not asked the same, in one line that names what differs."""
     for a, b in combinations(rows, 2):
         one, other = a.evaluation.amor, b.evaluation.amor
-        for key, mine, theirs in (
-            ("limit", one.settings.limit, other.settings.limit),
-            ("harness", one.settings.harness, other.settings.harness),
-            ("path", one.settings.path, other.settings.path),
-        ):
-            if mine != theirs:
-                raise AmorError(
-                    _differ(a, b, f"amor.settings.{key}", mine or "none", theirs or "none")
-                )
+        asked = {
+            f"settings.{key}": tuple(getattr(each.settings, key) or "none" for each in (one, other))
+            for key in ("limit", "harness", "path")
+        }
         for task in one.data.keys() & other.data.keys():
-            mine, theirs = _print(one.data[task], other.data[task])
+            asked[f"data.{task}"] = _identities(one.data[task], other.data[task])
+        for key, (mine, theirs) in asked.items():
             if mine != theirs:
-                raise AmorError(_differ(a, b, f"amor.data.{task}", mine, theirs))
-    return rows
+                differs = f"amor.{key} is {mine} in one and {theirs} in the other"
+                apart = f"{a.file} and {b.file} cannot stand side by side"
+                raise AmorError(f"{apart}: {differs}; evaluate both alike")
 
 
-def _print(a: Data, b: Data) -> tuple[str, str]:
+def _identities(*both: Data) -> tuple[str, ...]:
     """What tells data apart: the fingerprint, or where and how much where there is none (a data set
     of the hub)."""
-    if a.sha256 and b.sha256:
-        return a.sha256[:12], b.sha256[:12]
-    return f"{a.rows:,} rows of {a.source}", f"{b.rows:,} rows of {b.source}"
-
-
-def _differ(a: SuiteResult, b: SuiteResult, key: str, mine: object, theirs: object) -> str:
-    return (
-        f"{a.file} and {b.file} cannot stand side by side: {key} is {mine} in one and "
-        f"{theirs} in the other; evaluate both alike"
-    )
+    if all(data.sha256 for data in both):
+        return tuple(data.sha256[:12] for data in both)
+    return tuple(f"{data.rows:,} rows of {data.source}" for data in both)
 
 
 def paired(a: SuiteResult, b: SuiteResult, column: ScoreColumn) -> tuple[Scores, Scores] | None:
@@ -297,10 +239,8 @@ def paired(a: SuiteResult, b: SuiteResult, column: ScoreColumn) -> tuple[Scores,
     if not np.array_equal(mine.ids, theirs.ids):
         only = sorted(set(mine.ids.tolist()) ^ set(theirs.ids.tolist()))
         files = f"{a.samples_file(column.task)} and {b.samples_file(column.task)}"
-        raise AmorError(
-            f"{files}: {len(only):,} documents stand in only one of them (doc_id {only[0]} is the "
-            "first)"
-        )
+        apart = f"{len(only):,} documents stand in only one of them"
+        raise AmorError(f"{files}: {apart} (doc_id {only[0]} is the first)")
     return mine, theirs
 
 
@@ -308,14 +248,12 @@ def labels(rows: list[SuiteResult]) -> list[str]:
     """A name per row: that of its model, with its folder where two have the same, and how its gates
     were run."""
     names = [" ".join(row.evaluation.amor.model.name.split()) for row in rows]
-    folders = [
-        {row.file.parent for row, other in zip(rows, names) if other == name} for name in names
-    ]
-    marks = ["" if row.gates == "model" else f", {row.gates}" for row in rows]
-    return [
-        f"{name} ({row.file.parent}){mark}" if len(where) > 1 else f"{name}{mark}"
-        for row, name, where, mark in zip(rows, names, folders, marks)
-    ]
+    found = []
+    for row, name in zip(rows, names):
+        folders = {each.file.parent for each, other in zip(rows, names) if other == name}
+        where = f" ({row.file.parent})" if len(folders) > 1 else ""
+        found.append(f"{name}{where}" + ("" if row.gates == "model" else f", {row.gates}"))
+    return found
 
 
 def columns(name: str, rows: Iterable[SuiteResult]) -> tuple[ScoreColumn, ...]:
@@ -323,16 +261,11 @@ def columns(name: str, rows: Iterable[SuiteResult]) -> tuple[ScoreColumn, ...]:
     known = suite(name).columns
     if name != "niah":
         return known
-    tasks = in_suite(name)
+    tasks, found = in_suite(name), set(known)
     for row in rows:
-        for task, metrics in row.evaluation.results.items():
-            lengths = [key.removesuffix(",none") for key in metrics if key.endswith(",none")]
-            made = [
-                tasks[task].column_at(int(length))
-                for length in lengths
-                if task in tasks and length.isdecimal()
-            ]
-            known += tuple(
-                column for column in made if column and column not in known and row.score(column)
-            )
-    return tuple(sorted(known, key=lambda column: (column.task, int(column.metric))))
+        for task in row.evaluation.results.keys() & tasks.keys():
+            keys = row.evaluation.results[task]
+            lengths = [key.removesuffix(",none") for key in keys if key.endswith(",none")]
+            made = [tasks[task].column_at(int(n)) for n in lengths if n.isdecimal()]
+            found |= {column for column in made if column and row.score(column)}
+    return tuple(sorted(found, key=lambda column: (column.task, int(column.metric))))

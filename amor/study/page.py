@@ -19,6 +19,7 @@ from amor import typed
 from amor.files import disk_errors, replace_file
 from amor.records.trace import Trace, Traces
 from amor.records.value import Choosing, Value
+from amor.study import figures
 from amor.study.figures.canvas import BLOCKS
 from amor.study.table import Cell, Table, as_cell, one_line, remarks
 
@@ -35,6 +36,11 @@ class Drawing:
     svg: str
     title: str = ""
     caption: str = ""
+
+
+def draw(figure: str, data: Any, title: str = "", caption: str = "") -> Drawing:
+    """The figure of a name, drawn for a page."""
+    return Drawing(figures.inline(figures.draw(figure, data)), title, caption)
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,21 @@ would suggest, and is never made from these.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amor.numbers import bootstrap_draws
+
 Numbers = NDArray[np.float64]
-AT_ONCE = 1 << 22  # numbers drawn at a time: 32 MB
+
+
+def standard_error(values: Numbers) -> float:
+    """Of the mean of independent values; 0 for one value, which tells nothing of it."""
+    return float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,16 @@ class Scores:
         return np.exp(np.minimum(-means, 700.0)) if self.over == "exp" else means
 
     @property
+    def mean(self) -> float:
+        """The task's number over all documents."""
+        return float(self.score(self.values.mean()))
+
+    @property
     def error(self) -> float | None:
         """The standard error of the score; of one document there is none."""
         if len(self.values) < 2:
             return None
-        error = float(self.values.std(ddof=1)) / len(self.values) ** 0.5
-        return error * float(self.score(self.values.mean())) if self.over == "exp" else error
+        return standard_error(self.values) * (self.mean if self.over == "exp" else 1.0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ def gap(a: Scores, b: Scores) -> Gap | None:
     differences = a.values - b.values
     if len(differences) < 2:
         return None
-    return Gap(float(differences.mean()), float(differences.std(ddof=1)) / len(differences) ** 0.5)
+    return Gap(float(differences.mean()), standard_error(differences))
 
 
 def mean_gap(gaps: list[Gap]) -> Gap:
@@ -78,28 +87,11 @@ def mean_gap(gaps: list[Gap]) -> Gap:
 def resampled(a: Scores, b: Scores, samples: int, random: np.random.Generator) -> Numbers:
     """The difference of the two scores in each of many draws of the documents, with replacement;
     both get the same draws."""
-    from scipy.stats import DegenerateDataWarning, bootstrap
 
     def difference(mine: Numbers, theirs: Numbers, axis: int) -> Numbers:
         return a.score(mine.mean(axis)) - b.score(theirs.mean(axis))
 
-    count = len(a.values)
-    if count == 1:  # every draw is the one document
-        return np.full(samples, difference(a.values, b.values, 0))
-    options: dict[str, Any] = {
-        "n_resamples": samples,
-        "batch": max(AT_ONCE // count, 1),
-        "method": "percentile",
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DegenerateDataWarning
-        )  # of the interval, which is not used; all draws may be equal
-        draws = bootstrap(
-            (a.values, b.values), difference, paired=True, vectorized=True, rng=random, **options
-        )
-    distribution: Numbers = draws.bootstrap_distribution
-    return distribution
+    return bootstrap_draws(difference, (a.values, b.values), samples, random)
 
 
 @dataclass(frozen=True)
@@ -129,7 +121,7 @@ class Grid:
     @property
     def error(self) -> float:
         """The standard error of the mean, of windows and seeds together."""
-        return sum(_error(self.values.mean(axis)) ** 2 for axis in (0, 1)) ** 0.5
+        return sum(standard_error(self.values.mean(axis)) ** 2 for axis in (0, 1)) ** 0.5
 
     def less(self, other: Grid) -> Grid:
         """The difference, seed by seed and window by window; seeds that only one has are left
@@ -140,14 +132,8 @@ class Grid:
 
     def ahead(self, other: Grid) -> Gap | None:
         """By how much lower, which of losses is better; None where nothing can be paired."""
-        if not set(self.seeds) & set(other.seeds) or (self.text, self.windows) != (
-            other.text,
-            other.windows,
-        ):
+        same = (self.text, self.windows) == (other.text, other.windows)
+        if not same or not set(self.seeds) & set(other.seeds):
             return None
         difference = other.less(self)
         return Gap(difference.mean, difference.error)
-
-
-def _error(values: Numbers) -> float:
-    return float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0

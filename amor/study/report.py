@@ -15,22 +15,13 @@ from typing import Any
 from amor import typed
 from amor.errors import AmorError
 from amor.files import replace_file
-from amor.records.recall import RecallByPolicy
-from amor.records.run import mean_of, settled
+from amor.records.recall import Mean, RecallByPolicy
+from amor.records.run import block_means, settled
 from amor.run import Run
-from amor.study import figures
+from amor.study import page
 from amor.study.figures.histogram import BlockScores
 from amor.study.figures.panel import Panel, PanelCurve
-from amor.study.page import (
-    Details,
-    Drawing,
-    PageSection,
-    json_details,
-    percents,
-    put,
-    render_page,
-    strips,
-)
+from amor.study.page import PageSection, draw, percents
 from amor.study.runs import measured, running_mean
 from amor.study.table import Cell, Table, TableRow
 from amor.study.verdict import FEW
@@ -60,15 +51,33 @@ class RunData:
         self.by_policy = typed.read(RecallByPolicy, by_policy) if by_policy.is_file() else None
         self.folder = run.folder
         if self.findings and len(self.findings.blocks) != self.blocks:
-            raise AmorError(
-                f"{run.findings}: of {len(self.findings.blocks)} blocks, where {run.metrics} has "
-                f"{self.blocks}"
-            )
+            found = f"of {len(self.findings.blocks)} blocks"
+            raise AmorError(f"{run.findings}: {found}, where {run.metrics} has {self.blocks}")
 
     @property
     def speed(self) -> list[float]:
         """Tokens per second of every step."""
         return [line.timing.tokens_per_second for line in self.steps]
+
+    @property
+    def last_loss(self) -> str:
+        """The training loss of the last 20 steps, of those that are finite."""
+        losses = self.curve("loss").y[-20:]
+        return f"{statistics.mean(losses):.3f}" if losses else "not finite"
+
+    @property
+    def perplexities(self) -> tuple[float | None, float | None]:
+        """Of held-out text by the last evaluation, and of guessing it by token frequencies."""
+        valid = self.evals[-1].valid if self.evals else None
+        unigram = self.findings.unigram if self.findings else None
+        own = valid.perplexity if valid and valid.nll is not None else None
+        return own, unigram.perplexity if unigram else None
+
+    @property
+    def recalled(self) -> tuple[float, float] | None:
+        """The share of right answers to the questions of its task, and that of guessing."""
+        right = self.recall.token.mean if self.recall else None
+        return (right, self.recall.chance) if self.recall and right is not None else None
 
     @property
     def blocks(self) -> int:
@@ -109,7 +118,7 @@ def add_recall(run: Run, by_policy: Mapping[str, Any]) -> Path:
     """Keep what the demo's second model recalls, by policy (the fields of RecallByPolicy), and draw
     the report again."""
     record = typed.convert(RecallByPolicy, dict(by_policy), "recall by policy")
-    put(run.folder / BY_POLICY, typed.text(record))
+    page.put(run.folder / BY_POLICY, typed.text(record))
     return write(run)
 
 
@@ -128,36 +137,31 @@ def render(data: RunData) -> str:
     )
     footer = f"Made from {data.folder} by amor report."
     words = tuple(conclusion(data))
-    return render_page(data.recipe.name, subtitle, words, facts(data), sections, footer)
+    return page.render_page(data.recipe.name, subtitle, words, facts(data), sections, footer)
 
 
 def conclusion(data: RunData) -> Iterator[str]:
     """What the run came to, in sentences."""
-    valid = data.evals[-1].valid if data.evals else None
-    findings = data.findings
-    if valid and valid.nll is not None and valid.perplexity is not None:
-        text = f"Held-out text has a perplexity of {valid.perplexity:,.1f}"
-        if findings and findings.unigram and findings.unigram.perplexity is not None:
-            text += f"; guessing by token frequencies has {findings.unigram.perplexity:,.0f}"
-        yield f"{text}."
+    valid, unigram = data.perplexities
+    if valid is not None:
+        than = "" if unigram is None else f"; guessing by token frequencies has {unigram:,.0f}"
+        yield f"Held-out text has a perplexity of {valid:,.1f}{than}."
     else:
-        losses = data.curve("loss").y[-20:]
-        loss = f"{statistics.mean(losses):.3f}" if losses else "not finite"
-        yield f"The training loss of the last steps is {loss}; held-out text was not evaluated."
-    if findings and (worth := findings.attention):
-        gate, chance = worth.gate, worth.chance
-        clear = gate.saved > FEW * gate.se
+        loss = f"The training loss of the last steps is {data.last_loss}"
+        yield f"{loss}; held-out text was not evaluated."
+    if (findings := data.findings) and (worth := findings.attention):
+        gate, saves = worth.gate, "saves nothing that can be measured"
+        if gate.saved > FEW * gate.se:
+            more = gate.saved > worth.chance.saved + FEW * gate.se
+            than = "more than" if more else "about as much as"
+            saves = f"saves {gate.saved:.3f} ± {gate.se:.3f} nats per token"
+            saves = f"{saves}, {than} on as many tokens chosen by chance"
         fires = percents(block.fire for block in findings.blocks)
-        saves = (
-            f"saves {gate.saved:.3f} ± {gate.se:.3f} nats per token" if clear else "saves nothing"
-        )
-        than = "more than" if gate.saved > chance.saved + FEW * gate.se else "about as much as"
-        more = f", {than} on as many tokens chosen by chance" if clear else " that can be measured"
-        yield f"Attention runs on {fires} of held-out tokens and {saves}{more}."
+        yield f"Attention runs on {fires} of held-out tokens and {saves}."
     elif data.blocks:
         yield f"Attention ran on {data.fire:.0%} of the tokens of the last step, mean of blocks."
-    if data.recall and data.recall.token.mean is not None:
-        own, guessing = data.recall.token.mean, data.recall.chance
+    if data.recalled:
+        own, guessing = data.recalled
         yield f"Of its task it answers {own:.0%} right, where guessing has {guessing:.0%}."
     if by := data.by_policy:
         right = {name: getattr(by, name).mean or 0.0 for name in POLICIES}
@@ -171,21 +175,15 @@ def conclusion(data: RunData) -> Iterator[str]:
 
 def facts(data: RunData) -> dict[str, str]:
     """The numbers a reader looks for first: label -> one number."""
-    losses, findings = data.curve("loss").y[-20:], data.findings
-    shown = {
-        "training loss, last steps (nats)": f"{statistics.mean(losses):.3f}"
-        if losses
-        else "not finite"
-    }
-    valid = data.evals[-1].valid if data.evals else None
-    if valid and valid.nll is not None and valid.perplexity is not None:
-        shown["validation loss (nats)"] = f"{valid.nll:.3f}"
-        shown["validation perplexity"] = f"{valid.perplexity:,.1f}"
-    if findings and findings.unigram and findings.unigram.perplexity is not None:
-        shown["perplexity of token frequencies"] = f"{findings.unigram.perplexity:,.0f}"
-    if data.recall and data.recall.token.mean is not None:
-        shown["right answers"] = f"{data.recall.token.mean:.1%}"
-        shown["right by guessing"] = f"{data.recall.chance:.1%}"
+    findings, (valid, unigram) = data.findings, data.perplexities
+    shown = {"training loss, last steps (nats)": data.last_loss}
+    if valid is not None:
+        shown["validation loss (nats)"] = f"{data.evals[-1].valid.nll:.3f}"
+        shown["validation perplexity"] = f"{valid:,.1f}"
+    if unigram is not None:
+        shown["perplexity of token frequencies"] = f"{unigram:,.0f}"
+    if data.recalled:
+        shown["right answers"], shown["right by guessing"] = (f"{x:.1%}" for x in data.recalled)
     if data.blocks:
         shown["tokens that fire, all blocks"] = f"{data.fire:.1%}"
     if findings and (worth := findings.attention):
@@ -211,19 +209,19 @@ def recall_section(data: RunData) -> PageSection:
         return PageSection(title)
     rows = []
     for name, words in POLICIES.items():
-        mean = getattr(by, name)
-        right = None if mean.mean is None else 100 * mean.mean
-        error = None if mean.se is None else 100 * mean.se
-        rows.append(TableRow(words, (None if right is None else Cell(right, error, 1),)))
+        right: Mean = getattr(by, name)
+        error = None if right.se is None else 100 * right.se
+        cell = None if right.mean is None else Cell(100 * right.mean, error, 1)
+        rows.append(TableRow(words, (cell,)))
     note = f"A second model learned to recall pairs; its gate fires on {by.rate:.0%} of the tokens."
     table = Table(title, "attention runs", ("right answers, %",), tuple(rows))
     return PageSection(title, notes=(note,), tables=(table,))
 
 
-def drawings(panels: Sequence[Panel]) -> tuple[Drawing, ...]:
+def drawings(panels: Sequence[Panel]) -> tuple[page.Drawing, ...]:
     """The panels that have something to draw."""
     kept = [panel for panel in panels if any(len(curve.x) for curve in panel.curves)]
-    return tuple(Drawing(figures.inline(figures.draw("panel", p)), p.title) for p in kept)
+    return tuple(draw("panel", panel, panel.title) for panel in kept)
 
 
 def learning(data: RunData) -> list[Panel]:
@@ -231,11 +229,8 @@ def learning(data: RunData) -> list[Panel]:
     train, norms = data.curve("loss"), data.curve("grad_norm")
     valid = _curve("validation", [(line.step, line.valid.nll) for line in data.evals], 1, "dots")
     smooth = running_mean(train.y, max(1, round(len(train.y) * SMOOTH)))
-    loss = [
-        PanelCurve("each step", train.x, train.y, 0, "thin"),
-        PanelCurve("train", train.x, smooth),
-        valid,
-    ]
+    each_step = PanelCurve("each step", train.x, train.y, 0, "thin")
+    loss = [each_step, PanelCurve("train", train.x, smooth), valid]
     unigram = data.findings.unigram.nll if data.findings and data.findings.unigram else None
     level = None if unigram is None else (unigram, "token frequencies")
     speed = PanelCurve("tokens/s", [line.step for line in data.steps], data.speed)
@@ -266,16 +261,12 @@ def gates_section(data: RunData) -> PageSection:
 def threshold_panel(data: RunData, index: int) -> Panel:
     """Median and threshold of a block's scores, and between which of them 80 % of the tokens
     lie."""
-    curves = [
-        data.of_block(index, "mu", "median μ", "dashed"),
-        data.of_block(index, "tau", "threshold τ"),
-    ]
+    middle = data.of_block(index, "mu", "median μ", "dashed")
+    curves = [middle, data.of_block(index, "tau", "threshold τ")]
     low, high = (data.of_block(index, k, "scores, 10-90 %") for k in ("score_10", "score_90"))
-    paired = bool(low.x) and list(low.x) == list(high.x)
-    shown = [curve for curve in curves if curve.x] or [
-        PanelCurve("scores, 10 %", low.x, low.y, index, "thin")
-    ]
-    band = (low, high) if paired else None
+    band = (low, high) if low.x and list(low.x) == list(high.x) else None
+    lowest = PanelCurve("scores, 10 %", low.x, low.y, index, "thin")
+    shown = [curve for curve in curves if curve.x] or [lowest]
     return Panel(f"Block {index}: threshold", "entropy / log V", shown, band=band)
 
 
@@ -284,20 +275,17 @@ def gate_table(data: RunData) -> Table:
     for 80 % of it."""
     held_out, last = data.findings.blocks if data.findings else (), settled(data.steps)
     rows = []
-    for index in range(data.blocks):
+    for index, mean in enumerate(block_means(last)):
         rates = sorted(line.blocks[index].fire for line in data.steps)
         low, high = rates[(len(rates) - 1) // 10], rates[(len(rates) - 1) * 9 // 10]
-        numbers = (mean_of(last, index, key) for key in ("mu", "sigma", "tau", "alpha"))
+        numbers = (mean.mu, mean.sigma, mean.tau, mean.alpha)
         cells = (None if number is None else Cell(number, digits=3) for number in numbers)
-        fires = statistics.mean(line.blocks[index].fire for line in last)
         valid = f"{held_out[index].fire:.1%}" if held_out else None
-        spans = (f"{fires:.1%}", f"{low:.1%} - {high:.1%}", valid)
+        spans = (f"{mean.fire:.1%}", f"{low:.1%} - {high:.1%}", valid)
         rows.append(TableRow(str(index), (*cells, *spans)))
     fires_heads = ("fires", "fires, 10-90 % of all steps", "fires on held-out text")
-    note = (
-        f"μ, σ, τ, α and the firing rate are means of the last {len(last):,} steps, "
-        f"{last[0].step:,} to {last[-1].step:,}."
-    )
+    steps = f"the last {len(last):,} steps, {last[0].step:,} to {last[-1].step:,}"
+    note = f"μ, σ, τ, α and the firing rate are means of {steps}."
     columns = ("μ", "σ", "threshold τ", "mean α", *fires_heads)
     return Table("Gates over training", "block", columns, tuple(rows), notes=(note,))
 
@@ -312,13 +300,10 @@ def held_out_section(data: RunData) -> PageSection:
     shown = []
     for block, scores in enumerate(findings.blocks):
         threshold = "no threshold" if scores.threshold is None else f"τ {scores.threshold:.3f}"
-        svg = figures.inline(figures.draw("histogram", BlockScores(block, scores, label)))
-        shown.append(Drawing(svg, f"Block {block}: {scores.fire:.1%} fire", threshold))
-    judged = findings.judged
-    note = (
-        f"The final model on {judged.tokens:,} tokens ({judged.split}). Right of the "
-        "threshold τ attention runs."
-    )
+        fires = f"Block {block}: {scores.fire:.1%} fire"
+        shown.append(draw("histogram", BlockScores(block, scores, label), fires, threshold))
+    judged = f"The final model on {findings.judged.tokens:,} tokens ({findings.judged.split})"
+    note = f"{judged}. Right of the threshold τ attention runs."
     return PageSection(title, notes=(note,), figures=tuple(shown))
 
 
@@ -330,24 +315,21 @@ def texts_section(data: RunData) -> PageSection:
         "block's attention ran there. Bold tokens were given, the others are the model's. Point at "
         "a token for its numbers."
     )
-    return PageSection("Texts", notes=(note,) if texts else (), strips=strips(texts))
+    return PageSection("Texts", notes=(note,) if texts else (), strips=page.strips(texts))
 
 
 def how_section(data: RunData) -> PageSection:
     """Recipe, model, machine and events."""
     machine = typed.tree(data.machine)
     machine.pop("version", None)
-    rows = [TableRow(name, (_listed(value),)) for name, value in machine.items()]
-    events = [TableRow(event.time, (event.event, event.message)) for event in data.events]
-    tables = {
-        "Machine": Table("Machine", "what", ("value",), tuple(rows)),
-        "Events": Table("Events", "time", ("event", "what happened"), tuple(events)),
-    }
-    details = [json_details("Recipe", data.config)]
-    details += [json_details("Model", data.findings.model)] if data.findings else []
-    details += [Details(name, table) for name, table in tables.items() if table.lines]
+    words = {k: ", ".join(v) if isinstance(v, tuple | list) else str(v) for k, v in machine.items()}
+    rows = tuple(TableRow(name, (value,)) for name, value in words.items())
+    events = tuple(TableRow(event.time, (event.event, event.message)) for event in data.events)
+    tables = (
+        Table("Machine", "what", ("value",), rows),
+        Table("Events", "time", ("event", "what happened"), events),
+    )
+    details = [page.json_details("Recipe", data.config)]
+    details += [page.json_details("Model", data.findings.model)] if data.findings else []
+    details += [page.Details(table.title, table) for table in tables if table.lines]
     return PageSection("How it was run", details=tuple(details))
-
-
-def _listed(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, tuple | list) else str(value)

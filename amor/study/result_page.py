@@ -36,12 +36,8 @@ def write(results: Results) -> list[Path]:
 def page(results: Results, tables: list[Table], drawings: tuple[Drawing, ...]) -> str:
     """The page of a study: its conclusion, figures and tables."""
     measured = sum(bool(run.results) for runs in results.shown.values() for run in runs)
-    facts = {
-        "rows": len(results.ledger.rows),
-        "runs": len(results.runs),
-        "runs measured": measured,
-        "seeds": len(results.study.seeds),
-    }
+    facts = {"rows": len(results.ledger.rows), "runs": len(results.runs)}
+    facts |= {"runs measured": measured, "seeds": len(results.study.seeds)}
     details = (json_details("study.json", results.ledger),)
     sections = [
         PageSection("Figures", figures=drawings),
@@ -70,9 +66,8 @@ def conclusion(results: Results) -> Iterator[str]:
         yield f"{text}{more}."
     if "recall" in kinds:
         right = {
-            row: statistics.mean(each.token.mean or 0 for each in seeds.values())
-            for row in results.ledger.rows
-            if (seeds := results.of(row, "recall"))
+            row: statistics.mean(one.token.mean or 0 for one in seeds)
+            for row, seeds in results.by_row("recall").items()
         }
         if right:
             best_row = max(right, key=lambda row: right[row])

@@ -41,20 +41,15 @@ class StudyRun:
     def valid(self) -> float | None:
         """The held-out loss at the last step, as training measured it; None: it is not at its end,
         or not finite."""
-        ends = [
-            line
-            for line in self.run.lines()
-            if isinstance(line, Evaluated) and line.step == self.planned.steps
-        ]
-        return ends[-1].valid.nll if ends else None
+        evals = [line for line in self.run.lines() if isinstance(line, Evaluated)]
+        ends = [line.valid.nll for line in evals if line.step == self.planned.steps]
+        return ends[-1] if ends else None
 
     @cached_property
     def gated(self) -> bool:
         """Whether its model has gates, by its first step."""
-        return any(
-            line.blocks
-            for line in islice((line for line in self.run.lines() if isinstance(line, Step)), 1)
-        )
+        steps = (line for line in self.run.lines() if isinstance(line, Step))
+        return any(line.blocks for line in islice(steps, 1))
 
     @cached_property
     def results(self) -> dict[str, Any]:
@@ -89,30 +84,28 @@ class Results:
     @cached_property
     def runs(self) -> tuple[StudyRun, ...]:
         """Every run of the study, measured or not."""
-        kinds = tuple(self.study.measurements())
-        return tuple(
-            StudyRun(planned, Run(self.folder / planned.folder), kinds)
-            for planned in self.ledger.runs
-        )
+        kinds, planned = tuple(self.study.measurements()), self.ledger.runs
+        return tuple(StudyRun(each, Run(self.folder / each.folder), kinds) for each in planned)
 
     @cached_property
     def shown(self) -> dict[str, list[StudyRun]]:
         """Row -> its runs, one per seed, at the learning rate that is best for it."""
         best = best_learning_rates(self.runs)
-        return {
-            row: [
-                run
-                for run in self.runs
-                if run.planned.row == row and run.planned.lr == best.get(row, run.planned.lr)
-            ]
-            for row in self.ledger.rows
-        }
+        shown: dict[str, list[StudyRun]] = {row: [] for row in self.ledger.rows}
+        for run in self.runs:
+            if run.planned.lr == best.get(run.planned.row, run.planned.lr):
+                shown[run.planned.row].append(run)
+        return shown
 
     def of(self, row: str, kind: str) -> dict[int, Any]:
         """Seed -> result."""
-        return {
-            run.planned.seed: run.results[kind] for run in self.shown[row] if kind in run.results
-        }
+        runs = self.shown[row]
+        return {run.planned.seed: run.results[kind] for run in runs if kind in run.results}
+
+    def by_row(self, kind: str) -> dict[str, list[Any]]:
+        """Row -> a result per seed, of the rows that have any, in the order of the study."""
+        each = {row: list(self.of(row, kind).values()) for row in self.ledger.rows}
+        return {row: measured for row, measured in each.items() if measured}
 
     def grid(self, row: str, kind: str, windows: dict[int, tuple[float, ...]]) -> Grid | None:
         """Numbers by seed and window, with the text they are of: windows of different texts are not
@@ -120,26 +113,19 @@ class Results:
         if not windows:
             return None
         if len({len(each) for each in windows.values()}) > 1:
-            raise AmorError(
-                "runs of one row were judged on different numbers of windows; run the study "
-                "again, it judges anew"
-            )
+            wrong = "runs of one row were judged on different numbers of windows"
+            raise AmorError(f"{wrong}; run the study again, it judges anew")
         texts = [each.data for each in self.of(row, kind).values()]
         # the data of a study is one text, wherever it lay when it was read
-        text = frozenset(
-            (self.ledger.data or t.source, t.context, t.windows, t.documents) for t in texts
-        )
+        data = self.ledger.data
+        text = frozenset((data or t.source, t.context, t.windows, t.documents) for t in texts)
         return Grid(tuple(windows), np.array(list(windows.values()), dtype=np.float64), text)
 
     def missing(self) -> list[str]:
         """One line per row: which seeds lack which measurements."""
-        lacking = {
-            row: dict.fromkeys(self._lacking(run) for run in runs)
-            for row, runs in self.shown.items()
-        }
-        return [
-            f"{row}: {', '.join(filter(None, each))}" for row, each in lacking.items() if any(each)
-        ]
+        lacking = {row: dict.fromkeys(map(self._lacking, each)) for row, each in self.shown.items()}
+        named = {row: ", ".join(filter(None, seeds)) for row, seeds in lacking.items()}
+        return [f"{row}: {seeds}" for row, seeds in named.items() if seeds]
 
     def _lacking(self, run: StudyRun) -> str:
         """A seed, and the kinds it lacks where it has others."""

@@ -53,10 +53,8 @@ def compare(folders: list[Run]) -> list[RunSummary]:
     rows = [summarise(folder) for folder in folders]
     vocabularies = {row.vocab for row in rows}
     if len(vocabularies) > 1:
-        raise AmorError(
-            f"runs with vocabularies of {sorted(vocabularies)}: their losses a token cannot be "
-            "compared"
-        )
+        lack = "their losses a token cannot be compared"
+        raise AmorError(f"runs with vocabularies of {sorted(vocabularies)}: {lack}")
     return rows
 
 
@@ -64,26 +62,19 @@ def measured(run: Run) -> tuple[list[Step], list[Evaluated]]:
     """The steps and the evaluations of a run, which must have begun; all steps have as many
     blocks."""
     if not run.used:
-        raise AmorError(
-            f"{run.folder} is not a run directory (it has no config.json); amor train --out RUN "
-            "writes one"
-        )
-    steps: list[Step] = []
-    evals: list[Evaluated] = []
-    for line in run.lines():
-        if isinstance(line, Evaluated):
-            evals.append(line)
-            continue
-        if steps and len(line.blocks) != len(steps[0].blocks):
-            wrong = (
-                f"step {line.step} has {len(line.blocks)} blocks, step {steps[0].step} has "
-                f"{len(steps[0].blocks)}"
-            )
-            raise AmorError(f"{run.metrics}: {wrong}; of one run they are as many")
-        steps.append(line)
+        lack = "is not a run directory (it has no config.json)"
+        raise AmorError(f"{run.folder} {lack}; amor train --out RUN writes one")
+    lines = list(run.lines())
+    steps = [line for line in lines if isinstance(line, Step)]
     if not steps:
         raise AmorError(f"{run.folder} holds no metrics yet; nothing has been trained in it")
-    return steps, evals
+    first = steps[0]
+    for line in steps:
+        if len(line.blocks) != len(first.blocks):
+            wrong = f"step {line.step} has {len(line.blocks)} blocks"
+            wrong = f"{wrong}, step {first.step} has {len(first.blocks)}"
+            raise AmorError(f"{run.metrics}: {wrong}; of one run they are as many")
+    return steps, [line for line in lines if isinstance(line, Evaluated)]
 
 
 def summarise(run: Run) -> RunSummary:
@@ -150,13 +141,8 @@ def table(rows: list[RunSummary]) -> Table:
     lines = []
     for row in rows:
         nll, perplexity = (row.valid.nll, row.valid.perplexity) if row.valid else (None, None)
-        numbers = (
-            (row.minutes, 1),
-            (row.tokens_per_second, 0),
-            (row.loss, 3),
-            (nll, 3),
-            (perplexity, 1),
-        )
+        speed = ((row.minutes, 1), (row.tokens_per_second, 0))
+        numbers = (*speed, (row.loss, 3), (nll, 3), (perplexity, 1))
         cells = (None if value is None else Cell(value, digits=digits) for value, digits in numbers)
         lines.append(TableRow(row.run, (f"{row.tokens:,}", *cells)))
     columns = ("tokens", "minutes", "tokens/s", "train loss", "valid loss", "perplexity")

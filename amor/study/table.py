@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 FORMATS = ("text", "markdown", "latex")
 BEST = "ahead of every other row of ours by more than two paired standard errors"
@@ -106,10 +106,9 @@ def as_text(table: Table, terminal: bool = False) -> str:
 
     rules = box.Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
     laid_out = rich_table.Table(box=rules, show_edge=False, pad_edge=False, header_style="")
-    for number, head in enumerate((table.first, *table.columns)):
-        laid_out.add_column(
-            Text(one_line(head)), justify="right" if number else "left", no_wrap=True
-        )
+    laid_out.add_column(Text(one_line(table.first)), no_wrap=True)
+    for head in table.columns:
+        laid_out.add_column(Text(one_line(head)), justify="right", no_wrap=True)
     bold = "\033[1m{}\033[0m".format if terminal else "*{}*".format
     for heading, rows in table.groups():
         laid_out.add_section()
@@ -118,13 +117,9 @@ def as_text(table: Table, terminal: bool = False) -> str:
         for row in rows:
             cells = [Text.from_ansi(as_cell(cell, bold)) for cell in row.cells]
             laid_out.add_row(Text(one_line(row.name)), *cells)
-    file = io.StringIO()
-    Console(
-        file=file,
-        width=ENDLESS,
-        force_terminal=terminal,
-        color_system="standard" if terminal else None,
-    ).print(laid_out)
+    file, colours = io.StringIO(), "standard" if terminal else None
+    console: Any = {"force_terminal": terminal, "color_system": colours}
+    Console(file=file, width=ENDLESS, **console).print(laid_out)
     body = [line.rstrip() for line in file.getvalue().rstrip("\n").split("\n")]
     below = [one_line(note) for note in remarks(table, "bold" if terminal else "*")]
     return "\n".join([one_line(table.title), *body, *(["", *below] if below else [])])
@@ -141,14 +136,16 @@ def as_markdown(table: Table) -> str:
             cells = (as_cell(cell, "**{}**".format, escape_markdown) for cell in row.cells)
             rows.append([escape_markdown(row.name), *cells])
     heads = [escape_markdown(head) for head in (table.first, *table.columns)]
-    align = ("left", *["right"] * len(table.columns))
-    body = tabulate(
-        rows, heads, "pipe", disable_numparse=True, colglobalalign="right", colalign=align
-    )
+    body = tabulate(rows, heads, "pipe", **aligned(table))
     below = [f"* {escape_markdown(note)}" for note in remarks(table, "bold")]
-    return "\n".join(
-        [f"**{escape_markdown(table.title)}**", "", body, *(["", *below] if below else [])]
-    )
+    title = f"**{escape_markdown(table.title)}**"
+    return "\n".join([title, "", body, *(["", *below] if below else [])])
+
+
+def aligned(table: Table) -> dict[str, Any]:
+    """How tabulate sets columns: names on the left, cells, which are texts, on the right."""
+    align = ("left", *["right"] * len(table.columns))
+    return {"disable_numparse": True, "colglobalalign": "right", "colalign": align}
 
 
 def as_latex(table: Table) -> str:
@@ -176,10 +173,7 @@ def as_latex(table: Table) -> str:
             rule = ""
         rule = "\\midrule\n"
     heads = [escape_latex(head) for head in (table.first, *table.columns)]
-    align = ("left", *["right"] * len(table.columns))
-    body = tabulate(
-        rows, heads, booktabs, disable_numparse=True, colglobalalign="right", colalign=align
-    )
+    body = tabulate(rows, heads, booktabs, **aligned(table))
     below = [f"% {one_line(note)}" for note in remarks(table, "bold")]
     return "\n".join([f"% {one_line(table.title)}; needs \\usepackage{{booktabs}}", body, *below])
 
@@ -189,13 +183,8 @@ def escape_markdown(text: str) -> str:
     return "".join(f"\\{c}" if c in r"\`*_<>|[]" else c for c in one_line(text))
 
 
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-}
-LATEX |= {letter: f"\\{letter}" for letter in "&%$#_{}"}
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"±": r"$\pm$"} | {letter: f"\\{letter}" for letter in "&%$#_{}"}
 
 
 def escape_latex(text: str) -> str:
@@ -205,8 +194,6 @@ def escape_latex(text: str) -> str:
 
 def printed(table: Table, form: str = "text", terminal: bool = False) -> str:
     """A table in one of FORMATS; terminal: whether text may use bold letters."""
-    return (
-        as_text(table, terminal)
-        if form == "text"
-        else {"markdown": as_markdown, "latex": as_latex}[form](table)
-    )
+    if form == "text":
+        return as_text(table, terminal)
+    return {"markdown": as_markdown, "latex": as_latex}[form](table)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from amor.records.trace import Trace, Traces
-from amor.study import figures
 from amor.study.figures.panel import Panel, PanelCurve
-from amor.study.page import Drawing, PageSection, percents, render_page, strips
+from amor.study.page import PageSection, draw, percents, render_page, strips
 from amor.study.table import Cell, Table, TableRow
 
 READING = (
@@ -34,16 +33,15 @@ def trace_page(data: Traces) -> str:
 
 def verdict(trace: Trace) -> str:
     """What attention did on one text, in a sentence."""
-    as_is, closed, rates = trace.loss.as_is, trace.loss.closed, percents(trace.fire_rate)
+    as_is, closed = trace.loss.as_is, trace.loss.closed
     if as_is is None or closed is None:
         text = "One token, which nothing predicts"
     elif not trace.blocks:
         text = f"{as_is:.3f} nats per token; this model has no gated blocks"
     else:
-        effect = (
-            f"{'lowered' if closed >= as_is else 'raised'} the loss by {abs(closed - as_is):.3f}"
-        )
-        text = f"Attention ran on {rates} of the tokens and {effect} nats per token, "
+        effect = "lowered" if closed >= as_is else "raised"
+        text = f"Attention ran on {percents(trace.fire_rate)} of the tokens and {effect} the loss "
+        text += f"by {abs(closed - as_is):.3f} nats per token, "
         text += f"from {closed:.3f} with every gate closed"
     return f"{trace.title}: {text}." if trace.title else f"{text}."
 
@@ -63,9 +61,9 @@ def numbers_section(trace: Trace) -> PageSection:
     """Entropy along the text, and means by class of token."""
     lines, y = list(curves(trace)), "entropy / log V"
     panel = Panel("Entropy after each token", y, lines, x="token", values=False)
-    svg = figures.inline(figures.draw("panel", panel))
     title = f"In numbers: {trace.title}" if trace.title else "In numbers"
-    drawing = Drawing(svg, panel.title, "dashed: thresholds" if trace.gate == "entropy" else "")
+    caption = "dashed: thresholds" if trace.gate == "entropy" else ""
+    drawing = draw("panel", panel, panel.title, caption)
     return PageSection(title, tables=(class_table(trace),), figures=(drawing,))
 
 

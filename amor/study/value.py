@@ -10,15 +10,11 @@ from amor.study import page
 from amor.study.table import Cell, Table, TableRow
 from amor.study.verdict import main_sentences, order_sentences
 
+# heading, and the field of an Agreement
 SHARES = (
-    "fire_rate",
-    "best",
-    "fire_rate",
-    "precision",
-    "precision_by_chance",
-    "recall",
-    "captured",
-    "captured_by_chance",
+    *(("fires", "fire_rate"), ("best hit", "best"), ("chance", "fire_rate")),
+    *(("precision", "precision"), ("chance", "precision_by_chance"), ("recall", "recall")),
+    *(("captured", "captured"), ("chance", "captured_by_chance")),
 )
 
 # policy -> label of its tile: nats per token saved over never firing
@@ -32,9 +28,7 @@ TILES = {
 
 def value_page(value: Value) -> str:
     """The sentences, the numbers a reader looks for first, the figure and the tables."""
-    from amor.study import figures
-
-    figure = page.Drawing(figures.inline(figures.draw("value", value)), "Loss, gain and overlap")
+    figure = page.draw("value", value, "Loss, gain and overlap")
     saved = {name: getattr(value.losses, name).saved for name in TILES}
     facts = {words: f"{saved[name]:+.4f}" for name, words in TILES.items()}
     drawn = page.PageSection("In one figure", notes=order_sentences(value), figures=(figure,))
@@ -66,12 +60,12 @@ def losses(value: Value) -> Table:
 
 def agreement(value: Value) -> Table:
     """How far the gate's tokens are those that gain most."""
-    columns = ("fires", "best hit", "chance", "precision", "chance", "recall", "captured", "chance")
-    rows = tuple(
-        TableRow(str(row.block), tuple(percent(row, name) for name in SHARES))
+    heads, names = zip(*SHARES)
+    rows = (
+        TableRow(str(row.block), tuple(percent(row, name) for name in names))
         for row in value.agreement
     )
-    return Table("The gate against the best tokens", "block", columns, rows)
+    return Table("The gate against the best tokens", "block", heads, tuple(rows))
 
 
 def percent(row: Agreement, name: str) -> str | None:
@@ -100,12 +94,8 @@ def curve(value: Value) -> Table:
     for point in value.curve:
         levels = (point.gate, point.random, point.oracle)
         losses = (None if level is None else Cell(level.nll, digits=4) for level in levels)
-        rows.append(
-            TableRow(
-                f"{point.aim:g}",
-                (f"{point.fire_rate:.3f}", *losses, Cell(point.oracle.se, digits=4)),
-            )
-        )
+        cells = (f"{point.fire_rate:.3f}", *losses, Cell(point.oracle.se, digits=4))
+        rows.append(TableRow(f"{point.aim:g}", cells))
     columns = ("fired on", "gate", "random", "oracle", "± se")
     return Table("Loss against firing rate", "asked for", columns, tuple(rows))
 
@@ -114,20 +104,14 @@ def choices(value: Choosing) -> list[Table]:
     """What other gates save in front of the same attention, and how much more than the paper's gate
     does."""
 
-    def rows(key: str) -> tuple[TableRow, ...]:
-        named = {
-            choice.name: [Cell(level.saved, level.se, 4) for level in getattr(choice, key)]
-            for choice in value.choices
-        }
-        return tuple(TableRow(name, tuple(cells)) for name, cells in named.items())
+    def table(title: str, key: str) -> Table:
+        columns = tuple(f"{rate:.0%}" for rate in value.rates)
+        rows = []
+        for choice in value.choices:
+            cells = (Cell(level.saved, level.se, 4) for level in getattr(choice, key))
+            rows.append(TableRow(choice.name, tuple(cells)))
+        return Table(title, "fires on the tokens of the highest", columns, tuple(rows))
 
     own, always = (f"{level.saved:.4f}±{level.se:.4f}" for level in (value.own, value.always))
-    first, columns = (
-        "fires on the tokens of the highest",
-        tuple(f"{rate:.0%}" for rate in value.rates),
-    )
     saved = f"nats per token saved over never firing; as it is {own}, always {always}"
-    return [
-        Table(saved, first, columns, rows("levels")),
-        Table("more than the paper's gate", first, columns, rows("over_paper")),
-    ]
+    return [table(saved, "levels"), table("more than the paper's gate", "over_paper")]

@@ -28,22 +28,16 @@ class AccuracyFigure(FigureKind):
         known = evals.columns(suite_rows.name, rows)
         columns = [c for c in known if c.percent and all(row.score(c) for row in rows)]
         if not columns:
-            raise AmorError(
-                f"{rows[0].file}: no task that every row has, so there is no average to draw"
-            )
+            lack = "no task that every row has, so there is no average to draw"
+            raise AmorError(f"{rows[0].file}: {lack}")
         drawing = figure(3.2)
         axes = drawing.subplots()
         names = {r.file.parent: n for r, n in zip(rows, suite_rows.labels) if r.gates == "model"}
         for number, (folder, name) in enumerate(names.items()):
             mine = [row for row in rows if row.file.parent == folder]
-            points = sorted(
-                (
-                    (row.rate, *level(row, columns), row.gates)
-                    for row in mine
-                    if row.rate is not None
-                ),
-                key=lambda point: point[0],
-            )
+            fired = [(row.rate, row) for row in mine if row.rate is not None]
+            points = [(rate, *level(row, columns), row.gates) for rate, row in fired]
+            points.sort(key=lambda point: point[0])
             if not points:
                 height = level(mine[0], columns)[0]
                 axes.axhline(height, linestyle=DASHED, label=name, color=colour(number))

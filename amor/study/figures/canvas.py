@@ -105,16 +105,11 @@ def label(axes: Axes, x: str, y: str, title: str = "") -> None:
 
 def below(drawing: Figure, columns: int = 2) -> Figure:
     """The figure, laid out, with one legend below all panels, of every label in them once."""
-    known = {
-        label: handle
-        for axes in drawing.axes
-        for handle, label in zip(*axes.get_legend_handles_labels())
-    }
-    rows = -(-len(known) // columns)
+    pairs = (pair for axes in drawing.axes for pair in zip(*axes.get_legend_handles_labels()))
+    known = {label: handle for handle, label in pairs}
+    rows, across = -(-len(known) // columns), min(len(known), columns)
     if known:
-        drawing.legend(
-            known.values(), known.keys(), loc="lower center", ncols=min(len(known), columns)
-        )
+        drawing.legend(known.values(), known.keys(), loc="lower center", ncols=across)
     drawing.tight_layout(rect=(0, (0.14 * rows + 0.1) / drawing.get_figheight(), 1, 1))
     return drawing
 

@@ -24,9 +24,8 @@ class DecodeFigure(FigureKind):
         axes = drawing.subplots()
         rates = sorted({point.rate for point in data.curves if point.gated})
         for name in dict.fromkeys(point.label for point in data.curves):
-            points = sorted(
-                (point for point in data.curves if point.label == name), key=lambda p: p.context
-            )
+            mine = [point for point in data.curves if point.label == name]
+            points = sorted(mine, key=lambda point: point.context)
             first = points[0]
             style: dict[str, Any] = {"linewidth": 0.9, "linestyle": _first_in(first.name, DASHES)}
             if first.gated:

@@ -22,10 +22,8 @@ class FiringFigure(FigureKind):
             if any(curve.rates)
         }
         if not curves:
-            raise AmorError(
-                f"{suite_rows.rows[0].file}: amor.curves has no firing rates; of models without"
-                " gated blocks there are none"
-            )
+            lack = "amor.curves has no firing rates; of models without gated blocks there are none"
+            raise AmorError(f"{suite_rows.rows[0].file}: {lack}")
         drawing = figure(1.6 * -(-len(curves) // 2) + 0.5)
         each = panels(drawing, len(curves), min(len(curves), 2), sharex=True, sharey=True)
         for panel, (title, curve) in zip(each, curves.items()):

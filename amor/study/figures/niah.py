@@ -29,10 +29,8 @@ class NiahFigure(FigureKind):
         if not tasks:
             raise AmorError(f"{rows[0].file}: results hold no niah task to draw")
         drawing = figure(len(rows) * (0.3 * len(tasks) + 0.7))
-        names = [
-            task.replace("niah_single_", "S-NIAH-").replace("niah_stock_", "stock ")
-            for task in tasks
-        ]
+        short = [task.replace("niah_single_", "S-NIAH-") for task in tasks]
+        names = [task.replace("niah_stock_", "stock ") for task in short]
         for panel, model, shares in zip(panels(drawing, len(rows)), suite_rows.labels, scores):
             _draw_grid(panel, shares, tasks, lengths)
             panel.set_yticks(range(len(tasks)), names)

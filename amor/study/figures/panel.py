@@ -62,10 +62,8 @@ class PanelFigure(FigureKind):
             axes.plot(x, y, color=colour(curve.block), label=name, **STYLES[curve.style])
         if panel.band:
             (x, low), (_, high) = (thin(curve.x, curve.y) for curve in panel.band)
-            shade = colour(panel.band[0].block)
-            axes.fill_between(
-                x, low, high, color=shade, alpha=0.18, linewidth=0, label=panel.band[0].name
-            )
+            shade, name = colour(panel.band[0].block), panel.band[0].name
+            axes.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0, label=name)
         if panel.level:
             axes.axhline(panel.level[0], color=FAINT, linestyle=":", label=panel.level[1])
         if panel.log:

@@ -4,18 +4,9 @@ the first below and above."""
 from typing import Any
 
 from amor.measures.rates import saved
+from amor.study.figures import canvas
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import (
-    FAINT,
-    Axes,
-    Figure,
-    below,
-    colour,
-    figure,
-    label,
-    marker,
-    panels,
-)
+from amor.study.figures.canvas import FAINT, Axes, Figure, colour, marker
 from amor.study.results import Results
 
 TITLES = ("gates and chance", "and the oracle, which knows the next token")
@@ -30,18 +21,18 @@ class RatesFigure(FigureKind):
     @staticmethod
     def draw(results: Results) -> Figure:
         """One panel above the other."""
-        drawing = figure(5.0)
-        gated = [row for row in results.ledger.rows if results.of(row, "rates")]
-        near, far = panels(drawing, 2)
+        drawing = canvas.figure(5.0)
+        gated = list(results.by_row("rates"))
+        near, far = canvas.panels(drawing, 2)
         for axes, title in zip((near, far), TITLES):
             for number, row in enumerate(gated):
                 _line(axes, results, row, "gate", row, color=colour(number), marker=marker(number))
             for row in gated[:1]:
                 _line(axes, results, row, "random", f"chance, {row}", fmt="s--", color=FAINT)
-            label(axes, "firing rate", "saved (nats per token)", title)
+            canvas.label(axes, "firing rate", "saved (nats per token)", title)
         for row in gated[:1]:
             _line(far, results, row, "oracle", f"oracle, {row}", fmt="^:", color=FAINT)
-        return below(drawing)
+        return canvas.below(drawing)
 
 
 def _line(axes: Axes, results: Results, row: str, policy: str, name: str, **style: Any) -> None:

@@ -6,25 +6,15 @@ words.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from amor.records.trace import Token, Trace, Traces
+from amor.study.figures import canvas
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import (
-    COLUMN,
-    DASHED,
-    FAINT,
-    INK,
-    Axes,
-    Figure,
-    colour,
-    figure,
-    heat,
-)
+from amor.study.figures.canvas import DASHED, FAINT, INK, Axes, Figure, colour, heat
 
-WIDTH = 72 * COLUMN  # points
+WIDTH = 72 * canvas.COLUMN  # points
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 4.0, 4.0, 24.0  # BOTTOM holds the legend, two lines
 TITLE, STRIP, ROW, CURVE, GAP = 16.0, 14.0, 8.0, 40.0, 10.0
 FONT = 7.0
@@ -34,9 +24,8 @@ MOST = 400  # tokens drawn of one text
 VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
-@dataclass(frozen=True)
-class TokenBox:
-    """One token on the sheet."""
+class TokenBox(NamedTuple):
+    """One token on the sheet, in points."""
 
     token: Token
     left: float
@@ -44,13 +33,8 @@ class TokenBox:
 
     @property
     def middle(self) -> float:
-        """Centre of the box, in points."""
+        """Centre of the box."""
         return self.left + self.width / 2
-
-    @property
-    def right(self) -> float:
-        """Right edge of the box, in points."""
-        return self.left + self.width
 
 
 class TraceFigure(FigureKind):
@@ -64,7 +48,7 @@ class TraceFigure(FigureKind):
         traces = data.traces
         systems = [(one, lines(one.tokens[:MOST])) for one in traces]
         tall = TOP + sum(TITLE + len(rows) * (height(one) + GAP) for one, rows in systems) + BOTTOM
-        drawing = figure(tall / 72)
+        drawing = canvas.figure(tall / 72)
         sheet = drawing.add_axes((0, 0, 1, 1))
         sheet.set(xlim=(0, WIDTH), ylim=(tall, 0))
         sheet.axis("off")
@@ -121,10 +105,10 @@ def printable(text: str) -> str:
     """A token in print: the space before a word is left to the layout, other white space is made
     visible."""
     core = text.strip(" ") or text
-    return "".join(
-        VISIBLE.get(letter, letter if letter.isprintable() else f"\\x{ord(letter):02x}")
-        for letter in core
-    )
+    hexed: dict[str, str | int | None] = {
+        letter: f"\\x{ord(letter):02x}" for letter in core if not letter.isprintable()
+    }
+    return core.translate(str.maketrans(hexed | VISIBLE))
 
 
 @cache
@@ -132,24 +116,17 @@ def text_width(text: str) -> float:
     """Points that a text takes."""
     from matplotlib.textpath import TextPath
 
-    return (
-        float(TextPath((0, 0), text.replace("$", r"\$"), size=FONT).get_extents().width)
-        if text.strip()
-        else 0.0
-    )
+    if not text.strip():
+        return 0.0
+    return float(TextPath((0, 0), text.replace("$", r"\$"), size=FONT).get_extents().width)
 
 
 def span(traces: Sequence[Trace]) -> tuple[float, float]:
     """Lowest and highest entropy drawn, in steps of a tenth."""
-    values = [h for trace in traces for token in trace.tokens[:MOST] for h in entropies(token)]
+    values = [h for trace in traces for token in trace.tokens[:MOST] for h in token.entropies]
     values += [t for trace in traces for t in thresholds(trace)]
     low, high = int(min(values) * 10) / 10, -int(-max(values) * 10 - 0.999) / 10
     return (low, high) if high > low else (low, low + 0.1)
-
-
-def entropies(token: Token) -> tuple[float, ...]:
-    """One per block; of a model without blocks that of the head."""
-    return token.entropy or (token.final_entropy,)
 
 
 def thresholds(trace: Trace) -> list[float]:
@@ -166,7 +143,10 @@ def system(
     for block in range(trace.blocks):
         row = y + ROW * (block + 0.5)
         sheet.text(LEFT - 6, row, f"block {block}", ha="right", color=colour(block), **SMALL)
-        marks(sheet, boxes, block, row)
+        # a large dot where the block fired, a small one where it did not
+        for fired, size, shade in ((True, 22, colour(block)), (False, 2.5, FAINT)):
+            here = [box.middle for box in boxes if box.token.fire[block] is fired]
+            sheet.scatter(here, [row] * len(here), s=size, color=shade, linewidths=0, zorder=3)
     curves(sheet, trace, boxes, y + ROW * trace.blocks + 5, scale)
 
 
@@ -183,18 +163,11 @@ def rectangle(
 def strip(sheet: Axes, boxes: Sequence[TokenBox], y: float, scale: tuple[float, float]) -> None:
     """The tokens, on the shade of the first block's entropy."""
     for box in boxes:
-        share = (entropies(box.token)[0] - scale[0]) / (scale[1] - scale[0])
+        share = (box.token.entropies[0] - scale[0]) / (scale[1] - scale[0])
         rectangle(sheet, box.left, y, box.width, STRIP, heat(share), EDGE)
         word = printable(box.token.text).replace("$", r"\$")
         at: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": FONT}
         sheet.text(box.middle, y + STRIP / 2 + 0.3, word, color=INK, **at)
-
-
-def marks(sheet: Axes, boxes: Sequence[TokenBox], block: int, y: float) -> None:
-    """A large dot where a block fired, a small one where it did not."""
-    for fired, size, shade in ((True, 22, colour(block)), (False, 2.5, FAINT)):
-        here = [box.middle for box in boxes if box.token.fire[block] is fired]
-        sheet.scatter(here, [y] * len(here), s=size, color=shade, linewidths=0, zorder=3)
 
 
 def curves(
@@ -209,14 +182,14 @@ def curves(
     for box in boxes:
         if any(box.token.fire):
             rectangle(sheet, box.left, y, box.width, CURVE, PALE)
-    end = boxes[-1].right
+    end = boxes[-1].left + boxes[-1].width
     for tick in (low, (low + high) / 2, high):
         sheet.plot([LEFT, end], [place(tick)] * 2, color=EDGE, linewidth=0.4, zorder=1)
         sheet.text(LEFT - 4, place(tick), f"{tick:.2g}", ha="right", color=FAINT, **SMALL)
     sheet.text(LEFT - 28, y + CURVE / 2, "entropy", rotation=90, ha="center", **SMALL)
     across = [box.middle for box in boxes]
     for block in range(max(trace.blocks, 1)):
-        values = [place(entropies(box.token)[block]) for box in boxes]
+        values = [place(box.token.entropies[block]) for box in boxes]
         line: dict[str, Any] = {"linewidth": 1.1, "markersize": 1.8, "zorder": 4 - block / 10}
         sheet.plot(across, values, "o-", color=colour(block), **line)
     for block, threshold in enumerate(thresholds(trace)):

@@ -4,19 +4,9 @@ it captures."""
 from typing import Any
 
 from amor.records.value import Value
+from amor.study.figures import canvas
 from amor.study.figures.base import FigureKind
-from amor.study.figures.canvas import (
-    BLOCKS,
-    DASHED,
-    FAINT,
-    INK,
-    Axes,
-    Figure,
-    colour,
-    figure,
-    label,
-    panels,
-)
+from amor.study.figures.canvas import BLOCKS, DASHED, FAINT, INK, Axes, Figure, label
 
 LINES = {
     "random": (FAINT, "s", "random"),
@@ -33,9 +23,9 @@ class ValueFigure(FigureKind):
     @staticmethod
     def draw(value: Value) -> Figure:
         """Panels below each other, named a, b and c for a caption."""
-        drawing = figure(6.2)
+        drawing = canvas.figure(6.2)
         parts = (curve, calibration, captured)
-        for letter, part, panel in zip("abc", parts, panels(drawing, 3), strict=True):
+        for letter, part, panel in zip("abc", parts, canvas.panels(drawing, 3), strict=True):
             part(panel, value)
             panel.set_title(letter, weight="bold")
             panel.legend()
@@ -47,9 +37,8 @@ def curve(axes: Axes, value: Value) -> None:
     """Loss against firing rate; the model as it is stands out, bars are one standard error of the
     saving's size."""
     for name, (shade, mark, words) in LINES.items():
-        points = [
-            (p.fire_rate, level.nll) for p in value.curve if (level := getattr(p, name)) is not None
-        ]
+        levels = [(point.fire_rate, getattr(point, name)) for point in value.curve]
+        points = [(rate, level.nll) for rate, level in levels if level is not None]
         if points:
             axes.plot(*zip(*points), color=shade, marker=mark, label=words)
     here = value.losses.gate
@@ -64,7 +53,7 @@ def calibration(axes: Axes, value: Value) -> None:
     axes.axhline(0, color=INK, linewidth=0.6)
     for block, bins in enumerate(value.calibration):
         x, y, se = [b.entropy for b in bins], [b.gain for b in bins], [b.se or 0 for b in bins]
-        style: dict[str, Any] = {"color": colour(block), "fmt": "o-", "markersize": 2.5}
+        style: dict[str, Any] = {"color": canvas.colour(block), "fmt": "o-", "markersize": 2.5}
         axes.errorbar(x, y, se, elinewidth=0.7, label=f"block {block}", **style)
     label(axes, "entropy (ten equal groups)", "gain of firing (nats)")
 
@@ -75,7 +64,7 @@ def captured(axes: Axes, value: Value) -> None:
     rows = value.agreement
     chance: dict[str, Any] = {"color": INK, "linestyle": DASHED}
     for place, row in enumerate(rows):
-        axes.bar(place, row.best or 0, 0.62, color=colour(row.block))
+        axes.bar(place, row.best or 0, 0.62, color=canvas.colour(row.block))
         axes.errorbar(place, row.best or 0, row.best_se or 0, color=INK, elinewidth=0.8)
         axes.plot([place - 0.4, place + 0.4], [row.fire_rate] * 2, **chance)
     axes.plot([], [], label="by chance", **chance)

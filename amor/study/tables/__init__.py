@@ -7,14 +7,12 @@ contract).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from amor import registry
 from amor.errors import AmorError, nearest
 from amor.measures.base import MeasureKind
-from amor.study.definition import Study, find_measure
+from amor.study.definition import find_measure
 from amor.study.tables.base import StudyTable
 
 if TYPE_CHECKING:
@@ -27,33 +25,28 @@ def make_tables(results: Results) -> list[Table]:
     return [find_table(name).table(results) for name in results.study.tables]
 
 
-@dataclass(frozen=True)
-class TableMaker:
-    """How a table is made of results, and which studies can have it (StudyTable says what each
-    field is)."""
-
-    needs: frozenset[str]
-    table: Callable[[Results], Table]
-    check: Callable[[Study], None]
-
-
-def find_table(name: str) -> TableMaker:
-    """The maker of a table; "package.module.Class" is that of a measurement outside the package."""
+def find_table(name: str) -> type[StudyTable]:
+    """The table of a name; "package.module.Class" is that of a measurement outside the package."""
     if "." in name:
         return _own_table(find_measure(name))
     measures = {kind: find_measure(kind) for kind in registry.kinds("measures")}
-    known = {
-        m.table_name or kind: _own_table(m)
-        for kind, m in measures.items()
-        if m.table is not MeasureKind.table
+    shown = {kind: each for kind, each in measures.items() if each.table is not MeasureKind.table}
+    known = {measure.table_name or kind: _own_table(measure) for kind, measure in shown.items()}
+    known |= {
+        kind: registry.find("study.tables", kind, "table")
+        for kind in registry.kinds("study.tables")
     }
-    for kind in registry.kinds("study.tables"):
-        made = cast(type[StudyTable], registry.find("study.tables", kind))
-        known[kind] = TableMaker(made.needs, made.table, made.check)
     if name not in known:
         raise AmorError(f"tables: no table {name!r}; {nearest(name, known)}")
     return known[name]
 
 
-def _own_table(measure: type[MeasureKind]) -> TableMaker:
-    return TableMaker(frozenset({measure.kind}), measure.table, lambda study: None)
+def _own_table(measure: type[MeasureKind]) -> type[StudyTable]:
+    """The table of one measurement, which needs no other."""
+
+    class OwnTable(StudyTable):
+        kind = measure.kind
+        needs = frozenset({measure.kind})
+        table = staticmethod(measure.table)
+
+    return OwnTable

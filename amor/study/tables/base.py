@@ -14,9 +14,8 @@ class StudyTable:
     """A table of a study that combines several measurements."""
 
     kind: ClassVar[str]  # its name in `tables` of a study
-    needs: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # kinds without which it is empty; at least one must be measured
+    # kinds without which it is empty; at least one must be measured
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     @staticmethod
     def table(results: Results) -> Table:

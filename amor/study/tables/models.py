@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from amor.measures.loss import losses
 from amor.measures.speed import decode_speeds
 from amor.numbers import perplexity
-from amor.study import paper_models
+from amor.study import paper
 from amor.study.cells import best_cell, mean_cell, notes
-from amor.study.paper_models import SCALE
 from amor.study.table import Cell, Table, TableRow
 from amor.study.tables.base import StudyTable
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 THEIRS = (
     "the paper: perplexity of FineWeb-Edu; firing rate and tokens/s on one H100, after 3K tokens"
 )
+# digits of the columns that the paper reports
+DIGITS = {"perplexity": 2, "train tok/s": 0, "decode tok/s": 1, "fires, %": 1}
 
 
 class ModelsTable(StudyTable):
@@ -31,11 +32,11 @@ class ModelsTable(StudyTable):
     @staticmethod
     def table(results: Results) -> Table:
         """One line per row, the paper's models below."""
-        study, measured = results.study, results.study.measurements()
+        study, measured, of = results.study, results.study.measurements(), results.of
         columns: dict[str, Callable[[str], Cell | None]] = {}
         if "size" in measured:
             columns["M parameters"] = lambda row: mean_cell(
-                (s.parameters / 1e6 for s in results.of(row, "size").values()), 3
+                (s.parameters / 1e6 for s in of(row, "size").values()), 3
             )
         by_row = {row: losses(results, row) for row in results.ledger.rows}
         columns["loss"] = lambda row: best_cell(row, by_row)
@@ -45,11 +46,11 @@ class ModelsTable(StudyTable):
         if study.baseline is not None:
             columns[f"loss - {study.baseline}'s"] = lambda row: _over_baseline(results, row)
         columns["fires, %"] = lambda row: mean_cell(
-            (100 * rate for each in results.of(row, "loss").values() for rate in each.fire), 1
+            (100 * rate for each in of(row, "loss").values() for rate in each.fire), 1
         )
         if "speed" in measured:
             columns["train tok/s"] = lambda row: mean_cell(
-                (s.train for s in results.of(row, "speed").values()), 0
+                (s.train for s in of(row, "speed").values()), 0
             )
             columns["decode tok/s"] = lambda row: mean_cell(
                 (1 / s.seconds for s in decode_speeds(results, row, None)), 0
@@ -58,11 +59,15 @@ class ModelsTable(StudyTable):
             TableRow(row, tuple(make(row) for make in columns.values()))
             for row in results.ledger.rows
         ]
-        theirs = _paper_rows(tuple(columns)) if study.paper else []
+        for model, numbers in paper.reported().items() if study.paper else ():
+            cells = (
+                Cell(numbers[name], digits=DIGITS[name]) if name in numbers else None
+                for name in columns
+            )
+            lines.append(TableRow(model, tuple(cells), "paper"))
         remarks = (*notes(results, "loss"), *([THEIRS] if study.paper else []))
-        return Table(
-            study.title, "model", tuple(columns), (*lines, *theirs), f"the paper, {SCALE}", remarks
-        )
+        below = f"the paper, {paper.SCALE}"
+        return Table(study.title, "model", tuple(columns), tuple(lines), below, remarks)
 
 
 def _over_baseline(results: Results, row: str) -> Cell | None:
@@ -73,28 +78,7 @@ def _over_baseline(results: Results, row: str) -> Cell | None:
     assert results.study.baseline is not None
     baseline = rows[names.index(results.study.baseline) * each + rows.index(row) % each]
     mine, theirs = losses(results, row), losses(results, baseline)
-    ahead = (
-        theirs.ahead(mine) if mine is not None and theirs is not None and row != baseline else None
-    )
+    if mine is None or theirs is None or row == baseline:
+        return None
+    ahead = theirs.ahead(mine)
     return None if ahead is None else Cell(ahead.size, ahead.error, 4)
-
-
-def _paper_rows(columns: Sequence[str]) -> Iterator[TableRow]:
-    """The paper's models in the columns that it reports."""
-    digits = {"perplexity": 2, "train tok/s": 0, "decode tok/s": 1, "fires, %": 1}
-    for model, values in paper_models.reported().items():
-        fires = None if values.fires is None else 100 * values.fires
-        numbers = {
-            "perplexity": values.perplexity,
-            "train tok/s": values.train,
-            "decode tok/s": values.decode,
-        }
-        cells = {
-            name: value
-            for name, value in {**numbers, "fires, %": fires}.items()
-            if value is not None
-        }
-        shown = (
-            Cell(cells[name], digits=digits[name]) if name in cells else None for name in columns
-        )
-        yield TableRow(model, tuple(shown), "paper")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING
 
-from amor.study.cells import missing_notes
+import numpy as np
+
+from amor.study.cells import missing_notes, study_table
+from amor.study.paired import standard_error
 from amor.study.results import best_learning_rates
 from amor.study.table import Cell, Table, TableRow
 from amor.study.tables.base import StudyTable
@@ -32,19 +34,13 @@ class SweepTable(StudyTable):
         best, lines = best_learning_rates(results.runs), []
         for row in results.ledger.rows:
             for lr in results.study.lr:
-                runs = [
-                    run for run in results.runs if (run.planned.row, run.planned.lr) == (row, lr)
-                ]
-                losses = [run.valid for run in runs if run.valid is not None]
-                error = statistics.stdev(losses) / len(losses) ** 0.5 if len(losses) > 1 else None
-                cell = Cell(statistics.mean(losses), error, 4) if losses else None
+                mine = [r for r in results.runs if (r.planned.row, r.planned.lr) == (row, lr)]
+                losses = np.array([run.valid for run in mine if run.valid is not None])
+                error = standard_error(losses) if len(losses) > 1 else None
+                cell = Cell(float(losses.mean()), error, 4) if len(losses) else None
                 mark = " (shown)" if row in best and best[row] == lr else ""
-                lines.append(
-                    TableRow(f"{row}, lr {lr:g}{mark}", (cell, Cell(len(losses), digits=0)))
-                )
+                cells = (cell, Cell(len(losses), digits=0))
+                lines.append(TableRow(f"{row}, lr {lr:g}{mark}", cells))
         meaning = "loss on validation windows at the last step; the error is over seeds"
-        title, remarks = (
-            f"{results.study.title}: learning rates",
-            (meaning, *missing_notes(results)),
-        )
-        return Table(title, "run", ("loss", "seeds"), tuple(lines), notes=remarks)
+        remarks = (meaning, *missing_notes(results))
+        return study_table(results, "learning rates", "run", ("loss", "seeds"), lines, *remarks)
