@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from weakref import WeakSet
 
 import torch
 
 from amor.decode.engine import Engine, Session
 from amor.decode.policy import Fixed
+from amor.decode.rows import RowMemory
 from amor.form import Part
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 from amor.gates.follower import share_decision
@@ -144,7 +146,6 @@ class ScheduledRounds:
     """
 
     def __init__(self, engine: Engine, state: State, rate: float, together: bool = True):
-        self.base = state
         self.tokens, self.fired = round_size(rate)
         start, own = int(state.position[0]), own_gates(engine.model)
         gates = [
@@ -155,6 +156,7 @@ class ScheduledRounds:
         self.engine = engine.behind(
             share_decision(own, gates), Fixed(engine.savings.speculate and together)
         )
+        self.base = self.engine.own_rows(state, self.tokens)
 
     @property
     def rate(self) -> float:
@@ -174,7 +176,7 @@ class ScheduledRounds:
             # `amor generate` shows the entropy of every token, gates or not
             _ = session.step(torch.tensor([17 + token])).entropy
             yield
-        self.base = rewound(session.state, self.base)
+        self.base = rewound(session.memory, self.tokens)
 
     def cost(self) -> DecodeCost:
         """What one token costs on average over a round, counted while it runs."""
@@ -193,14 +195,18 @@ class ScheduledRounds:
         )
 
 
-def rewound(state: State, base: State) -> State:
-    """A State at the position of the one it grew from: later keys are dropped, recurrent tensors
-    stay as they are."""
+def rewound(memory: State | RowMemory, tokens: int) -> State | RowMemory:
+    """The same rows some tokens before: later keys are dropped, recurrent tensors stay as they
+    are."""
+    if isinstance(memory, RowMemory):
+        rows = [replace(r, position=r.position - tokens, holders=WeakSet()) for r in memory.rows]
+        return RowMemory(memory.form, rows)
+    position = memory.max_position - tokens
     parts: list[Part] = [
         {
-            name: value.claim(base.max_position) if isinstance(value, KV) else value
+            name: value.claim(position) if isinstance(value, KV) else value
             for name, value in part.items()
         }
-        for part in state.parts
+        for part in memory.parts
     ]
-    return State(base.position, tuple(parts), base.rows_aligned, base.max_position)
+    return State(memory.position - tokens, tuple(parts), memory.rows_aligned, position)

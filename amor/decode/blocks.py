@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amor.decode.compile import Compiled, Pack
+from amor.decode.compile import Compiled, Pack, StateEntries
 from amor.decode.evidence import JointEvidence
 from amor.decode.policy import Policy
-from amor.form import Part
 from amor.gates.base import Verdict
 from amor.layout import Layout
 from amor.models.amor import Amor
@@ -107,7 +106,11 @@ class CompiledBlocks:
     """The blocks of one decode step: a token per row."""
 
     def __init__(
-        self, programs: BlockPrograms, layout: Layout, parts: list[Part], sparse: bool = True
+        self,
+        programs: BlockPrograms,
+        layout: Layout,
+        parts: Sequence[StateEntries],
+        sparse: bool = True,
     ):
         """parts: keys and values of each block, with a free slot; sparse: query fired rows only."""
         self.programs, self.layout, self.parts, self.sparse = programs, layout, parts, sparse

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amor.decode.compile import Compiled, Pack
+from amor.decode.compile import Compiled, Pack, StateEntries
 from amor.decode.head import Head
 from amor.decode.scores import record_score, states_program
 from amor.decode.step_output import StepOutput
-from amor.form import Part
 from amor.gates.base import Adaptive, Evidence, Gate
 from amor.layout import Layout
 from amor.models.amor import Amor
@@ -133,7 +132,7 @@ class StepProgram:
         compiled = Compiled(p, lambda w: head.matrix if w is weight else pack(w))
         return cls(compiled, gates, head)
 
-    def __call__(self, h: Tensor, parts: Sequence[Part], layout: Layout) -> StepOutput:
+    def __call__(self, h: Tensor, parts: Sequence[StateEntries], layout: Layout) -> StepOutput:
         """h: [R, D] embeddings, overwritten; parts: of the State, with free slots for keys."""
         rows, count, vocab = len(h), len(self.gates), self.head.matrix.outputs
         columns = torch.empty(count + 1, *h.shape)

@@ -20,20 +20,23 @@ struct Vector {  // numbers [rows, width], `offset` numbers into rows of row_str
     long buffer, scratch_offset, row_stride, offset, width;
 };
 
-struct StateTensor {  // window or recurrent state, dense; or keys and values with strides `row` and `head`
-    float *p, *v;
-    const float *cos, *sin;  // [rows of the batch, size / 2] at each row's position
-    long row, head, capacity;
+struct StateTensor {  // of every row: a recurrent tensor before and after the token; or keys and values [heads, capacity, size]
+    float* const* before;  // or keys
+    float* const* after;   // may be `before`; or values
+    const float *cos, *sin;  // [rows, size / 2] at each row's position
+    const int64_t* capacity;
 };
 
 struct Call {
-    long rows;
+    long rows;  // one token each
     float* scratch;
     float* const* inputs;
     const StateTensor* state;
-    const int64_t *row, *position;  // of each row: its row in the state, and the position of its token
-    float *logits, *entropy;        // of a program with HeadOps: [rows, vocabulary] and [rows], of the last column
-    int64_t* counts;                // passes over the head, and vectors it read
+    const int64_t *row, *position;  // of each row: its index in the tables of the state, and the position of its token
+    const int64_t* chains;  // [chain_count + 1] first rows of chains: consecutive tokens of one text; null: every row is one
+    long chain_count;
+    float *logits, *entropy;  // of a program with HeadOps: [rows, vocabulary] and [rows], of the last column
+    int64_t* counts;  // passes over the head, and vectors it read
 };
 
 // Fields in the order of amor/program.py; a state tensor is its index in Call::state, layers are matrices and their count.
@@ -135,6 +138,17 @@ struct Thread {  // one of a team
         });
     }
 
+    // body(row, unit) for this thread's share of chains and units; the tokens of a chain one after the other
+    template <class Body>
+    void each_in_order(long units, Body body) const {
+        const long chains = call.chains ? call.chain_count : call.rows, all = chains * units;
+        for (long i = all * mine / of; i < all * (mine + 1) / of; i++) {
+            const long chain = i / units;
+            for (long r = call.chains ? call.chains[chain] : chain; r < (call.chains ? call.chains[chain + 1] : chain + 1); r++)
+                body(r, i % units);
+        }
+    }
+
     void run(const ProductOp& s) {
         float* out = at(s.out, 0);
         long rounded = -1;  // the format x is ready for
@@ -180,34 +194,36 @@ struct Thread {  // one of a team
     }
 
     void run(const ConvOp& s) {
+        const StateTensor& window = call.state[s.window];
         const long width = s.x.width;
-        columns(width, [&](long r, long from, long to) {
-            float* window = call.state[s.window].p + r * s.reach * width;
-            conv_token(at(s.x, r), s.taps, s.bias, window, window, width, s.reach, from, to, at(s.out, r));
+        each_in_order((width + CHANNELS - 1) / CHANNELS, [&](long r, long block) {
+            const long from = block * CHANNELS, to = from + CHANNELS < width ? from + CHANNELS : width, i = call.row[r];
+            conv_token(at(s.x, r), s.taps, s.bias, window.before[i], window.after[i], width, s.reach, from, to, at(s.out, r));
         });
     }
 
     void run(const ScanOp& s) {
-        each(s.heads, [&](long r, long h) {
+        const StateTensor& state = call.state[s.state];
+        each_in_order(s.heads, [&](long r, long h) {
             const float dt = softplus(at(s.dt, r)[h] + s.dt_bias[h]);
-            const long group = h / (s.heads / s.groups) * s.states;
-            float* state = call.state[s.state].p + (r * s.heads + h) * s.size * s.states;
+            const long group = h / (s.heads / s.groups) * s.states, offset = h * s.size * s.states, i = call.row[r];
             scan_token(at(s.u, r) + h * s.size, dt, std::exp(dt * s.A[h]), at(s.B, r) + group, at(s.C, r) + group, s.D[h], s.size,
-                       s.states, state, state, at(s.out, r) + h * s.size);
+                       s.states, state.before[i] + offset, state.after[i] + offset, at(s.out, r) + h * s.size);
         });
     }
 
     void run(const DeltaOp& s) {
         float *u = own(s.value + s.rates), *decay = u + s.value;
-        each(s.heads, [&](long r, long h) {
+        const StateTensor& state = call.state[s.state];
+        each_in_order(s.heads, [&](long r, long h) {
             for (long i = 0; i < s.rates; i++) {
                 const long j = h * s.rates + i;
                 decay[i] = std::exp(s.A[h] * softplus(at(s.a, r)[j] + s.dt_bias[j]));
             }
             const float beta = 1.f / (1.f + std::exp(-at(s.b, r)[h]));
-            float* state = call.state[s.state].p + (r * s.heads + h) * s.size * s.value;
+            const long offset = h * s.size * s.value, i = call.row[r];
             delta_token(at(s.q, r) + h * s.size, at(s.k, r) + h * s.size, at(s.v, r) + h * s.value, decay, s.rates > 1, beta, s.size,
-                        s.value, state, state, at(s.out, r) + h * s.value, u);
+                        s.value, state.before[i] + offset, state.after[i] + offset, at(s.out, r) + h * s.value, u);
         });
     }
 
@@ -215,9 +231,9 @@ struct Thread {  // one of a team
         const StateTensor& kv = call.state[s.kv];
         const long half = s.size / 2;
         each(s.heads, [&](long r, long h) {
-            const long slot = call.row[r] * kv.row + h * kv.head + call.position[r] * s.size;
-            turn_head(at(s.k, r) + h * s.size, kv.cos + call.row[r] * half, kv.sin + call.row[r] * half, half, 1.f, kv.p + slot);
-            std::memcpy(kv.v + slot, at(s.v, r) + h * s.size, s.size * sizeof(float));
+            const long i = call.row[r], slot = (h * kv.capacity[i] + call.position[r]) * s.size;
+            turn_head(at(s.k, r) + h * s.size, kv.cos + i * half, kv.sin + i * half, half, 1.f, kv.before[i] + slot);
+            std::memcpy(kv.after[i] + slot, at(s.v, r) + h * s.size, s.size * sizeof(float));
         });
     }
 
@@ -297,7 +313,7 @@ struct Thread {  // one of a team
         });
         me.wait();
         float* const inputs[] = {shared.h.data(), shared.x.data(), shared.after.data()};
-        const Call some{n, shared.scratch.data(), inputs, call.state, shared.row.data(), shared.position.data()};
+        const Call some{n, shared.scratch.data(), inputs, call.state, shared.row.data(), shared.position.data(), nullptr, 0};
         Thread body{some, me, shared};
         for (long i = 0; i < s.length; i++) {
             dispatch(s.body[i], [&](const auto& step) { body.run(step); });
@@ -315,12 +331,12 @@ struct Thread {  // one of a team
         const long half = s.size / 2, width = part_size(s.size);
         const float scale = 1.f / std::sqrt((float)s.size);
         each(s.heads, [&](long r, long h) {
-            const long keys = call.position[r] + 1, begin = call.row[r] * kv.row + h * kv.head;
+            const long i = call.row[r], keys = call.position[r] + 1, begin = h * kv.capacity[i] * s.size;
             float *q = own(s.size + slabs(keys) * width), *parts = q + s.size;
-            turn_head(at(s.q, r) + h * s.size, kv.cos + call.row[r] * half, kv.sin + call.row[r] * half, half, 1.f, q);
-            for (long i = 0; i < slabs(keys); i++) {
-                const long from = i * SLAB, count = keys - from < SLAB ? keys - from : SLAB;
-                slab(q, kv.p + begin + from * s.size, kv.v + begin + from * s.size, count, s.size, scale, parts + i * width);
+            turn_head(at(s.q, r) + h * s.size, kv.cos + i * half, kv.sin + i * half, half, 1.f, q);
+            for (long j = 0; j < slabs(keys); j++) {
+                const long from = j * SLAB, count = keys - from < SLAB ? keys - from : SLAB, first = begin + from * s.size;
+                slab(q, kv.before[i] + first, kv.after[i] + first, count, s.size, scale, parts + j * width);
             }
             join(parts, slabs(keys), s.size, at(s.out, r) + h * s.size);
         });
@@ -354,7 +370,8 @@ bool fits(const Instruction& step, const Call& call) {
     dispatch(step, [&](const auto& s) {
         using Kind = std::decay_t<decltype(s)>;
         if constexpr (std::is_same_v<Kind, KeysOp> || std::is_same_v<Kind, AttendOp>)
-            for (long r = 0; r < call.rows; r++) inside &= call.position[r] >= 0 && call.position[r] < call.state[s.kv].capacity;
+            for (long r = 0; r < call.rows; r++)
+                inside &= call.position[r] >= 0 && call.position[r] < call.state[s.kv].capacity[call.row[r]];
     });
     return inside;
 }
@@ -383,8 +400,8 @@ extern "C" int walk(const Instruction* steps, long count, const Call* call, int 
 }
 
 LAYOUT(STRUCT(Vector, buffer, scratch_offset, row_stride, offset, width)
-       STRUCT(StateTensor, p, v, cos, sin, row, head, capacity)
-       STRUCT(Call, rows, scratch, inputs, state, row, position, logits, entropy, counts)
+       STRUCT(StateTensor, before, after, cos, sin, capacity)
+       STRUCT(Call, rows, scratch, inputs, state, row, position, chains, chain_count, logits, entropy, counts)
        STRUCT(Instruction, kind, fields)
        STRUCT(Weights, weight, scales, outputs, inner, format)
        STRUCT(ProductOp, x, out, add, layers, count)
