@@ -183,10 +183,15 @@ class Engine:
         self._recompile_if_changed(full=True)
         return Prefill(self, prompts, room, memory)
 
+    @property
+    def own_memory(self) -> bool:
+        """Whether steps are compiled as a whole, so that every row has memory of its own."""
+        return self.compiled is not None and self.compiled.whole
+
     def own_rows(self, state: State, room: int = 0) -> State | RowMemory:
         """Copies of the rows of a State, each with memory of its own; or the State, where a step is
         not compiled as a whole."""
-        if self.compiled is None or not self.compiled.whole or state.steps:
+        if not self.own_memory or state.steps:
             return state
         if self._form is None:
             self._form = RowForm.of(spec_of(self.model.start(1).parts))
