@@ -145,7 +145,11 @@ class ScheduledRounds:
     at 21.3 %; after five minutes of training 40 % and 9 %). Otherwise they fire at different ones.
     """
 
-    def __init__(self, engine: Engine, state: State, rate: float, together: bool = True):
+    def __init__(
+        self, engine: Engine, state: State, rate: float, together: bool = True, rows: int = 1
+    ):
+        """rows: of copies of the state, which is of one row, each one token shorter than the one
+        before, so that their gates fire at different steps."""
         self.tokens, self.fired = round_size(rate)
         start, own = int(state.position[0]), own_gates(engine.model)
         gates = [
@@ -157,6 +161,9 @@ class ScheduledRounds:
             share_decision(own, gates), Fixed(engine.savings.speculate and together)
         )
         self.base = self.engine.own_rows(state, self.tokens)
+        if rows > 1:
+            assert isinstance(self.base, RowMemory)
+            self.base = rewound(self.base.select([0] * rows), range(rows))
 
     @property
     def rate(self) -> float:
@@ -174,9 +181,9 @@ class ScheduledRounds:
         session = Session(self.engine, self.base, None)
         for token in range(self.tokens):
             # `amor generate` shows the entropy of every token, gates or not
-            _ = session.step(torch.tensor([17 + token])).entropy
+            _ = session.step([17 + token + row for row in range(session.rows)]).entropy
             yield
-        self.base = rewound(session.memory, self.tokens)
+        self.base = rewound(session.memory, [self.tokens] * session.rows)
 
     def cost(self) -> DecodeCost:
         """What one token costs on average over a round, counted while it runs."""
@@ -195,13 +202,16 @@ class ScheduledRounds:
         )
 
 
-def rewound(memory: State | RowMemory, tokens: int) -> State | RowMemory:
+def rewound(memory: State | RowMemory, tokens: Sequence[int]) -> State | RowMemory:
     """The same rows some tokens before: later keys are dropped, recurrent tensors stay as they
     are."""
     if isinstance(memory, RowMemory):
-        rows = [replace(r, position=r.position - tokens, holders=WeakSet()) for r in memory.rows]
+        rows = [
+            replace(row, position=row.position - count, holders=WeakSet())
+            for row, count in zip(memory.rows, tokens, strict=True)
+        ]
         return RowMemory(memory.form, rows)
-    position = memory.max_position - tokens
+    position = memory.max_position - tokens[0]
     parts: list[Part] = [
         {
             name: value.claim(position) if isinstance(value, KV) else value
@@ -209,4 +219,4 @@ def rewound(memory: State | RowMemory, tokens: int) -> State | RowMemory:
         }
         for part in memory.parts
     ]
-    return State(memory.position - tokens, tuple(parts), memory.rows_aligned, position)
+    return State(memory.position - tokens[0], tuple(parts), memory.rows_aligned, position)

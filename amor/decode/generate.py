@@ -181,7 +181,7 @@ class Generator:
         if free and not self.reading:
             names, texts = zip(*(waiting.popleft() for _ in range(free)), strict=True)
             ids = [self.encode(text) for text in texts]
-            sampler = Sampler(self.sampling, names, ids, self.engine.model.config.vocab)
+            sampler = self.new_sampler(names, ids)
             rows = [self._row(name, prompt) for name, prompt in zip(names, ids, strict=True)]
             if self.prefill is not None:
                 return self._join(self.prefill(ids), rows, sampler)
@@ -193,6 +193,10 @@ class Generator:
             if prefill.done:
                 self.reading = None
                 self._join(prefill.finish(), rows, sampler)
+
+    def new_sampler(self, names: Sequence[int], prompts: Sequence[Sequence[int]]) -> Sampler:
+        """What chooses the tokens of some rows."""
+        return Sampler(self.sampling, names, prompts, self.engine.model.config.vocab)
 
     def _row(self, name: int, prompt: list[int]) -> _Row:
         draft = NgramDraft(prompt) if self.drafts else None
