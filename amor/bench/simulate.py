@@ -158,7 +158,8 @@ class ScheduledRounds:
         ]
         # the speculation that a long run at this rate would have settled on
         self.engine = engine.behind(
-            share_decision(own, gates), Fixed(engine.savings.speculate and together)
+            share_decision(own, gates),
+            Fixed(engine.savings.speculate and together and self.fired > 0),
         )
         self.base = self.engine.own_rows(state, self.tokens)
         if rows > 1:

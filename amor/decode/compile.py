@@ -94,6 +94,10 @@ class StateTable:
         return StateTable(keys, values, torch.full((rows,), entry.buffer.capacity))
 
 
+class RowTables(list[dict[str, StateTable]]):
+    """The tables of all parts of the State, which do not change while this list is in use."""
+
+
 # the entries of one layer's or block's part of a State, as compiled code takes them
 StateEntries = Mapping[str, Tensor | KV | StateTable]
 
@@ -186,6 +190,7 @@ class Compiled:
         # the object each struct of `state` was last filled from, and its table
         self.bound: list[Any] = [weakref.ref(self)] * len(self.state_refs)
         self.tables: list[StateTable | None] = [None] * len(self.state_refs)
+        self.bound_parts: Sequence[StateEntries] | None = None  # tables that all of it is bound to
         self.lock = threading.Lock()
         self.instructions = (InstructionStruct * len(structs))(
             *(
@@ -278,8 +283,12 @@ class Compiled:
         keepalive: list[Any] = [scratch]
         with self.lock:  # another thread may step another session
             batch = 0 if layout is None else layout.start.shape[0]
-            for index, ref in enumerate(self.state_refs):
-                self._bind(index, ref, parts, layout, batch, keepalive)
+            if parts is not self.bound_parts:
+                for index, ref in enumerate(self.state_refs):
+                    self._bind(index, ref, parts, batch)
+                self.bound_parts = parts if isinstance(parts, RowTables) else None
+            keepalive += self.tables
+            self._turn(layout, keepalive)
             state = type(self.state).from_buffer_copy(self.state)
         pointers = (c_void_p * len(inputs))(*(t.data_ptr() for t in inputs))
         row = position = chains = None
@@ -311,16 +320,13 @@ class Compiled:
         index: int,
         ref: StateRef,
         parts: Sequence[StateEntries],
-        layout: Layout | None,
         rows: int,
-        keepalive: list[Any],
     ) -> None:
         """Point struct `index` at an entry of the state; refuse one that the program cannot use.
 
         A session hands in the same entries at every step, so one that is bound already is not
         checked again.
         """
-        assert layout is not None
         entry, struct, table = parts[ref.part].get(ref.name), self.state[index], self.tables[index]
         owner = entry.buffer if isinstance(entry, KV) else entry
         if table is None or owner is not self.bound[index]() or len(table.before) != rows:
@@ -328,11 +334,14 @@ class Compiled:
             self.bound[index], self.tables[index] = weakref.ref(owner), table
             struct.before, struct.after = table.before.data_ptr(), table.after.data_ptr()
             struct.capacity = None if table.capacity is None else table.capacity.data_ptr()
-        keepalive.append(table)
-        if ref.theta:  # cosines and sines of each row's position: [rows, 1, size / 2], dense
-            turns = layout.rotary(ref.shape[1], ref.theta)
-            keepalive += turns
-            struct.cos, struct.sin = (t.data_ptr() for t in turns)
+
+    def _turn(self, layout: Layout | None, keepalive: list[Any]) -> None:
+        """Point structs of keys at cosines and sines of each row's position, [rows, 1, size / 2]."""
+        for index, ref in enumerate(self.state_refs):
+            if ref.theta and layout is not None:
+                turns = layout.rotary(ref.shape[1], ref.theta)
+                keepalive += turns
+                self.state[index].cos, self.state[index].sin = (t.data_ptr() for t in turns)
 
     def _table(self, ref: StateRef, entry: Tensor | KV | None, rows: int) -> StateTable:
         """The table of an entry of a State of `rows` rows."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from amor.decode.blocks import CompiledBlocks, Residual, SpeculativeBlocks
-from amor.decode.compile import StateEntries
+from amor.decode.compile import RowTables, StateEntries
 from amor.decode.evidence import JointEvidence
 from amor.decode.fingerprint import ModelFingerprint
 from amor.decode.head import Head, HeadPasses
@@ -286,7 +286,7 @@ class Engine:
         self,
         compiled: CompiledModel,
         tokens: Tensor,
-        parts: list[StateEntries],
+        parts: list[StateEntries] | RowTables,
         layout: Layout,
     ) -> StepOutput:
         """Layers, blocks and head, in one native call where the gates allow it."""

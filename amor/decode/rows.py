@@ -19,7 +19,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from amor.decode.compile import StateEntries, StateTable
+from amor.decode.compile import RowTables, StateTable
 from amor.errors import AmorError
 from amor.form import Part, StateSpec, TensorSpec
 from amor.kv import KV
@@ -144,7 +144,7 @@ class RowMemory:
             self.rows.append(row.copy(form) if self in row.holders else row)
             self.rows[-1].holders.add(self)
         self.position = torch.tensor([row.position for row in self.rows])
-        self._tables: list[StateEntries] | None = None  # of steps in place
+        self._tables: RowTables | None = None  # of steps in place
         self._free = 0  # tokens for which every row has memory
         self._after: list[list[Tensor]] = []  # per row, runs that the step being judged wrote
         self._spare: list[Tensor] = []  # runs that nothing refers to
@@ -215,7 +215,7 @@ class RowMemory:
                 row.grow(self.form, row.position + room)
         self._tables = None
 
-    def step_in_place(self) -> tuple[list[StateEntries], StepLayout]:
+    def step_in_place(self) -> tuple[RowTables, StepLayout]:
         """Tables and layout of a step of one token per row that will not be taken back."""
         if self._tables is None or not self._free:
             self._own()
@@ -230,7 +230,7 @@ class RowMemory:
         self.position = self.position + 1
         return self._tables, layout
 
-    def step_ahead(self, lengths: Sequence[int]) -> tuple[list[StateEntries], StepLayout]:
+    def step_ahead(self, lengths: Sequence[int]) -> tuple[RowTables, StepLayout]:
         """Tables and layout of a step of several tokens per row, of which `accept` keeps the first.
 
         The tokens of a row are neighbours in the batch of the step.
@@ -304,12 +304,12 @@ class RowMemory:
 
     def _tabled(
         self, before: Sequence[int], after: Sequence[int], index: Sequence[int]
-    ) -> list[StateEntries]:
+    ) -> RowTables:
         """Addresses of every entry, per token of the step.
 
         before, after: addresses of the runs that it reads and writes; index: its row.
         """
-        tables: list[dict[str, StateTable]] = [{} for _ in range(self.form.parts)]
+        tables = RowTables({} for _ in range(self.form.parts))
         runs = torch.tensor([before, after])
         for entry in self.form.recurrent:
             read, written = (runs + 4 * entry.offset).unbind()
@@ -321,4 +321,4 @@ class RowMemory:
                 keys = place + 4 * entry.offset * capacity
                 values = keys + 4 * entry.numbers * capacity
                 tables[entry.part][entry.name] = StateTable(keys, values, capacity)
-        return [*tables]
+        return tables

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from amor.decode.blocks import BlockPrograms, record_columns
-from amor.decode.compile import SOURCE, Compiled, StateEntries
+from amor.decode.compile import SOURCE, Compiled, RowTables, StateEntries
 from amor.decode.head import Head
 from amor.decode.record import StepProgram
 from amor.errors import AmorError
@@ -53,13 +53,18 @@ class LayerSegment:
     num_columns: int = 0  # columns of the blocks that it computes behind that norm
 
     def __call__(
-        self, h: Tensor, parts: list[StateEntries], layout: Layout, columns: Sequence[Tensor]
+        self,
+        h: Tensor,
+        parts: list[StateEntries] | RowTables,
+        layout: Layout,
+        columns: Sequence[Tensor],
     ) -> Tensor:
         """h [R, D] through the layers; updates `parts` (of all layers) and fills in `columns`."""
         if self.compiled is not None:
             self.compiled([h, *columns], parts, layout)
             return h
         (layer,) = self.layers
+        assert not isinstance(parts, RowTables)  # rows have memory of their own if all is compiled
         after, parts[self.first] = layer(h[:, None], cast(Part, parts[self.first]), layout)
         return after[:, 0].contiguous()
 
@@ -162,7 +167,7 @@ class CompiledModel:
         return sum(m.nbytes for m in self.matrices())
 
     def through_layers(
-        self, tokens: Tensor, parts: list[StateEntries], layout: Layout
+        self, tokens: Tensor, parts: list[StateEntries] | RowTables, layout: Layout
     ) -> tuple[Tensor, Tensor | None]:
         """One token per row through the layers.
 
