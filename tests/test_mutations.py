@@ -8,7 +8,7 @@ import torch
 from laws import small
 
 from amor.decode import compile
-from amor.decode.blocks import CompiledBlocks, Residual, SpeculativeBlocks
+from amor.decode.blocks import CompiledBlocks, Residual
 from amor.decode.compile import Compiled
 from amor.decode.engine import Engine
 from amor.decode.evidence import JointEvidence
@@ -236,22 +236,8 @@ def test_a_fired_row_whose_later_readings_are_kept_is_noticed(monkeypatch):
     caught("amor-mamba2", *ENGINE)
 
 
-def test_speculation_that_is_not_undone_is_noticed(monkeypatch):
-    honest = SpeculativeBlocks.apply
-
-    def believed(self, index, h, x, verdict):
-        ahead, written = dict(self.ahead), self.written
-        after = honest(self, index, h, x, verdict)
-        self.ahead = {k: v for k, v in ahead.items() if k > index} or self.ahead
-        self.written = max(written, self.written)
-        return after
-
-    monkeypatch.setattr(SpeculativeBlocks, "apply", believed)
-    monkeypatch.setattr(JointEvidence, "drop_ahead", lambda self, fires: None)
-    caught("amor-mamba2", "engine, blocks run ahead")
-
-
 DRAFTS = ("engine, drafts taken back",)
+AHEAD = ("engine, blocks run ahead",)
 
 
 def test_a_row_that_keeps_the_state_of_a_refused_draft_is_noticed(monkeypatch):
@@ -316,6 +302,27 @@ def test_keys_that_lose_their_last_token_when_they_grow_are_noticed(monkeypatch)
             id="a query that does not see itself",
         ),
         pytest.param(
+            "if (!fires && mine == 0) drop_ahead(r);",
+            "",
+            "amor-mamba2",
+            AHEAD,
+            id="a residual run ahead that stays where a block between does not fire",
+        ),
+        pytest.param(
+            "shared.ahead_after.data() + (now * call.rows + r) * width",
+            "shared.ahead_after.data() + (now * call.rows) * width",
+            "amor-mamba2",
+            AHEAD,
+            id="a residual run ahead of another row",
+        ),
+        pytest.param(
+            "push_back({(long)s.columns[index], shared.versions[r] + firings, r})",
+            "push_back({(long)s.columns[index], shared.versions[r] + !!firings, r})",
+            "amor-mamba2",
+            AHEAD,
+            id="a reading run ahead under the version of one firing",
+        ),
+        pytest.param(
             "window.before[i], window.after[i]",
             "window.before[i], own(s.reach * width)",
             "amor-kda",
@@ -344,7 +351,7 @@ def test_keys_that_lose_their_last_token_when_they_grow_are_noticed(monkeypatch)
             id="keys written by another capacity than they are read by",
         ),
         pytest.param(
-            "shared.versions[fired[i]]++;",
+            "shared.versions[r]++;",
             "",
             "amor-mamba2",
             ENGINE,
@@ -372,8 +379,8 @@ def test_keys_that_lose_their_last_token_when_they_grow_are_noticed(monkeypatch)
             id="a threshold that is not the gate's",
         ),
         pytest.param(
-            "const float* h = at(s.h, missing[i % n]);",
-            "const float* h = at(s.h, i % n);",
+            "from.at(s.h, &from == this ? rows[i] : i);",
+            "from.at(s.h, i);",
             "amor-mamba2",
             ENGINE[1:],
             id="a reading of another row's residual",

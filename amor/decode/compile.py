@@ -70,7 +70,8 @@ class CallStruct(ctypes.Structure):
         ("rows", c_long),
         *((name, c_void_p) for name in ("scratch", "inputs", "state", "row", "position", "chains")),
         ("chain_count", c_long),
-        *((name, c_void_p) for name in ("logits", "entropy", "counts")),
+        *((name, c_void_p) for name in ("logits", "entropy", "counts", "widths")),
+        *((name, c_long) for name in ("input_count", "scratch_size", "speculate")),
     ]
 
 
@@ -178,6 +179,7 @@ class Compiled:
             [v.width for v in program.inputs],
             program.scratch_size,
         )
+        self.widths = (c_long * len(program.inputs))(*self.input_widths)
         self.state_refs: list[StateRef] = []
         self.matrices: list[Matrix] = []
         self.keepalive: list[Any] = []  # memory that structs point to
@@ -261,6 +263,7 @@ class Compiled:
         rows: Tensor | None = None,
         steps: tuple[int, int] | None = None,
         results: Sequence[Tensor] = (),
+        speculate: bool = False,
     ) -> None:
         """Run the program for one token per row.
 
@@ -271,6 +274,7 @@ class Compiled:
         steps: (first, end) of the instructions to run; None: all.
         results: of a program that reads the head: logits [rows, V], entropies [rows] in nats, and
         int64 counts [2] of passes and vectors, which are added to.
+        speculate: run the blocks after one that fired ahead, as if they fired too.
         """
         count = inputs[0].shape[0]
         for t, width in zip(inputs, self.input_widths, strict=True):
@@ -302,7 +306,10 @@ class Compiled:
             row, position = numbers.data_ptr(), positions.data_ptr()
         call = CallStruct(
             *(count, scratch.data_ptr(), ctypes.addressof(pointers), ctypes.addressof(state)),
-            *(row, position, chains, chain_count, *(t.data_ptr() for t in results)),
+            *(row, position, chains, chain_count),
+            *(t.data_ptr() for t in results),
+            *(None for _ in range(3 - len(results))),
+            *(ctypes.addressof(self.widths), len(inputs), self.scratch_size, speculate),
         )
         first, last = steps or (0, len(self.instructions))
         if someone_counts():
@@ -336,7 +343,7 @@ class Compiled:
             struct.capacity = None if table.capacity is None else table.capacity.data_ptr()
 
     def _turn(self, layout: Layout | None, keepalive: list[Any]) -> None:
-        """Point structs of keys at cosines and sines of each row's position, [rows, 1, size / 2]."""
+        """Point structs of keys at cosines and sines of each row's position."""
         for index, ref in enumerate(self.state_refs):
             if ref.theta and layout is not None:
                 turns = layout.rotary(ref.shape[1], ref.theta)

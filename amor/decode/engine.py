@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from amor.decode.blocks import CompiledBlocks, Residual, SpeculativeBlocks
+from amor.decode.blocks import CompiledBlocks, Residual
 from amor.decode.compile import RowTables, StateEntries
 from amor.decode.evidence import JointEvidence
 from amor.decode.fingerprint import ModelFingerprint
@@ -292,7 +292,8 @@ class Engine:
         """Layers, blocks and head, in one native call where the gates allow it."""
         program = self._step_program(compiled)
         if program is not None:
-            output = program(self.model.embed(tokens).contiguous(), parts, layout)
+            h, ahead = self.model.embed(tokens).contiguous(), self.policy.speculates()
+            output = program(h, parts, layout, ahead)
             self.policy.observe(output.fire.T.tolist())
             return output
         h, columns = compiled.through_layers(tokens, parts, layout)
@@ -304,17 +305,15 @@ class Engine:
             residual = Residual(h, torch.empty(len(keys) + 1, *h.shape))
         else:
             residual = Residual(h, columns, filled=True)
-        speculative = SpeculativeBlocks(blocks, evidence, self.policy)
-        hidden, verdicts = gated_pass(residual, speculative, self.gates, evidence)
+        hidden, verdicts = gated_pass(residual, blocks, self.gates, evidence)
         fire, score = _stacked(verdicts, len(hidden), hidden.device)
-        self.policy.observe(fire.T.tolist())
         logits, entropy = evidence.output(hidden, verdicts[-1] if verdicts else None)
         return StepOutput(fire, score, logits, entropy)
 
     def _step_program(self, compiled: CompiledModel) -> StepProgram | None:
         """The whole step as one program; None where the pass runs in Python."""
         savings, gates = self.savings, self.gates
-        if not (compiled.whole and savings.joint and savings.sparse) or self.policy.speculates():
+        if not (compiled.whole and savings.joint and savings.sparse):
             return None
         key = tuple((id(gate), gate.version_key()) for gate in gates)
         if self._recorded is None or self._recorded[0] != key:

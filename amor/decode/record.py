@@ -143,8 +143,14 @@ class StepProgram:
             leaders.append(leaders[-1] if gate.decider is not gate and index else index)
         return cls(compiled, gates, head, leaders, numbers)
 
-    def __call__(self, h: Tensor, parts: Sequence[StateEntries], layout: Layout) -> StepOutput:
-        """h: [R, D] embeddings, overwritten; parts: of the State, with free slots for keys."""
+    def __call__(
+        self, h: Tensor, parts: Sequence[StateEntries], layout: Layout, speculate: bool = False
+    ) -> StepOutput:
+        """h: [R, D] embeddings, overwritten; parts: of the State, with free slots for keys.
+
+        speculate: run the blocks after one that fired ahead. Work that is then dropped is not
+        counted, only passes over the head are.
+        """
         rows, count, vocab = len(h), len(self.gates), self.head.matrix.outputs
         columns = torch.empty(count + 1, *h.shape)
         numbers = self.numbers[:, None].repeat(1, rows, 1)
@@ -157,7 +163,8 @@ class StepProgram:
                 scores[:, index], given[:, index] = verdict.score, verdict.fire
         logits, entropy = torch.empty(rows, vocab), torch.empty(rows)
         counts = torch.zeros(2, dtype=torch.long)
-        self.compiled([h, *columns, *numbers], parts, layout, results=(logits, entropy, counts))
+        inputs, results = [h, *columns, *numbers], (logits, entropy, counts)
+        self.compiled(inputs, parts, layout, results=results, speculate=speculate)
         passes, vectors = counts.tolist()
         self.head.passes.passes += passes
         self.head.passes.rows += vectors

@@ -21,7 +21,7 @@ from amor.judge.dequantised import dequantised_reference
 from amor.judge.engine_feeding import (
     ENGINE_WAYS,
     engine_drafts,
-    engine_steps,
+    engine_rows,
     engine_steps_only,
 )
 from amor.judge.feeding import WAYS, Feeder, FeedOutput, row_by_row
@@ -80,7 +80,7 @@ def check(
         else:
             findings.append(compare(name, plain, way(feeder, engine, clear), model, allowed))
     if model.blocks:
-        ahead = engine_steps(feeder, engine.behind(engine.gates, Fixed(True)), clear)
+        ahead = engine_rows(feeder, engine.behind(engine.gates, Fixed(True)), clear)
         findings.append(compare("engine, blocks run ahead", plain, ahead, model, allowed))
     return findings + [check_rounded(feeder, engine, name) for name in formats if name != "float32"]
 
