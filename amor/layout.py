@@ -110,6 +110,16 @@ class Layout:
         return Layout((self.end - 1).clamp(min=0), 1, even, past - 1)
 
 
+@dataclass(frozen=True)
+class StepLayout(Layout):
+    """The layout of a decode step: one token per row, where several rows may be tokens of one text.
+
+    Draft tokens are read this way: consecutive rows of a chain continue each other.
+    """
+
+    chains: Tensor | None = None  # [count + 1] int64 first rows of chains; None: each row is one
+
+
 @cache
 def frequencies(head_size: int, theta: float, device: torch.device) -> Tensor:
     """[head_size / 2] radians per position."""

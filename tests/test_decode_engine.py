@@ -257,7 +257,7 @@ def test_a_closed_gate_runs_no_query_and_an_open_one_only_for_its_rows(monkeypat
         fired, keys = 0, 0
         with counting() as spent:
             for _ in range(10):
-                lengths = session.state.position + 1
+                lengths = session.position + 1
                 session.step(session.next.logits.argmax(-1))
                 fired += int(session.next.fire.sum())
                 keys += int((session.next.fire.sum(1) * lengths).sum())
@@ -285,29 +285,19 @@ def test_the_policy_follows_what_blocks_did():
 @pytest.mark.parametrize("name", ["transformer", "amor-mamba2"])
 def test_keys_and_values_never_move_while_reserved_room_lasts(name):
     session = Engine(small(name)).prefill(prompts_of((20, 9)), room=50)
-    buffers = {id(part["kv"].buffer) for part in session.state.parts if "kv" in part}
-    size = session.state.nbytes
+    places = [row.keys.data_ptr() for row in session.memory.rows]
+    size = session.memory.nbytes
     greedy(session, 50)
-    assert {id(part["kv"].buffer) for part in session.state.parts if "kv" in part} == buffers
-    assert session.state.nbytes == size
+    assert [row.keys.data_ptr() for row in session.memory.rows] == places
+    assert session.memory.nbytes == size
 
 
 @pytest.mark.parametrize("name", ["mamba2", "amor-gated-deltanet"])
 def test_recurrent_states_are_written_in_place(name):
     session = Engine(small(name)).prefill(prompts_of((20,)), room=50)
-    places = [
-        t.data_ptr()
-        for part in session.state.parts
-        for t in part.values()
-        if isinstance(t, torch.Tensor)
-    ]
+    places = [row.recurrent.data_ptr() for row in session.memory.rows]
     greedy(session, 5)
-    assert places == [
-        t.data_ptr()
-        for part in session.state.parts
-        for t in part.values()
-        if isinstance(t, torch.Tensor)
-    ]
+    assert places == [row.recurrent.data_ptr() for row in session.memory.rows]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "amor-mamba2-mlp"])
@@ -350,7 +340,7 @@ def test_what_a_step_spends_is_what_the_model_declares(name):
     engine = Engine(model)
     session = engine.prefill(prompts_of((30,)))
     for _ in range(5):
-        context, before = int(session.state.position[0]), dataclasses.replace(engine.passes)
+        context, before = int(session.position[0]), dataclasses.replace(engine.passes)
         with counting() as spent:
             session.step(session.next.logits.argmax(-1))
         rate = session.next.fire.double().mean().item() if model.blocks else 0.0

@@ -12,7 +12,10 @@ from laws import small
 import amor
 from amor.cli import main
 from amor.data.tokenizer import bytes_tokenizer, train_bpe
+from amor.decode import generate
 from amor.decode.engine import Engine
+from amor.decode.sample import Sampling
+from amor.decode.session import Prefill
 from amor.decode.text import Detokenizer, Stopper
 from amor.models.folder import save
 
@@ -82,18 +85,17 @@ def test_a_row_s_text_depends_on_its_seed_and_not_on_its_mates(model):
     assert len({len(tokens) for tokens in found[0]}) > 2
 
 
-def test_only_stop_tokens_end_at_once_and_spell_nothing(model):
-    sure = Engine(model)
-    honest = sure.prefill
+def test_only_stop_tokens_end_at_once_and_spell_nothing(model, monkeypatch):
+    finish = Prefill.finish
 
-    def ended(*args, **more):
-        session = honest(*args, **more)
+    def ended(prefill):
+        session = finish(prefill)
         session.next.logits[:, END] = session.next.logits.max() + 1
         return session
 
-    sure.prefill = ended
+    monkeypatch.setattr(Prefill, "finish", ended)
     found = amor.generate_batch(
-        sure, bytes_tokenizer(), ["<|end_of_text|>" * 3, ""], max_tokens=9, temperature=0
+        model, bytes_tokenizer(), ["<|end_of_text|>" * 3, ""], max_tokens=9, temperature=0
     )
     assert [(t.text, t.tokens, t.end) for t in found] == [("", [END], "stop")] * 2
 
@@ -395,3 +397,25 @@ def test_the_command_and_the_function_have_one_default_of_each_option():
         f"{name}={value}" in amor.generate.__doc__
         for name, value in asdict(amor.Sampling()).items()
     )
+
+
+def test_a_long_prompt_is_read_in_chunks_between_the_steps_of_other_rows(model, monkeypatch):
+    """And changes no text: rows that are waiting join when their own prompts have been read."""
+    monkeypatch.setattr(generate, "CHUNK", 8)
+    engine, prompts = Engine(model), [[1, 2, 3], [4, 5], [6] * 50]
+    alone = [
+        amor.generate(engine, bytes_tokenizer(), prompt, max_tokens=20, temperature=0).tokens
+        for prompt in prompts
+    ]
+    generator = generate.Generator(
+        engine, bytes_tokenizer(), Sampling(temperature=0), max_tokens=20, rows=2
+    )
+    pieces, order = [[], [], []], []
+    for piece in generator.run(prompts):
+        pieces[piece.row].append(piece.token)
+        order.append(piece.row)
+        if len(pieces[0]) == 5 and piece.row == 0:  # the first row makes place for the long prompt
+            generator.rows[0].left = 1
+    assert pieces[1:] == alone[1:] and pieces[0] == alone[0][:6]
+    between = order[len(order) - order[::-1].index(0) : order.index(2)]
+    assert between == [1] * 8, "in the step that ended row 0, and after each of seven chunks"

@@ -90,12 +90,13 @@ def test_each_head_of_a_decode_step_reads_b_and_c_of_its_own_group(groups):
         close(mine, theirs, part)
 
 
-def test_a_state_that_a_session_read_on_from_is_refused_and_not_misread():
+@torch.no_grad()
+def test_a_state_that_a_step_overwrote_is_refused_and_not_misread():
     model = small("amor-mamba2")
-    session = Engine(model).prefill([[1, 2, 3]])
-    old, fork = session.state, session.state.fork()
+    old, token = read(model, 1)
+    fork = old.fork()
     want = model(torch.tensor([[5]]), fork).hidden
-    session.step([4])
+    after, _ = Engine(model).step(token, old)
     for use in (
         lambda: model(torch.tensor([[5]]), old),
         old.fork,
@@ -106,7 +107,7 @@ def test_a_state_that_a_session_read_on_from_is_refused_and_not_misread():
         with pytest.raises(amor.AmorError, match="fork"):
             use()
     assert torch.equal(model(torch.tensor([[5]]), fork).hidden, want), "a fork taken before goes on"
-    model(torch.tensor([[5]]), session.state)  # and so does the newest
+    model(torch.tensor([[5]]), after)  # and so does the newest
 
 
 class Doubled(Mamba2):

@@ -39,9 +39,10 @@ def test_a_compiled_pass_without_speculation_decides_as_the_forward(name):
     state, token = model(tokens(3, 6)).state, tokens(3, 1, seed=1)[:, 0]
     want = model(token[:, None], state.fork())
     layout = state.layout(1, None, None)
-    h, parts, columns = engine.compiled.through_layers(token, state.fork(), layout)
+    parts = engine.compiled.writable(state.fork(), layout)
+    h, columns = engine.compiled.through_layers(token, parts, layout)
     programs, count = engine.compiled.blocks, len(model.blocks)
-    kv = [{"kv": part["kv"].with_open_slots(layout)} for part in state.parts[len(parts) :]]
+    kv = parts[len(parts) - count :]
     blocks = CompiledBlocks(programs, layout, kv)
     residual = Residual(h, torch.empty(count + 1, *h.shape) if columns is None else columns)
     evidence = JointEvidence(

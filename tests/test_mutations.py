@@ -8,11 +8,12 @@ import torch
 from laws import small
 
 from amor.decode import compile
-from amor.decode.blocks import CompiledBlocks, Residual, SpeculativeBlocks
+from amor.decode.blocks import CompiledBlocks, Residual
 from amor.decode.compile import Compiled
 from amor.decode.engine import Engine
 from amor.decode.evidence import JointEvidence
 from amor.decode.record import RecordedPass
+from amor.decode.rows import Row, RowMemory
 from amor.gates.entropy import Entropy
 from amor.judge.check import check
 from amor.kv import KV
@@ -228,20 +229,6 @@ def test_keys_turned_by_the_position_before_theirs_are_noticed_in_decode(monkeyp
     caught("transformer", *ENGINE)
 
 
-def test_a_convolution_whose_window_stands_still_is_noticed_in_decode(monkeypatch):
-    honest = Compiled.__call__
-
-    def still(self, given, parts=(), *more, **named):
-        kept = [part["conv"].clone() if "conv" in part else None for part in parts]
-        honest(self, given, parts, *more, **named)
-        for part, window in zip(parts, kept, strict=True):
-            if window is not None:
-                part["conv"].copy_(window)
-
-    monkeypatch.setattr(Compiled, "__call__", still)
-    caught("amor-kda", *ENGINE)
-
-
 def test_a_fired_row_whose_later_readings_are_kept_is_noticed(monkeypatch):
     """A reading made ahead is of the residual before the firing; the pass in Python."""
     monkeypatch.setattr(Engine, "_step_program", lambda *_: None)
@@ -249,19 +236,56 @@ def test_a_fired_row_whose_later_readings_are_kept_is_noticed(monkeypatch):
     caught("amor-mamba2", *ENGINE)
 
 
-def test_speculation_that_is_not_undone_is_noticed(monkeypatch):
-    honest = SpeculativeBlocks.apply
+DRAFTS = ("engine, drafts taken back",)
+AHEAD = ("engine, blocks run ahead",)
 
-    def believed(self, index, h, x, verdict):
-        ahead, written = dict(self.ahead), self.written
-        after = honest(self, index, h, x, verdict)
-        self.ahead = {k: v for k, v in ahead.items() if k > index} or self.ahead
-        self.written = max(written, self.written)
-        return after
 
-    monkeypatch.setattr(SpeculativeBlocks, "apply", believed)
-    monkeypatch.setattr(JointEvidence, "drop_ahead", lambda self, fires: None)
-    caught("amor-mamba2", "engine, blocks run ahead")
+def test_a_row_that_keeps_the_state_of_a_refused_draft_is_noticed(monkeypatch):
+    honest = RowMemory.accept
+
+    def wrong(self, counts):
+        runs = [row[-1] for row in self._after]
+        honest(self, counts)
+        for row, run in zip(self.rows, runs, strict=True):
+            row.recurrent = run.clone()
+
+    monkeypatch.setattr(RowMemory, "accept", wrong)
+    caught("gated-deltanet", *DRAFTS)
+
+
+def test_a_position_that_counts_refused_drafts_is_noticed(monkeypatch):
+    honest = RowMemory.accept
+    lengths = lambda self: [len(runs) for runs in self._after]  # noqa: E731
+    monkeypatch.setattr(RowMemory, "accept", lambda self, counts: honest(self, lengths(self)))
+    caught("transformer", *DRAFTS)
+
+
+def test_a_fork_that_writes_into_the_row_it_came_from_is_noticed(monkeypatch):
+    monkeypatch.setattr(RowMemory, "_own", lambda self: None)
+    caught("mamba2", *DRAFTS)
+
+
+def test_memory_that_is_used_again_while_a_row_refers_to_it_is_noticed(monkeypatch):
+    honest = RowMemory.accept
+
+    def wrong(self, counts):
+        honest(self, counts)
+        self._spare += [row.recurrent for row in self.rows]
+
+    monkeypatch.setattr(RowMemory, "accept", wrong)
+    caught("mamba2", *DRAFTS)
+
+
+def test_keys_that_lose_their_last_token_when_they_grow_are_noticed(monkeypatch):
+    honest = Row.grow
+
+    def wrong(self, form, capacity):
+        self.position -= 1
+        honest(self, form, capacity)
+        self.position += 1
+
+    monkeypatch.setattr(Row, "grow", wrong)
+    caught("transformer", *ENGINE)
 
 
 @pytest.mark.parametrize(
@@ -271,14 +295,63 @@ def test_speculation_that_is_not_undone_is_noticed(monkeypatch):
             "x > 20.f ? x :", "x > 2.f ? x :", "mamba2", ENGINE, id="softplus straight above 2"
         ),
         pytest.param(
-            "const long keys = call.position[r] + 1,",
-            "const long keys = call.position[r] + (call.position[r] > 3 ? 0 : 1),",
+            "keys = call.position[r] + 1,",
+            "keys = call.position[r] + (call.position[r] > 3 ? 0 : 1),",
             "transformer",
             ENGINE,
             id="a query that does not see itself",
         ),
         pytest.param(
-            "shared.versions[fired[i]]++;",
+            "if (!fires && mine == 0) drop_ahead(r);",
+            "",
+            "amor-mamba2",
+            AHEAD,
+            id="a residual run ahead that stays where a block between does not fire",
+        ),
+        pytest.param(
+            "shared.ahead_after.data() + (now * call.rows + r) * width",
+            "shared.ahead_after.data() + (now * call.rows) * width",
+            "amor-mamba2",
+            AHEAD,
+            id="a residual run ahead of another row",
+        ),
+        pytest.param(
+            "push_back({(long)s.columns[index], shared.versions[r] + firings, r})",
+            "push_back({(long)s.columns[index], shared.versions[r] + !!firings, r})",
+            "amor-mamba2",
+            AHEAD,
+            id="a reading run ahead under the version of one firing",
+        ),
+        pytest.param(
+            "window.before[i], window.after[i]",
+            "window.before[i], own(s.reach * width)",
+            "amor-kda",
+            ENGINE,
+            id="a convolution whose window stands still",
+        ),
+        pytest.param(
+            "s.states, state.before[i] + offset,",
+            "s.states, state.before[i - (i && call.chains)] + offset,",
+            "mamba2",
+            DRAFTS,
+            id="a draft token that starts from the state before the token before it",
+        ),
+        pytest.param(
+            "r < (call.chains ? call.chains[chain + 1] : chain + 1); r++)",
+            "r < (call.chains ? call.chains[chain] + 1 : chain + 1); r++)",
+            "gated-deltanet",
+            DRAFTS,
+            id="a chain of drafts of which only the first token is read",
+        ),
+        pytest.param(
+            "slot = (h * kv.capacity[i] + call.position[r]) * s.size;",
+            "slot = (h * (kv.capacity[i] - 1) + call.position[r]) * s.size;",
+            "transformer",
+            ENGINE,
+            id="keys written by another capacity than they are read by",
+        ),
+        pytest.param(
+            "shared.versions[r]++;",
             "",
             "amor-mamba2",
             ENGINE,
@@ -306,8 +379,8 @@ def test_speculation_that_is_not_undone_is_noticed(monkeypatch):
             id="a threshold that is not the gate's",
         ),
         pytest.param(
-            "const float* h = at(s.h, missing[i % n]);",
-            "const float* h = at(s.h, i % n);",
+            "from.at(s.h, &from == this ? rows[i] : i);",
+            "from.at(s.h, i);",
             "amor-mamba2",
             ENGINE[1:],
             id="a reading of another row's residual",

@@ -2,6 +2,7 @@
 
   amor bench decode --scale 180m --contexts 3072 --json
   amor bench decode --scale 440m --contexts 3072,16384,32768,65536 --out decode.json
+  amor bench decode --scale tiny --parts rows,churn,drafts
   amor bench decode --model RUN --text TEXT.txt
 
 States are filled directly with random keys and values (reading a prompt of 64K tokens would take
@@ -23,6 +24,7 @@ from msgspec.structs import asdict
 
 from amor import typed
 from amor.bench import crossing
+from amor.bench import rows as several
 from amor.bench.machine import total_memory
 from amor.bench.rates import firing_rates, open_gated
 from amor.bench.simulate import ScheduledRounds, build_active, filled_state
@@ -62,6 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parts = ",".join(ROWS)
     help_ = f"which measurements, with commas (default: all, {parts})"
     add("--parts", default=parts, metavar="NAMES", help=help_)
+    add("--rows", default="1,8,32", metavar="N,N", help="of the part `rows` (default 1,8,32)")
     add("--model", metavar="FOLDER", help="a trained model, whose real firing rates are measured")
     add("--text", metavar="FILE", help="with --model: the text of the prompts")
 
@@ -106,6 +109,7 @@ class DecodePlan:
         self.contexts = numbers("--contexts", args.contexts, int)
         self.rates = numbers("--fire-rates", args.fire_rates, float)
         self.rounds, self.quick = args.rounds, args.quick
+        self.rows = numbers("--rows", getattr(args, "rows", "1"), int)
         self.models = [m for m in getattr(args, "models", "").split(",") if m]
         every = NAMES + VARIANT_NAMES
         if wrong := [m for m in self.models if m not in every]:
@@ -307,4 +311,11 @@ def prefill(plan: DecodePlan) -> DecodeResults:
     return DecodeResults(prefill=seconds)
 
 
-ROWS = {"contexts": contexts, "curve": curve, "prefill": prefill}
+ROWS = {
+    "contexts": contexts,
+    "curve": curve,
+    "prefill": prefill,
+    "rows": several.rows,
+    "churn": several.churn,
+    "drafts": several.drafts,
+}

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from amor.decode.engine import Engine, Session
 from amor.decode.policy import Fixed
+from amor.decode.rows import RowMemory
 from amor.form import Part
 from amor.gates.base import Evidence, Gate, Nothing, Verdict
 from amor.gates.follower import share_decision
@@ -145,8 +147,11 @@ class ScheduledRounds:
     at 21.3 %; after five minutes of training 40 % and 9 %). Otherwise they fire at different ones.
     """
 
-    def __init__(self, engine: Engine, state: State, rate: float, together: bool = True):
-        self.base = state
+    def __init__(
+        self, engine: Engine, state: State, rate: float, together: bool = True, rows: int = 1
+    ):
+        """rows: of copies of the state, which is of one row, each one token shorter than the one
+        before, so that their gates fire at different steps."""
         self.tokens, self.fired = round_size(rate)
         start, own = int(state.position[0]), own_gates(engine.model)
         gates = [
@@ -155,8 +160,13 @@ class ScheduledRounds:
         ]
         # the speculation that a long run at this rate would have settled on
         self.engine = engine.behind(
-            share_decision(own, gates), Fixed(engine.savings.speculate and together)
+            share_decision(own, gates),
+            Fixed(engine.savings.speculate and together and self.fired > 0),
         )
+        self.base = self.engine.own_rows(state, self.tokens)
+        if rows > 1:
+            assert isinstance(self.base, RowMemory)
+            self.base = rewound(self.base.select([0] * rows), range(rows))
 
     @property
     def rate(self) -> float:
@@ -173,11 +183,9 @@ class ScheduledRounds:
         session = Session(self.engine, self.base, None)
         for token in range(self.tokens):
             # `amor generate` shows the entropy of every token, gates or not
-            _ = session.step(torch.tensor([17 + token])).entropy
+            _ = session.step([17 + token + row for row in range(session.rows)]).entropy
             yield
-        at, most = self.base.position, self.base.max_position
-        parts = changed(session.state, lambda t: t.claim(most) if isinstance(t, KV) else t)
-        self.base = State(at, parts, self.base.rows_aligned, most)
+        self.base = rewound(session.memory, [self.tokens] * session.rows)
 
     def cost(self) -> DecodeCost:
         """What one token costs on average over a round, counted while it runs."""
@@ -194,3 +202,17 @@ class ScheduledRounds:
             },
             head_passes=(passes.passes - before.passes) / self.tokens,
         )
+
+
+def rewound(memory: State | RowMemory, tokens: Sequence[int]) -> State | RowMemory:
+    """The same rows some tokens before: later keys are dropped, recurrent tensors stay as they
+    are."""
+    if isinstance(memory, RowMemory):
+        rows = [
+            replace(row, position=row.position - count, holders=WeakSet())
+            for row, count in zip(memory.rows, tokens, strict=True)
+        ]
+        return RowMemory(memory.form, rows)
+    position = memory.max_position - tokens[0]
+    parts = changed(memory, lambda t: t.claim(position) if isinstance(t, KV) else t)
+    return State(memory.position - tokens[0], parts, memory.rows_aligned, position)

@@ -18,7 +18,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 import torch
 
@@ -35,7 +35,7 @@ from amor.cli._model import (
 )
 from amor.cli._terminal import shade
 from amor.decode.engine import Engine
-from amor.decode.generate import GeneratedToken, Generation, Generator
+from amor.decode.generate import Draft, GeneratedToken, Generation, Generator
 from amor.decode.sample import Sampling
 from amor.errors import AmorError
 from amor.files import disk_errors, file_to_write
@@ -64,6 +64,8 @@ def arguments(parser: Parser) -> None:
     bos_arguments(parser)
     parser.number("--seed", default.seed, "of the choices; the same seed gives the same text")
     parser.number("--rows", 8, "prompts continued at the same time")
+    words = "ngram: read repeated text ahead, several tokens per pass; the text stays the same"
+    parser.choice("--draft", get_args(Draft), "none", words)
     gate_arguments(parser)
     parser.text("--weights", "FORMAT", "of the engine: float32, float16, int8, int4", "float32")
 
@@ -87,6 +89,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         args.rows,
         stop_ids=args.stop_id,
         add_bos=args.bos,
+        draft=args.draft,
     )
     texts = [Generation(prompt, generator.encode(prompt)) for prompt in prompts]
     printing = not args.out and not args.json
@@ -171,6 +174,8 @@ def closing_line(engine: Engine, texts: list[Generation], seconds: float) -> dic
     if stats.blocks:
         words.insert(2, "fired " + " ".join(f"{rate:.0%}" for rate in stats.fire_rates))
         words.append(f"{stats.skipped:.0%} of attention skipped")
+    if stats.drafted:
+        words.append(f"{stats.accepted} of {stats.drafted} draft tokens accepted")
     print(" · ".join(words), file=sys.stderr)
     return {
         "tokens": count,
@@ -178,6 +183,8 @@ def closing_line(engine: Engine, texts: list[Generation], seconds: float) -> dic
         "fire_rates": stats.fire_rates,
         "head_passes_a_token": passes,
         "attention_skipped": stats.skipped if stats.blocks else None,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
         "path": engine.path,
     }
 

@@ -1,4 +1,4 @@
-"""The gated blocks compiled for one token per row, and their speculative execution.
+"""The gated blocks compiled for one token per row, for gates that decide in Python.
 
 Keys and values do not depend on a decision, so those of consecutive blocks are written together,
 before a firing or at the end. Queries, attention and the rest run only for rows that fire.
@@ -12,10 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amor.decode.compile import Compiled, Pack
-from amor.decode.evidence import JointEvidence
-from amor.decode.policy import Policy
-from amor.form import Part
+from amor.decode.compile import Compiled, Pack, StateEntries
 from amor.gates.base import Verdict
 from amor.layout import Layout
 from amor.models.amor import Amor
@@ -107,7 +104,11 @@ class CompiledBlocks:
     """The blocks of one decode step: a token per row."""
 
     def __init__(
-        self, programs: BlockPrograms, layout: Layout, parts: list[Part], sparse: bool = True
+        self,
+        programs: BlockPrograms,
+        layout: Layout,
+        parts: Sequence[StateEntries],
+        sparse: bool = True,
     ):
         """parts: keys and values of each block, with a free slot; sparse: query fired rows only."""
         self.programs, self.layout, self.parts, self.sparse = programs, layout, parts, sparse
@@ -182,52 +183,3 @@ class CompiledBlocks:
             )
             h.filled = h.filled or to == self.count
         self.written = max(self.written, to)
-
-
-class SpeculativeBlocks(CompiledBlocks):
-    """Compiled blocks that run ahead; without them the numbers of a step are the same.
-
-    Blocks of trained models fire together. After all rows fired at a block, and if the policy
-    expects more, the later blocks are run as if all rows fired there too, and one pass over the
-    head reads the columns of all of them. The gates then decide from these readings one after the
-    other. While all rows fire, the speculated residuals stand. At the first block where a row does
-    not fire they are dropped; keys of later blocks are written again to the same slots (a slot is a
-    position) and no query has attended to them in between, so the result is exact.
-    """
-
-    def __init__(self, blocks: CompiledBlocks, evidence: JointEvidence, policy: Policy):
-        super().__init__(blocks.programs, blocks.layout, blocks.parts, blocks.sparse)
-        self.evidence, self.policy = evidence, policy
-        self.ahead: dict[int, Residual] = {}  # after a block, if all rows fire up to it
-
-    def apply(self, index: int, h: Residual, x: Tensor, verdict: Verdict) -> Residual:
-        every = bool(verdict.fire.all())
-        after = self.ahead.pop(index, None)
-        if after is not None and not every:
-            self.ahead, self.written, after = {}, index + 1, None
-            self.evidence.drop_ahead(verdict.fire.tolist())
-        if after is None and every and self._should_run_ahead(index, len(h.h)):
-            after = self._run_ahead(index, h)
-        return super().apply(index, h, x, verdict) if after is None else after
-
-    def _should_run_ahead(self, index: int, rows: int) -> bool:
-        """Whether to run the blocks after `index`, where all rows fire, as if they fired too."""
-        if index + 1 == self.count:
-            return False
-        later = range(index + 1, self.count)
-        if all(self.evidence.follows(block) for block in later):  # then they will
-            return True
-        return self.evidence.reads_ahead(index + 1, rows) and self.policy.speculates()
-
-    def _run_ahead(self, index: int, h: Residual) -> Residual:
-        """Run blocks from `index` on as if all rows fired; read the head once for all of them."""
-        for block in range(index, self.count):
-            self._write(block + 1, h)
-            h = self.fire(block, h.h, self.input(block, h))
-            self.ahead[block] = h
-        if not all(self.evidence.follows(block) for block in range(index + 1, self.count)):
-            output = self.programs.norms.probe_output
-            columns = [self.count if output else k + 1 for k in self.ahead]
-            vectors = [self.input(c, r) for c, r in zip(columns, self.ahead.values(), strict=True)]
-            self.evidence.read_ahead(index + 1, torch.stack(vectors))
-        return self.ahead.pop(index)

@@ -13,7 +13,7 @@ import dataclasses
 import math
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -24,9 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from amor.errors import AmorError
-from amor.form import Part
 from amor.kv import KV
-from amor.layout import Layout
+from amor.layout import Layout, StepLayout
 from amor.ops import native
 from amor.ops.native import team
 from amor.ops.product import Matrix, spend_product
@@ -59,12 +58,9 @@ class VectorStruct(ctypes.Structure):
 
 
 class StateTensorStruct(ctypes.Structure):
-    """A recurrent tensor, or keys and values with their rotary tables, and strides in numbers."""
+    """Addresses of a StateTable, and rotary tables of keys."""
 
-    _fields_ = [
-        *((name, c_void_p) for name in ("p", "v", "cos", "sin")),
-        *((name, c_long) for name in ("row", "head", "capacity")),
-    ]
+    _fields_ = [(name, c_void_p) for name in ("before", "after", "cos", "sin", "capacity")]
 
 
 class CallStruct(ctypes.Structure):
@@ -72,9 +68,39 @@ class CallStruct(ctypes.Structure):
 
     _fields_ = [
         ("rows", c_long),
-        *((name, c_void_p) for name in ("scratch", "inputs", "state", "row", "position")),
-        *((name, c_void_p) for name in ("logits", "entropy", "counts")),
+        *((name, c_void_p) for name in ("scratch", "inputs", "state", "row", "position", "chains")),
+        ("chain_count", c_long),
+        *((name, c_void_p) for name in ("logits", "entropy", "counts", "widths")),
+        *((name, c_long) for name in ("input_count", "scratch_size", "speculate")),
     ]
+
+
+@dataclass(frozen=True)
+class StateTable:
+    """Where one entry of the State lies in memory, per row: rows need not be neighbours."""
+
+    before: Tensor  # [B] int64 addresses: the recurrent tensor that is read, or keys
+    after: Tensor  # [B] the recurrent tensor that is written (may be the same), or values
+    capacity: Tensor | None = None  # [B] tokens for which keys [heads, capacity, size] have memory
+
+    @staticmethod
+    def of(entry: Tensor | KV, rows: int) -> StateTable:
+        """The table of one entry of a State, whose rows are dense float32."""
+        index = torch.arange(rows)
+        if isinstance(entry, Tensor):
+            places = entry.data_ptr() + index * (4 * entry[0].numel())
+            return StateTable(places, places)
+        k, v = entry.buffer.k, entry.buffer.v
+        keys, values = (t.data_ptr() + index * (4 * t.stride(0)) for t in (k, v))
+        return StateTable(keys, values, torch.full((rows,), entry.buffer.capacity))
+
+
+class RowTables(list[dict[str, StateTable]]):
+    """The tables of all parts of the State, which do not change while this list is in use."""
+
+
+# the entries of one layer's or block's part of a State, as compiled code takes them
+StateEntries = Mapping[str, Tensor | KV | StateTable]
 
 
 class InstructionStruct(ctypes.Structure):
@@ -153,6 +179,7 @@ class Compiled:
             [v.width for v in program.inputs],
             program.scratch_size,
         )
+        self.widths = (c_long * len(program.inputs))(*self.input_widths)
         self.state_refs: list[StateRef] = []
         self.matrices: list[Matrix] = []
         self.keepalive: list[Any] = []  # memory that structs point to
@@ -162,8 +189,10 @@ class Compiled:
         structs = [self._struct(step) for step in program.instructions]
         self.keepalive += structs
         self.state = (StateTensorStruct * len(self.state_refs))()
-        # the object each struct of `state` was last filled from
+        # the object each struct of `state` was last filled from, and its table
         self.bound: list[Any] = [weakref.ref(self)] * len(self.state_refs)
+        self.tables: list[StateTable | None] = [None] * len(self.state_refs)
+        self.bound_parts: Sequence[StateEntries] | None = None  # tables that all of it is bound to
         self.lock = threading.Lock()
         self.instructions = (InstructionStruct * len(structs))(
             *(
@@ -229,21 +258,23 @@ class Compiled:
     def __call__(
         self,
         inputs: Sequence[Tensor],
-        parts: Sequence[Part] = (),
+        parts: Sequence[StateEntries] = (),
         layout: Layout | None = None,
         rows: Tensor | None = None,
         steps: tuple[int, int] | None = None,
         results: Sequence[Tensor] = (),
+        speculate: bool = False,
     ) -> None:
         """Run the program for one token per row.
 
         inputs: [rows, width] each, dense float32; some are outputs of the program.
         parts: of the State; recurrent tensors are overwritten, keys and values go into free slots.
-        layout: of the whole batch.
+        layout: of the whole batch; a `StepLayout` whose rows may be tokens of the same text.
         rows: [rows] indices into the batch; None: all of it.
         steps: (first, end) of the instructions to run; None: all.
         results: of a program that reads the head: logits [rows, V], entropies [rows] in nats, and
         int64 counts [2] of passes and vectors, which are added to.
+        speculate: run the blocks after one that fired ahead, as if they fired too.
         """
         count = inputs[0].shape[0]
         for t, width in zip(inputs, self.input_widths, strict=True):
@@ -256,11 +287,18 @@ class Compiled:
         keepalive: list[Any] = [scratch]
         with self.lock:  # another thread may step another session
             batch = 0 if layout is None else layout.start.shape[0]
-            for index, ref in enumerate(self.state_refs):
-                self._bind(index, ref, parts, layout, batch, keepalive)
+            if parts is not self.bound_parts:
+                for index, ref in enumerate(self.state_refs):
+                    self._bind(index, ref, parts, batch)
+                self.bound_parts = parts if isinstance(parts, RowTables) else None
+            keepalive += self.tables
+            self._turn(layout, keepalive)
             state = type(self.state).from_buffer_copy(self.state)
         pointers = (c_void_p * len(inputs))(*(t.data_ptr() for t in inputs))
-        row = position = None
+        row = position = chains = None
+        chain_count = 0
+        if isinstance(layout, StepLayout) and layout.chains is not None and rows is None:
+            chains, chain_count = layout.chains.data_ptr(), len(layout.chains) - 1
         if layout is not None:
             numbers = _all_rows(batch) if rows is None else rows.contiguous()
             positions = layout.start.contiguous() if rows is None else layout.start[rows]
@@ -268,7 +306,10 @@ class Compiled:
             row, position = numbers.data_ptr(), positions.data_ptr()
         call = CallStruct(
             *(count, scratch.data_ptr(), ctypes.addressof(pointers), ctypes.addressof(state)),
-            *(row, position, *(t.data_ptr() for t in results)),
+            *(row, position, chains, chain_count),
+            *(t.data_ptr() for t in results),
+            *(None for _ in range(3 - len(results))),
+            *(ctypes.addressof(self.widths), len(inputs), self.scratch_size, speculate),
         )
         first, last = steps or (0, len(self.instructions))
         if someone_counts():
@@ -285,71 +326,53 @@ class Compiled:
         self,
         index: int,
         ref: StateRef,
-        parts: Sequence[Part],
-        layout: Layout | None,
+        parts: Sequence[StateEntries],
         rows: int,
-        keepalive: list[Any],
     ) -> None:
-        """Point struct `index` at a tensor of the state; refuse one that the program cannot use.
+        """Point struct `index` at an entry of the state; refuse one that the program cannot use.
 
-        A session hands in the same tensors at every step, so a tensor that is bound already is not
+        A session hands in the same entries at every step, so one that is bound already is not
         checked again.
         """
-        assert layout is not None
-        tensor, struct = parts[ref.part].get(ref.name), self.state[index]
-        if ref.theta:
-            buffer = tensor.buffer if isinstance(tensor, KV) else None
-            if buffer is None or buffer is not self.bound[index]() or buffer.k.shape[0] != rows:
-                self.state[index] = self._keys(ref, tensor, rows)
-                self.bound[index] = weakref.ref(buffer)
-            # cosines and sines of each row's position: [rows, 1, size / 2], dense
-            turns = layout.rotary(ref.shape[1], ref.theta)
-            keepalive += turns
-            struct.cos, struct.sin = (t.data_ptr() for t in turns)
-        elif (
-            not isinstance(tensor, Tensor)
-            or tensor is not self.bound[index]()
-            or tensor.shape[0] != rows
-        ):
-            struct.p, self.bound[index] = self._recurrent(ref, tensor, rows), weakref.ref(tensor)
+        entry, struct, table = parts[ref.part].get(ref.name), self.state[index], self.tables[index]
+        owner = entry.buffer if isinstance(entry, KV) else entry
+        if table is None or owner is not self.bound[index]() or len(table.before) != rows:
+            table = entry if isinstance(entry, StateTable) else self._table(ref, entry, rows)
+            self.bound[index], self.tables[index] = weakref.ref(owner), table
+            struct.before, struct.after = table.before.data_ptr(), table.after.data_ptr()
+            struct.capacity = None if table.capacity is None else table.capacity.data_ptr()
 
-    def _recurrent(self, ref: StateRef, tensor: object, rows: int) -> int:
-        want = (rows, *ref.shape)
-        if not isinstance(tensor, Tensor) or tensor.shape != want:
-            shape = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+    def _turn(self, layout: Layout | None, keepalive: list[Any]) -> None:
+        """Point structs of keys at cosines and sines of each row's position."""
+        for index, ref in enumerate(self.state_refs):
+            if ref.theta and layout is not None:
+                turns = layout.rotary(ref.shape[1], ref.theta)
+                keepalive += turns
+                self.state[index].cos, self.state[index].sin = (t.data_ptr() for t in turns)
+
+    def _table(self, ref: StateRef, entry: Tensor | KV | None, rows: int) -> StateTable:
+        """The table of an entry of a State of `rows` rows."""
+        tensors = (entry.buffer.k, entry.buffer.v) if isinstance(entry, KV) else (entry,)
+        shape = [list(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in tensors]
+        want = [rows, *ref.shape]
+        if ref.theta:
+            want.insert(2, entry.buffer.capacity if isinstance(entry, KV) else -1)
+        if (
+            entry is None
+            or isinstance(entry, KV) != bool(ref.theta)
+            or any(each != want for each in shape)
+        ):
             raise AmorError(
-                f"state {ref.name!r} has shape {shape}, this step needs {list(want)}; "
+                f"state {ref.name!r} has shape {shape[0]}, this step needs {want}; "
                 "is it of another model?"
             )
-        if (
-            tensor.dtype != torch.float32
-            or not tensor.is_contiguous()
-            or tensor.device.type != "cpu"
-        ):
-            raise AmorError(
-                f"state {ref.name!r} is {tensor.dtype} on {tensor.device}; "
-                "compiled steps need dense float32 on cpu"
-            )
-        return tensor.data_ptr()
-
-    def _keys(self, ref: StateRef, kv: object, rows: int) -> StateTensorStruct:
-        heads, size = ref.shape
-        shape = list(kv.buffer.k.shape) if isinstance(kv, KV) else type(kv).__name__
-        if not isinstance(kv, KV) or shape[:2] != [rows, heads] or shape[3] != size:
-            raise AmorError(
-                f"keys have shape {shape}, this step needs {[rows, heads, '...', size]}; "
-                "of another model?"
-            )
-        k, v = kv.buffer.k, kv.buffer.v
-        dense = k.stride() == v.stride() and k.stride()[2:] == (size, 1) and k.shape == v.shape
-        if not dense or not k.dtype == v.dtype == torch.float32 or k.device.type != "cpu":
-            raise AmorError(
-                "a compiled step needs keys and values in float32 on cpu, a head's in one piece; "
-                "State.reserve makes them so"
-            )
-        return StateTensorStruct(
-            k.data_ptr(), v.data_ptr(), None, None, *k.stride()[:2], kv.buffer.capacity
-        )
+        for t in (entry.buffer.k, entry.buffer.v) if isinstance(entry, KV) else (entry,):
+            if not t.is_contiguous() or t.dtype != torch.float32 or t.device.type != "cpu":
+                raise AmorError(
+                    f"state {ref.name!r} is {t.dtype} on {t.device}; compiled steps need dense "
+                    "float32 on cpu, which State.reserve gives keys and values"
+                )
+        return StateTable.of(entry, rows)
 
     def spend(
         self,

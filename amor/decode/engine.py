@@ -12,27 +12,29 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from amor.decode.blocks import CompiledBlocks, Residual, SpeculativeBlocks
+from amor.decode.blocks import CompiledBlocks, Residual
+from amor.decode.compile import RowTables, StateEntries
 from amor.decode.evidence import JointEvidence
 from amor.decode.fingerprint import ModelFingerprint
 from amor.decode.head import Head, HeadPasses
 from amor.decode.policy import Fixed, Follow, Policy
 from amor.decode.record import StepProgram
+from amor.decode.rows import RowForm, RowMemory
 from amor.decode.savings import Savings
 from amor.decode.scores import Scorers
+from amor.decode.session import Prefill, Session
 from amor.decode.step import CompiledModel, why_not_compilable
 from amor.decode.step_output import DecodeStats, StepOutput
 from amor.errors import AmorError
+from amor.form import Part, spec_of
 from amor.gates.base import Gate, Verdict
-from amor.layout import Layout, check_token_ids
+from amor.layout import Layout
 from amor.models.amor import Amor, Output
 from amor.models.block import TorchBlocks
 from amor.models.evidence import HeadEvidence
@@ -84,6 +86,7 @@ class Engine:
         self.scorers = Scorers()
         # version keys of the gates, the step behind them as one program (or None), and why not
         self._recorded: tuple[tuple[object, ...], StepProgram | None, str] | None = None
+        self._form: RowForm | None = None  # of rows with memory of their own
         self.repack()
 
     def behind(self, gates: Sequence[Gate], policy: Policy | None = None) -> Engine:
@@ -116,7 +119,7 @@ class Engine:
                 f"weights {self.weights!r} cannot serve the whole model: {self.compiled.path}; "
                 "use weights='float32'"
             )
-        self._why, self._recorded = why, None
+        self._why, self._recorded, self._form = why, None, None
         self.head = Head(self.model.head_weight, self.weights)
         self.head.passes = self.passes
         self.fingerprint = ModelFingerprint(self.model)
@@ -163,26 +166,37 @@ class Engine:
         chunk: tokens per call; room: free slots for tokens to be generated; memory: tokens that a
         rollback may take back.
         """
+        if chunk < 1:
+            raise AmorError(f"chunk is {chunk}; at least 1 token is read at a time")
+        reading = self.begin(prompts, room, memory)
+        while not reading.done:
+            reading.read(chunk)
+        return reading.finish()
+
+    def begin(self, prompts: Sequence[Sequence[int]], room: int = 0, memory: int = 0) -> Prefill:
+        """Prompts to be read chunk by chunk by whoever calls; arguments as of `prefill`."""
         if not prompts or not all(len(p) for p in prompts):
             raise AmorError(
                 "an empty prompt has no last token to go on from; begin it with the tokenizer's "
                 "end-of-text token"
             )
-        if chunk < 1:
-            raise AmorError(f"chunk is {chunk}; at least 1 token is read at a time")
         self._recompile_if_changed(full=True)
-        began = time.perf_counter()
-        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-        live = _Prefill(self, [list(prompts[i]) for i in order])
-        for start in range(0, len(prompts[order[0]]), chunk):
-            live.read(start, chunk)
-        back = [order.index(i) for i in range(len(prompts))]
-        session = live.finish().select(back) if len(prompts) > 1 else live.finish()
-        self.stats.prompt_tokens += sum(len(p) for p in prompts)
-        longest = max(len(p) for p in prompts)
-        session.state = session.state.reserve(longest + room).keep_history(memory)
-        self.stats.prompt_seconds += time.perf_counter() - began
-        return session
+        return Prefill(self, prompts, room, memory)
+
+    @property
+    def own_memory(self) -> bool:
+        """Whether steps are compiled as a whole, so that every row has memory of its own."""
+        return self.compiled is not None and self.compiled.whole
+
+    def own_rows(self, state: State, room: int = 0) -> State | RowMemory:
+        """Copies of the rows of a State, each with memory of its own; or the State, where a step is
+        not compiled as a whole."""
+        if not self.own_memory or state.steps:
+            return state
+        if self._form is None:
+            self._form = RowForm.of(spec_of(self.model.start(1).parts))
+        self.model.check_state(state)
+        return RowMemory.of(self._form, state, room, state.memory)
 
     def _recompile_if_changed(self, full: bool = False) -> None:
         changed = self.fingerprint.changed(full)
@@ -194,7 +208,8 @@ class Engine:
         """A session from a copy of a State; it has no prediction of the next token yet."""
         self._recompile_if_changed(full=True)
         self.model.check_state(state)
-        return Session(self, state.fork(), None)
+        memory = self.own_rows(state)
+        return Session(self, state.fork() if memory is state else memory, None)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: State) -> tuple[State, StepOutput]:
@@ -203,63 +218,107 @@ class Engine:
         self.model.check_state(state)
         before = self.passes.passes
         if self.compiled is None:
-            after, output = self._forward(tokens[:, None], state, "true_sparse")
+            after, output = self.forward(tokens[:, None], state, "true_sparse")
         else:
-            after, output = self._compiled_step(self.compiled, tokens, state)
-        self._count(self.passes.passes - before, state, output)
+            after, output = self._step_state(self.compiled, tokens, state)
+        self._count(self.passes.passes - before, state.position, output)
         return after, output
 
-    def _compiled_step(
+    @torch.no_grad()
+    def advance(
+        self, tokens: Tensor, memory: State | RowMemory
+    ) -> tuple[State | RowMemory, StepOutput]:
+        """Read one token per row of a session, [B]; its memory is overwritten."""
+        if isinstance(memory, State):
+            return self.step(tokens, memory)
+        self._recompile_if_changed()
+        if self.compiled is None or not self.compiled.whole:  # hooked since, or wrapped
+            return self.step(tokens, memory.state())
+        before = self.passes.passes
+        if memory.memory:
+            tables, layout = memory.step_ahead([1] * len(memory))
+        else:
+            tables, layout = memory.step_in_place()
+        output = self._compiled_step(self.compiled, tokens, tables, layout)
+        if memory.memory:
+            memory.accept([1] * len(memory))
+        self._count(self.passes.passes - before, layout.start, output)
+        return memory, output
+
+    @torch.no_grad()
+    def step_ahead(
+        self, tokens: Tensor, lengths: Sequence[int], memory: State | RowMemory
+    ) -> StepOutput:
+        """Read several tokens per row, [sum of lengths]; `Session.accept` keeps some of them."""
+        self._recompile_if_changed()
+        if isinstance(memory, State) or self.compiled is None or not self.compiled.whole:
+            raise AmorError(f"drafts need steps that are compiled as a whole: {self.path}")
+        before = self.passes.passes
+        output = self._compiled_step(self.compiled, tokens, *memory.step_ahead(lengths))
+        self.stats.head_passes += self.passes.passes - before
+        return output
+
+    def count_accepted(
+        self, output: StepOutput, kept: Tensor, memory: RowMemory, counts: Sequence[int]
+    ) -> None:
+        """Count the tokens of a step ahead that were kept; kept: their lines of the output."""
+        self.stats.drafted += len(output.fire) - len(counts)
+        self.stats.accepted += len(kept) - len(counts)
+        positions = [row.position - n + t for row, n in zip(memory.rows, counts) for t in range(n)]
+        self._count(0, torch.tensor(positions), output.map(lambda t: t[kept]))
+
+    def _step_state(
         self, compiled: CompiledModel, tokens: Tensor, state: State
     ) -> tuple[State, StepOutput]:
+        """A compiled step of a State, as far as its layers and blocks are compiled."""
         layout = state.layout(1, None, None)
+        parts = compiled.writable(state, layout)
+        overwritten = compiled.overwrites and not state.memory
+        if compiled.blocks is None:
+            h, _ = compiled.through_layers(tokens, parts, layout)
+            mixed = state.read_on([cast(Part, part) for part in parts])
+            return self.forward(tokens[:, None], mixed, "true_sparse", residual=h[:, None])
+        output = self._compiled_step(compiled, tokens, parts, layout)
+        after = [cast(Part, part) for part in parts]
+        return state.advance(layout, after, tokens[:, None], overwritten), output
+
+    def _compiled_step(
+        self,
+        compiled: CompiledModel,
+        tokens: Tensor,
+        parts: list[StateEntries] | RowTables,
+        layout: Layout,
+    ) -> StepOutput:
+        """Layers, blocks and head, in one native call where the gates allow it."""
         program = self._step_program(compiled)
         if program is not None:
-            return self._native_step(compiled, program, tokens, state, layout)
-        h, parts, columns = compiled.through_layers(tokens, state, layout)
-        if compiled.blocks is None:
-            mixed = state.read_on([*parts, *state.parts[len(parts) :]])
-            return self._forward(tokens[:, None], mixed, "true_sparse", residual=h[:, None])
-        keys = compiled.writable(state, layout, range(len(parts), len(state.parts)))
-        programs = compiled.blocks
+            h, ahead = self.model.embed(tokens).contiguous(), self.policy.speculates()
+            output = program(h, parts, layout, ahead)
+            self.policy.observe(output.fire.T.tolist())
+            return output
+        h, columns = compiled.through_layers(tokens, parts, layout)
+        keys, programs = parts[len(self.model.backbone.layers) :], compiled.blocks
+        assert programs is not None
         blocks = CompiledBlocks(programs, layout, keys, self.savings.sparse)
-        evidence = self._joint(blocks, state.position, programs.norms.probe_output, self.scorers)
+        evidence = self._joint(blocks, layout.start, programs.norms.probe_output, self.scorers)
         if columns is None:
             residual = Residual(h, torch.empty(len(keys) + 1, *h.shape))
         else:
             residual = Residual(h, columns, filled=True)
-        speculative = SpeculativeBlocks(blocks, evidence, self.policy)
-        hidden, verdicts = gated_pass(residual, speculative, self.gates, evidence)
+        hidden, verdicts = gated_pass(residual, blocks, self.gates, evidence)
         fire, score = _stacked(verdicts, len(hidden), hidden.device)
-        self.policy.observe(fire.T.tolist())
-        overwritten = compiled.overwrites and not state.memory
-        after = state.advance(layout, [*parts, *keys], tokens[:, None], overwritten)
         logits, entropy = evidence.output(hidden, verdicts[-1] if verdicts else None)
-        return after, StepOutput(fire, score, logits, entropy)
+        return StepOutput(fire, score, logits, entropy)
 
     def _step_program(self, compiled: CompiledModel) -> StepProgram | None:
         """The whole step as one program; None where the pass runs in Python."""
         savings, gates = self.savings, self.gates
-        if not (compiled.whole and savings.joint and savings.sparse) or self.policy.speculates():
+        if not (compiled.whole and savings.joint and savings.sparse):
             return None
         key = tuple((id(gate), gate.version_key()) for gate in gates)
         if self._recorded is None or self._recorded[0] != key:
             self._recorded = key, *compiled.record(gates, self.head)
         return self._recorded[1]
-
-    def _native_step(
-        self,
-        compiled: CompiledModel,
-        program: StepProgram,
-        tokens: Tensor,
-        state: State,
-        layout: Layout,
-    ) -> tuple[State, StepOutput]:
-        parts = compiled.writable(state, layout, range(len(state.parts)))
-        output = program(self.model.embed(tokens).contiguous(), parts, layout)
-        self.policy.observe(output.fire.T.tolist())
-        overwritten = compiled.overwrites and not state.memory
-        return state.advance(layout, parts, tokens[:, None], overwritten), output
 
     def _joint(
         self, blocks: Any, positions: Tensor, output: bool, scorers: Scorers | None = None
@@ -268,22 +327,23 @@ class Engine:
             *(blocks, self.head, self.gates, positions, output, self.savings.joint, scorers)
         )
 
-    def _count(self, passes: int, state: State, output: StepOutput) -> None:
+    def _count(self, passes: int, positions: Tensor, output: StepOutput) -> None:
+        """Count a step; positions: [n] of its tokens."""
         stats = self.stats
         stats.steps += 1
-        stats.tokens += state.rows
+        stats.tokens += len(positions)
         stats.head_passes += passes
         if not stats.blocks:
             return
         fires = output.fire.tolist()
         by_block = zip(*fires, strict=True)
         stats.fired = [n + sum(block) for n, block in zip(stats.fired, by_block, strict=True)]
-        for fired, position in zip(fires, state.position.tolist(), strict=True):
+        for fired, position in zip(fires, positions.tolist(), strict=True):
             attended = sum(fired) * (position + 1)
             stats.keys_attended += attended
             stats.keys_skipped += stats.blocks * (position + 1) - attended
 
-    def _forward(
+    def forward(
         self,
         tokens: Tensor,
         state: State,
@@ -335,99 +395,6 @@ class Engine:
         self.passes.add(len(x))
         read = head_op.read if self.savings.streamed else all_logits.read
         return read(x, weight, *args, **options)
-
-
-class Session:
-    """Rows being generated."""
-
-    def __init__(self, engine: Engine, state: State, output: StepOutput | None):
-        self.engine, self.state, self._next = engine, state, output
-
-    @property
-    def next(self) -> StepOutput:
-        """The prediction of each row's next token."""
-        if self._next is None:
-            raise AmorError("there is no prediction of the next token here: call step() first")
-        return self._next
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return self.state.rows
-
-    def step(self, tokens: Tensor | Sequence[int]) -> StepOutput:
-        """Read one token per row."""
-        tokens = torch.as_tensor(tokens, device=self.state.position.device)
-        if tokens.shape != (self.rows,):
-            raise AmorError(
-                f"step takes one token per row: {self.rows} rows, tokens of shape "
-                f"{list(tokens.shape)}"
-            )
-        check_token_ids(tokens[:, None], self.engine.model.config.vocab)
-        self.state, self._next = self.engine.step(tokens, self.state)
-        return self._next
-
-    def fork(self) -> Session:
-        """An independent copy."""
-        return Session(self.engine, self.state.fork(), self._next)
-
-    def select(self, rows: Sequence[int]) -> Session:
-        """The session of some rows."""
-        index = torch.as_tensor(rows, device=self.state.position.device)
-        output = None if self._next is None else self._next.map(lambda t: t[index])
-        state = replace(self.state.select(rows), memory=self.state.memory)
-        return Session(self.engine, state, output)
-
-    def join(self, *others: Session) -> Session:
-        """This session's rows, then the others'."""
-        every = (self, *others)
-        state = replace(State.join([s.state for s in every]), memory=self.state.memory)
-        if any(s._next is None for s in every):
-            return Session(self.engine, state, None)
-        return Session(self.engine, state, StepOutput.join([s.next for s in every]))
-
-    def rollback(self, count: int | Tensor) -> None:
-        """Take back the last tokens of every row, at most the `memory` of prefill.
-
-        There is no prediction of the next token then.
-        """
-        self.state, self._next = self.state.rollback(count, self.engine.model.replay), None
-
-
-class _Prefill:
-    """Prompts being read, the longest first: a row leaves when its prompt ends."""
-
-    def __init__(self, engine: Engine, prompts: list[list[int]]):
-        self.engine, self.prompts = engine, prompts
-        self.session = Session(engine, engine.model.start(len(prompts)), None)
-        self.done: list[Session] = []
-
-    def read(self, start: int, chunk: int) -> None:
-        engine, device = self.engine, self.session.state.position.device
-        parts = [p[start : start + chunk] for p in self.prompts]
-        lengths = torch.tensor([len(p) for p in parts], device=device)
-        columns = len(parts[0])
-        tokens = torch.tensor([p + [0] * (columns - len(p)) for p in parts], device=device)
-        valid = (
-            None
-            if int(lengths.min()) == columns
-            else torch.arange(columns, device=device) < lengths[:, None]
-        )
-        before = engine.passes.rows
-        after, output = engine._forward(tokens, self.session.state, "auto", valid)
-        engine.stats.prompt_head_rows += engine.passes.rows - before
-        self.session = Session(engine, after, output)
-        self._leave(start + chunk)
-
-    def _leave(self, read: int) -> None:
-        going = [i for i, p in enumerate(self.prompts) if len(p) > read]
-        if going and len(going) < len(self.prompts):
-            self.done.insert(0, self.session.select(range(len(going), len(self.prompts))))
-            self.session = self.session.select(going)
-            self.prompts = self.prompts[: len(going)]
-
-    def finish(self) -> Session:
-        return self.session.join(*self.done) if self.done else self.session
 
 
 def _last(out: Output, valid: Tensor | None) -> tuple[Tensor, list[Verdict]]:

@@ -104,29 +104,6 @@ class JointEvidence:
             fires = before.fire.flatten().tolist()
             self.versions = [v + bool(fire) for v, fire in zip(self.versions, fires, strict=True)]
 
-    def reads_ahead(self, first: int, rows: int) -> bool:
-        """Whether one pass serves all columns from `first` on, of so many rows."""
-        columns = list(range(first, self.last + 1))
-        every = self.read_columns[-len(columns) :] == columns
-        return self.joint and every and len(columns) * rows <= self.most
-
-    def read_ahead(self, first: int, vectors: Tensor) -> None:
-        """Read columns from `first` on in one pass, each as it is if all blocks before it fire.
-
-        vectors: [columns, R, D].
-        """
-        columns = list(range(first, self.last + 1))
-        self._read(columns, list(range(self.rows)), vectors, firing=True)
-
-    def drop_ahead(self, fires: Sequence[bool]) -> None:
-        """Drop readings made ahead of a block where some row does not fire.
-
-        Of a row that fires, the reading after this block stands.
-        """
-        newest = [v + bool(fire) for v, fire in zip(self.versions, fires, strict=True)]
-        for key in [key for key in self.readings if key[2] > newest[key[1]]]:
-            del self.readings[key]
-
     def output(self, hidden: Tensor, last: Verdict | None) -> tuple[Tensor, Tensor | None]:
         """Logits [R, V] of the output vectors [R, D], and their entropies in nats [R] if read.
 
@@ -169,13 +146,8 @@ class JointEvidence:
             self._read(columns, missing, self.blocks.columns(h, vectors, some))
         return [self.readings[key] for key in self._keys(column)]
 
-    def _read(
-        self, columns: list[int], rows: list[int], vectors: Tensor, firing: bool = False
-    ) -> None:
-        """One pass over the head for some columns of some rows; vectors [columns, rows, D].
-
-        firing: the residual of each column is one firing newer than that of the column before.
-        """
+    def _read(self, columns: list[int], rows: list[int], vectors: Tensor) -> None:
+        """One pass over the head for some columns of some rows; vectors [columns, rows, D]."""
         count = vectors.shape[0] * len(rows)
         # any of the vectors may turn out to be the output's, or only those of the last column
         every = self.probe_output or bool(self.names & FROM_LOGITS)
@@ -190,8 +162,7 @@ class JointEvidence:
                 n = i * len(rows) + j
                 at = n - (count - kept)
                 key = self.last if self.probe_output and self.joint else column
-                version = self.versions[row] + (i + 1 if firing else 0)
-                self.readings[key, row, version] = RowStats(
+                self.readings[key, row, self.versions[row]] = RowStats(
                     {name: value[n] for name, value in numbers.items()},
                     entropy[n],
                     stats.logits if at >= 0 else None,

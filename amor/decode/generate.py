@@ -1,6 +1,7 @@
 """Text generation: prompts in, tokens out as they are generated, with continuous batching.
 
-A row leaves when its text ends, and the next prompt takes its place.
+A row leaves when its text ends, and the next prompt takes its place. Prompts are read in chunks
+between the steps of the rows that are being generated, so a long one does not hold them up.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
 
 from amor import typed
 from amor.data.tokenizer import check_text, find_end_of_text, special_tokens
-from amor.decode.engine import Engine, Session
+from amor.decode.draft import NgramDraft, PassCost
+from amor.decode.engine import CHUNK, Engine
 from amor.decode.sample import Sampler, Sampling
+from amor.decode.session import Prefill, Session
+from amor.decode.step_output import StepOutput
 from amor.decode.text import Detokenizer, Stopper
 from amor.errors import AmorError
 from amor.models.amor import Amor
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
 LONGEST = 1 << 20  # largest max_tokens
 ROOM = 1024  # slots of keys and values reserved at first; they grow with the text
+Draft = Literal["none", "ngram"]
 ROWS = 8  # texts generated at a time: as many as one pass over the weights serves
 
 
@@ -85,6 +90,9 @@ class _Row:
     detokenizer: Detokenizer
     stopper: Stopper
     left: int
+    draft: NgramDraft | None
+    chosen: int | None = None  # drawn where it differed from a draft, and not shown yet
+    end: str = ""
 
 
 class Generator:
@@ -102,6 +110,7 @@ class Generator:
         *,
         stop_ids: Sequence[int] = (),
         add_bos: bool | None = None,
+        draft: Draft = "none",
     ):
         """The arguments are those of `generate_batch`; `prefill` replaces the engine's own."""
         if tokenizer is None:  # as amor.load returns it for a folder without one
@@ -116,7 +125,12 @@ class Generator:
             )
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self.max_tokens, self.stop, self.most = max_tokens, list(stop), rows
-        self.prefill = prefill or partial(engine.prefill, room=min(max_tokens, ROOM))
+        self.prefill, self.drafts, self.cost = prefill, draft == "ngram", PassCost()
+        if self.drafts and not engine.own_memory:
+            raise AmorError(
+                f"drafts are checked by compiled steps, but this engine decodes by {engine.path}; "
+                "leave drafts out"
+            )
         self.prefix, self.stop_ids = prefix_ids(tokenizer, add_bos), set(stop_ids)
         vocab = engine.model.config.vocab
         if any(not 0 <= token < vocab for token in self.stop_ids):
@@ -130,13 +144,15 @@ class Generator:
         self.rows: list[_Row] = []
         self.session: Session | None = None
         self.sampler: Sampler | None = None
+        self.reading: tuple[Prefill, list[_Row], Sampler] | None = None  # prompts being read
 
     def run(self, prompts: Sequence[str | list[int]]) -> Iterator[GeneratedToken]:
         """The tokens of all prompts as they are generated, those of several rows interleaved."""
         waiting = deque(enumerate(prompts))
-        while waiting or self.rows:
+        while waiting or self.rows or self.reading:
             self._admit(waiting)
-            yield from self._step()
+            if self.rows:
+                yield from self._step()
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         """The ids of a prompt: those of a text with the BOS in front, or ids as they are given.
@@ -160,16 +176,35 @@ class Generator:
         return ids
 
     def _admit(self, waiting: deque[tuple[int, str | list[int]]]) -> None:
+        """Read one chunk of the prompts that are next; when they end, their rows join."""
         free = min(self.most - len(self.rows), len(waiting))
-        if not free:
-            return
-        names, texts = zip(*(waiting.popleft() for _ in range(free)), strict=True)
-        ids = [self.encode(text) for text in texts]
-        session = self.prefill(ids)
-        sampler = Sampler(self.sampling, names, ids, self.engine.model.config.vocab)
-        for name, prompt in zip(names, ids, strict=True):
-            detokenizer = Detokenizer(self.tokenizer, prompt)
-            self.rows.append(_Row(name, detokenizer, Stopper(self.stop), self.max_tokens))
+        if free and not self.reading:
+            names, texts = zip(*(waiting.popleft() for _ in range(free)), strict=True)
+            ids = [self.encode(text) for text in texts]
+            sampler = self.new_sampler(names, ids)
+            rows = [self._row(name, prompt) for name, prompt in zip(names, ids, strict=True)]
+            if self.prefill is not None:
+                return self._join(self.prefill(ids), rows, sampler)
+            begun = self.engine.begin(ids, room=min(self.max_tokens, ROOM))
+            self.reading = begun, rows, sampler
+        if self.reading:
+            prefill, rows, sampler = self.reading
+            prefill.read(CHUNK)
+            if prefill.done:
+                self.reading = None
+                self._join(prefill.finish(), rows, sampler)
+
+    def new_sampler(self, names: Sequence[int], prompts: Sequence[Sequence[int]]) -> Sampler:
+        """What chooses the tokens of some rows."""
+        return Sampler(self.sampling, names, prompts, self.engine.model.config.vocab)
+
+    def _row(self, name: int, prompt: list[int]) -> _Row:
+        draft = NgramDraft(prompt) if self.drafts else None
+        detokenizer = Detokenizer(self.tokenizer, prompt)
+        return _Row(name, detokenizer, Stopper(self.stop), self.max_tokens, draft)
+
+    def _join(self, session: Session, rows: list[_Row], sampler: Sampler) -> None:
+        self.rows += rows
         if self.session is None or self.sampler is None:
             self.session, self.sampler = session, sampler
         else:
@@ -177,27 +212,89 @@ class Generator:
             self.sampler.join(sampler)
 
     def _step(self) -> Iterator[GeneratedToken]:
-        """One token for every row; rows that end leave before the others are read on."""
-        assert self.session is not None and self.sampler is not None
+        """At least one token for every row; rows that end leave before the others are read on."""
+        assert self.session is not None
         output = self.session.next
-        chosen = self.sampler.choose(output.logits)
-        tokens, entropy, fire = chosen.tolist(), output.entropy.tolist(), output.fire.tolist()
-        going = []
+        self._draw(output)
+        entropy, fire = output.entropy.tolist(), output.fire.tolist()
         for index, row in enumerate(self.rows):
-            text, end = self._text_of(row, tokens[index])
-            yield GeneratedToken(
-                row.name, tokens[index], text, entropy[index], tuple(fire[index]), end
-            )
-            if not end:
-                going.append(index)
-        self.rows = [self.rows[i] for i in going]
+            assert row.chosen is not None
+            yield self._show(row, row.chosen, entropy[index], fire[index])
+        self._drop_ended()
+        if not self.rows:
+            return
+        tokens = [row.chosen or 0 for row in self.rows]
+        for row in self.rows:
+            row.chosen = None
+        cost = self.cost.per_token(len(self.rows))
+        drafts = [[] if row.draft is None else row.draft.propose(cost) for row in self.rows]
+        began, drafted = perf_counter(), sum(map(len, drafts))
+        if drafted:
+            passed = [[token, *draft] for token, draft in zip(tokens, drafts, strict=True)]
+            output = self.session.step_ahead(passed)
+        else:
+            self.session.step(tokens)
+        self.cost.observe(len(tokens), len(tokens) + drafted, perf_counter() - began)
+        if drafted:
+            yield from self._check(drafts, output)
+            self._drop_ended()
+
+    def _draw(self, output: StepOutput) -> None:
+        """Choose the next token of every row that has not drawn one in place of a draft."""
+        assert self.sampler is not None
+        rows = [index for index, row in enumerate(self.rows) if row.chosen is None]
+        logits = output.logits if len(rows) == len(self.rows) else output.logits[rows]
+        if rows:
+            for index, token in zip(rows, self.sampler.choose(logits, rows).tolist(), strict=True):
+                self.rows[index].chosen = token
+
+    def _check(self, drafts: list[list[int]], output: StepOutput) -> Iterator[GeneratedToken]:
+        """Keep the draft tokens that are also chosen from the model's distribution.
+
+        output: of the pass that read each row's next token and its draft, row after row.
+        """
+        assert self.session is not None and self.sampler is not None
+        entropy, fire = output.entropy.tolist(), output.fire.tolist()
+        starts = [sum(len(d) + 1 for d in drafts[:index]) for index in range(len(drafts))]
+        kept = [1] * len(drafts)  # tokens of the pass, per row
+        open_rows = [index for index, draft in enumerate(drafts) if draft]
+        while open_rows:
+            lines = [starts[index] + kept[index] - 1 for index in open_rows]
+            drawn = self.sampler.choose(output.logits[lines], open_rows).tolist()
+            agreed = []
+            for index, line, token in zip(open_rows, lines, drawn, strict=True):
+                row = self.rows[index]
+                if token != drafts[index][kept[index] - 1]:
+                    row.chosen = token
+                    continue
+                yield self._show(row, token, entropy[line], fire[line])
+                kept[index] += 1
+                if not row.end and kept[index] <= len(drafts[index]):
+                    agreed.append(index)
+            open_rows = agreed
+        for row, draft, count in zip(self.rows, drafts, kept, strict=True):
+            if row.draft is not None and draft:
+                row.draft.observe(len(draft), count - 1)
+        self.session.accept(kept)
+
+    def _show(self, row: _Row, token: int, entropy: float, fire: list[bool]) -> GeneratedToken:
+        """Add a token to the text of a row."""
+        text, row.end = self._text_of(row, token)
+        if row.draft is not None:
+            row.draft.append(token)
+        return GeneratedToken(row.name, token, text, entropy, tuple(fire), row.end)
+
+    def _drop_ended(self) -> None:
+        """Rows whose text has ended leave."""
+        going = [index for index, row in enumerate(self.rows) if not row.end]
+        if len(going) == len(self.rows):
+            return
+        self.rows = [self.rows[index] for index in going]
         if not going:
             self.session = self.sampler = None
-            return
-        if len(going) < len(tokens):
+        elif self.session is not None and self.sampler is not None:
             self.session = self.session.select(going)
             self.sampler.select(going)
-        self.session.step(chosen[going])
 
     def _text_of(self, row: _Row, token: int) -> tuple[str, str]:
         row.left -= 1
@@ -221,6 +318,7 @@ def generate(
     stop: Sequence[str] = (),
     stop_ids: Sequence[int] = (),
     add_bos: bool | None = None,
+    draft: Draft = "none",
     **sampling: float | int,
 ) -> Generation:
     """The text that a model generates after one prompt.
@@ -236,6 +334,8 @@ def generate(
         add_bos: None puts the tokens in front of a text that the tokenizer's post-processor adds,
             as transformers does; False puts none, True the BOS token
             (`amor.vocabulary.prefix_ids`).
+        draft: "ngram" reads what followed earlier in the text ahead of the choice, several tokens
+            in one pass: faster where a text repeats itself or its prompt, the same text anyway.
         sampling: the fields of `amor.Sampling`, by name: temperature=0.8 (0: greedy), top_k=0
             (all), top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0.
     """
@@ -247,6 +347,7 @@ def generate(
         stop=stop,
         stop_ids=stop_ids,
         add_bos=add_bos,
+        draft=draft,
         rows=1,
         **sampling,
     )[0]
@@ -261,6 +362,7 @@ def generate_batch(
     stop: Sequence[str] = (),
     stop_ids: Sequence[int] = (),
     add_bos: bool | None = None,
+    draft: Draft = "none",
     rows: int = ROWS,
     **sampling: float | int,
 ) -> list[Generation]:
@@ -276,7 +378,10 @@ def generate_batch(
     engine = model if isinstance(model, Engine) else Engine(model)
     options = typed.convert(Sampling, sampling, "sampling")
     generator = Generator(
-        engine, tokenizer, options, max_tokens, stop, rows, stop_ids=stop_ids, add_bos=add_bos
+        *(engine, tokenizer, options, max_tokens, stop, rows),
+        stop_ids=stop_ids,
+        add_bos=add_bos,
+        draft=draft,
     )
     texts = [Generation(prompt, generator.encode(prompt)) for prompt in prompts]
     for piece in generator.run([text.prompt_tokens for text in texts]):

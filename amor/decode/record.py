@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from amor.decode.compile import Compiled, Pack
+from amor.decode.compile import Compiled, Pack, StateEntries
 from amor.decode.head import Head
 from amor.decode.scores import record_score, states_program
 from amor.decode.step_output import StepOutput
-from amor.form import Part
 from amor.gates.base import Adaptive, Evidence, Gate
 from amor.layout import Layout
 from amor.models.amor import Amor
@@ -115,8 +114,11 @@ class StepProgram:
     """One native call per decode step, for any number of rows."""
 
     compiled: Compiled
-    gates: Sequence[Gate]
+    gates: Sequence[Gate]  # as they were when it was recorded: `Gate.version_key`
     head: Head
+    leaders: list[int]  # of each block, the block whose gate decides for it
+    # [4, K + 1] scores, thresholds, given decisions (NaN: none) and fires before a step
+    numbers: Tensor
 
     @classmethod
     def of(cls, model: Amor, gates: Sequence[Gate], head: Head, pack: Pack) -> StepProgram:
@@ -131,39 +133,45 @@ class StepProgram:
         gated_pass(h, recorded, gates, recorded)
         weight = recorded.head.weight
         compiled = Compiled(p, lambda w: head.matrix if w is weight else pack(w))
-        return cls(compiled, gates, head)
+        numbers = torch.zeros(4, count + 1)
+        numbers[2] = torch.nan
+        for index, gate in enumerate(gates):
+            if isinstance(gate, Adaptive) and not gate.by_position:
+                numbers[1, index] = gate.threshold_value()
+        leaders: list[int] = []
+        for index, gate in enumerate(gates):
+            leaders.append(leaders[-1] if gate.decider is not gate and index else index)
+        return cls(compiled, gates, head, leaders, numbers)
 
-    def __call__(self, h: Tensor, parts: Sequence[Part], layout: Layout) -> StepOutput:
-        """h: [R, D] embeddings, overwritten; parts: of the State, with free slots for keys."""
+    def __call__(
+        self, h: Tensor, parts: Sequence[StateEntries], layout: Layout, speculate: bool = False
+    ) -> StepOutput:
+        """h: [R, D] embeddings, overwritten; parts: of the State, with free slots for keys.
+
+        speculate: run the blocks after one that fired ahead. Work that is then dropped is not
+        counted, only passes over the head are.
+        """
         rows, count, vocab = len(h), len(self.gates), self.head.matrix.outputs
         columns = torch.empty(count + 1, *h.shape)
-        scores, thresholds, given, fires = numbers = torch.zeros(4, rows, count + 1)
-        given.fill_(torch.nan)
+        numbers = self.numbers[:, None].repeat(1, rows, 1)
+        scores, _, given, fires = numbers
         for index, gate in enumerate(self.gates):
             if gate.by_position and states_program(gate):
                 given[:, index] = torch.tensor(gate.fires([], layout.start.tolist()))
             elif gate.by_position:
                 verdict = gate(Evidence(h, layout.start))
                 scores[:, index], given[:, index] = verdict.score, verdict.fire
-            elif isinstance(gate, Adaptive):
-                thresholds[:, index] = gate.threshold_value()
         logits, entropy = torch.empty(rows, vocab), torch.empty(rows)
         counts = torch.zeros(2, dtype=torch.long)
-        self.compiled([h, *columns, *numbers], parts, layout, results=(logits, entropy, counts))
+        inputs, results = [h, *columns, *numbers], (logits, entropy, counts)
+        self.compiled(inputs, parts, layout, results=results, speculate=speculate)
         passes, vectors = counts.tolist()
         self.head.passes.passes += passes
         self.head.passes.rows += vectors
-        leaders = [self.leader(index) for index in range(count)]
         fire = fires[:, :count] > 0
         if someone_counts():
             self._spend(passes, vectors, fire, layout)
-        return StepOutput(fire, scores[:, leaders], logits, entropy)
-
-    def leader(self, index: int) -> int:
-        """The block whose gate decides for block `index`."""
-        while self.gates[index].decider is not self.gates[index] and index:
-            index -= 1
-        return index
+        return StepOutput(fire, scores[:, self.leaders], logits, entropy)
 
     def _spend(self, passes: int, vectors: int, fire: Tensor, layout: Layout) -> None:
         matrix = self.head.matrix

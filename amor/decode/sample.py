@@ -90,8 +90,9 @@ class Sampler:
         if self.used is not None and other.used is not None:
             self.used = torch.cat([self.used, other.used])
 
-    def choose(self, logits: Tensor) -> Tensor:
-        """One token per row, [B], from logits [B, V]."""
+    def choose(self, logits: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """One token per row, [n], from logits [n, V]; rows: their numbers, None: all rows."""
+        rows = range(len(self.generators)) if rows is None else rows
         if not bool(logits.amax(-1).isfinite().all()):
             raise AmorError(
                 "the model's logits are not finite (NaN or infinity): its weights are too large "
@@ -99,7 +100,8 @@ class Sampler:
             )
         if self.used is not None:
             logits = penalised(
-                logits, self.used.to(logits.device), self.sampling.repetition_penalty
+                *(logits, self.used[list(rows)].to(logits.device)),
+                self.sampling.repetition_penalty,
             )
         if self.sampling.greedy:
             chosen = logits.argmax(-1)
@@ -107,10 +109,10 @@ class Sampler:
             chosen = draw(
                 logits,
                 self.sampling,
-                torch.cat([torch.rand(1, generator=g) for g in self.generators]),
+                torch.cat([torch.rand(1, generator=self.generators[r]) for r in rows]),
             )
         if self.used is not None:
-            self.used[torch.arange(len(chosen)), chosen.cpu()] = True
+            self.used[list(rows), chosen.cpu()] = True
         return chosen
 
 

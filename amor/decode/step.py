@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from amor.decode.blocks import BlockPrograms, record_columns
-from amor.decode.compile import SOURCE, Compiled
+from amor.decode.compile import SOURCE, Compiled, RowTables, StateEntries
 from amor.decode.head import Head
 from amor.decode.record import StepProgram
 from amor.errors import AmorError
@@ -52,14 +53,19 @@ class LayerSegment:
     num_columns: int = 0  # columns of the blocks that it computes behind that norm
 
     def __call__(
-        self, h: Tensor, parts: list[Part], layout: Layout, columns: Sequence[Tensor]
+        self,
+        h: Tensor,
+        parts: list[StateEntries] | RowTables,
+        layout: Layout,
+        columns: Sequence[Tensor],
     ) -> Tensor:
         """h [R, D] through the layers; updates `parts` (of all layers) and fills in `columns`."""
         if self.compiled is not None:
             self.compiled([h, *columns], parts, layout)
             return h
         (layer,) = self.layers
-        after, parts[self.first] = layer(h[:, None], parts[self.first], layout)
+        assert not isinstance(parts, RowTables)  # rows have memory of their own if all is compiled
+        after, parts[self.first] = layer(h[:, None], cast(Part, parts[self.first]), layout)
         return after[:, 0].contiguous()
 
 
@@ -161,15 +167,14 @@ class CompiledModel:
         return sum(m.nbytes for m in self.matrices())
 
     def through_layers(
-        self, tokens: Tensor, state: State, layout: Layout
-    ) -> tuple[Tensor, list[Part], Tensor | None]:
+        self, tokens: Tensor, parts: list[StateEntries] | RowTables, layout: Layout
+    ) -> tuple[Tensor, Tensor | None]:
         """One token per row through the layers.
 
-        Returns the residual [R, D] behind them (before block 0, if the blocks are compiled), their
-        parts of the State, and the columns [K + 1, R, D] where the last segment computed them.
-        Recurrent tensors of the State are overwritten, unless it keeps tokens for a rollback.
+        Returns the residual [R, D] behind them (before block 0, if the blocks are compiled) and the
+        columns [K + 1, R, D] where the last segment computed them. Recurrent tensors of `parts`
+        are overwritten, or replaced where a layer runs its own forward.
         """
-        parts = self.writable(state, layout, range(len(self.model.backbone.layers)))
         h = self.model.embed(tokens).contiguous()
         columns = None
         for segment in self.segments:
@@ -178,16 +183,16 @@ class CompiledModel:
         norm = None if self.blocks is None else self.blocks.enter
         if norm is not None and not self.segments[-1].ends_with_norm:
             norm([h])
-        return h, parts, columns
+        return h, columns
 
-    def writable(self, state: State, layout: Layout, which: range) -> list[Part]:
+    def writable(self, state: State, layout: Layout) -> list[StateEntries]:
         """Parts of a State that a step may write: recurrent tensors, and keys with a free slot."""
         keep, depth = bool(state.memory), len(self.model.backbone.layers)
         return [
             {name: self._writable(t, layout, keep) for name, t in state.parts[index].items()}
-            if index >= depth or self._writes(index)
+            if self._writes(index) or (index >= depth and self.blocks is not None)
             else state.parts[index]
-            for index in which
+            for index in range(len(state.parts))
         ]
 
     def record(self, gates: Sequence[Gate], head: Head) -> tuple[StepProgram | None, str]:

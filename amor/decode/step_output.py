@@ -61,6 +61,8 @@ class DecodeStats:
     prompt_seconds: float = 0.0
     prompt_head_rows: int = 0  # vectors the head read in prefill
     fired: list[int] = field(default_factory=list)  # tokens that fired, per block
+    drafted: int = 0  # draft tokens read
+    accepted: int = 0  # draft tokens that were kept
     keys_attended: int = 0  # keys that queries attended to, over all blocks
     keys_skipped: int = 0  # keys that the queries of closed blocks would have attended to
 

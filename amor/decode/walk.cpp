@@ -20,20 +20,26 @@ struct Vector {  // numbers [rows, width], `offset` numbers into rows of row_str
     long buffer, scratch_offset, row_stride, offset, width;
 };
 
-struct StateTensor {  // window or recurrent state, dense; or keys and values with strides `row` and `head`
-    float *p, *v;
-    const float *cos, *sin;  // [rows of the batch, size / 2] at each row's position
-    long row, head, capacity;
+struct StateTensor {  // of every row: a recurrent tensor before and after the token; or keys and values [heads, capacity, size]
+    float* const* before;  // or keys
+    float* const* after;   // may be `before`; or values
+    const float *cos, *sin;  // [rows, size / 2] at each row's position
+    const int64_t* capacity;
 };
 
 struct Call {
-    long rows;
+    long rows;  // one token each
     float* scratch;
     float* const* inputs;
     const StateTensor* state;
-    const int64_t *row, *position;  // of each row: its row in the state, and the position of its token
-    float *logits, *entropy;        // of a program with HeadOps: [rows, vocabulary] and [rows], of the last column
-    int64_t* counts;                // passes over the head, and vectors it read
+    const int64_t *row, *position;  // of each row: its index in the tables of the state, and the position of its token
+    const int64_t* chains;  // [chain_count + 1] first rows of chains: consecutive tokens of one text; null: every row is one
+    long chain_count;
+    float *logits, *entropy;  // of a program with HeadOps: [rows, vocabulary] and [rows], of the last column
+    int64_t* counts;  // passes over the head, and vectors it read
+    const int64_t* widths;  // of every input
+    long input_count, scratch_size;  // scratch numbers per row
+    long speculate;  // whether the blocks after one that fired are run ahead as if they fired too
 };
 
 // Fields in the order of amor/program.py; a state tensor is its index in Call::state, layers are matrices and their count.
@@ -78,28 +84,43 @@ float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
 constexpr long CHANNELS = 256;  // of one task
 enum { ENTROPY, MARGIN };      // statistics of a HeadOp
 
-// What the threads of a step share: readings of the head by column and row, and memory of rows that fire.
+// What the threads of a step share: readings of the head by column, residual version and row, memory of rows that fire, and of
+// later blocks that were run ahead for them.
 struct Shared {
-    long rows = 0;
-    std::vector<long> versions, known;   // [rows] residual version; [columns, rows] version that was read
-    std::vector<float> stats;            // [columns, rows, STATS]
-    std::vector<float> vectors;          // read by one pass
-    std::vector<facts::Facts> slabs;     // [vectors, slabs]
+    long rows = 0, columns = 0;
+    std::vector<long> versions;  // [rows] residual version
+    std::vector<char> known;     // [columns, versions, rows] whether it was read
+    std::vector<float> stats;    // [columns, versions, rows, STATS]
+    std::vector<float> vectors;  // read by one pass
+    std::vector<facts::Facts> slabs;  // [vectors, slabs]
     std::vector<float> h, x, after, scratch;
     std::vector<int64_t> row, position;
+    std::vector<char> ahead;  // [rows] whether the row fired at every block since it was run ahead
+    std::vector<float> ahead_after, ahead_scratch;  // [blocks, rows, width] residuals after blocks that were run ahead
+    std::vector<std::vector<float>> ahead_inputs;
 
     void fit(const HeadOp& s, long of) {
-        rows = of;
-        versions.resize(rows), known.assign((s.last + 1) * rows, -1), stats.resize((s.last + 1) * rows * facts::STATS);
+        rows = of, columns = s.last + 1;
+        versions.resize(rows);
+        known.assign(columns * columns * rows, 0), stats.resize(columns * columns * rows * facts::STATS);
         const long most = rows > s.most ? rows : s.most;
         vectors.resize(most * s.h.width);
         slabs.resize(most * ((s.layers->outputs + facts::SLAB - 1) / facts::SLAB));
     }
     void fit(const FireOp& s, long of) {
-        versions.resize(of), row.resize(of), position.resize(of);
+        versions.resize(of), row.resize(of), position.resize(of), ahead.resize(of);
         h.resize(of * s.h.width), x.resize(of * s.h.width), after.resize(of * s.h.width);
         if ((long)scratch.size() < of * s.scratch) scratch.resize(of * s.scratch);
     }
+    void fit(const Call& call, long blocks, long width) {
+        ahead_after.resize(blocks * call.rows * width), ahead_scratch.resize(call.rows * call.scratch_size);
+        for (long i = 0; i < call.input_count; i++) ahead_inputs.emplace_back(call.rows * call.widths[i]);
+    }
+    long key(long column, long version, long row) const { return (column * columns + version) * rows + row; }
+};
+
+struct Reading {  // of one vector by the head
+    long column, version, row;
 };
 
 template <class Work>
@@ -110,6 +131,8 @@ struct Thread {  // one of a team
     const Member& me;
     Shared& shared;
     const int mine = me.mine, of = me.of;
+    const Instruction *next = nullptr, *end = nullptr;  // the instructions after this one
+    long block = 0;                                     // FireOps so far
     skinny::Ready ready;
     std::vector<float> workspace;
 
@@ -133,6 +156,17 @@ struct Thread {  // one of a team
         each((width + CHANNELS - 1) / CHANNELS, [&](long r, long block) {
             body(r, block * CHANNELS, block * CHANNELS + CHANNELS < width ? block * CHANNELS + CHANNELS : width);
         });
+    }
+
+    // body(row, unit) for this thread's share of chains and units; the tokens of a chain one after the other
+    template <class Body>
+    void each_in_order(long units, Body body) const {
+        const long chains = call.chains ? call.chain_count : call.rows, all = chains * units;
+        for (long i = all * mine / of; i < all * (mine + 1) / of; i++) {
+            const long chain = i / units;
+            for (long r = call.chains ? call.chains[chain] : chain; r < (call.chains ? call.chains[chain + 1] : chain + 1); r++)
+                body(r, i % units);
+        }
     }
 
     void run(const ProductOp& s) {
@@ -180,34 +214,36 @@ struct Thread {  // one of a team
     }
 
     void run(const ConvOp& s) {
+        const StateTensor& window = call.state[s.window];
         const long width = s.x.width;
-        columns(width, [&](long r, long from, long to) {
-            float* window = call.state[s.window].p + r * s.reach * width;
-            conv_token(at(s.x, r), s.taps, s.bias, window, window, width, s.reach, from, to, at(s.out, r));
+        each_in_order((width + CHANNELS - 1) / CHANNELS, [&](long r, long block) {
+            const long from = block * CHANNELS, to = from + CHANNELS < width ? from + CHANNELS : width, i = call.row[r];
+            conv_token(at(s.x, r), s.taps, s.bias, window.before[i], window.after[i], width, s.reach, from, to, at(s.out, r));
         });
     }
 
     void run(const ScanOp& s) {
-        each(s.heads, [&](long r, long h) {
+        const StateTensor& state = call.state[s.state];
+        each_in_order(s.heads, [&](long r, long h) {
             const float dt = softplus(at(s.dt, r)[h] + s.dt_bias[h]);
-            const long group = h / (s.heads / s.groups) * s.states;
-            float* state = call.state[s.state].p + (r * s.heads + h) * s.size * s.states;
+            const long group = h / (s.heads / s.groups) * s.states, offset = h * s.size * s.states, i = call.row[r];
             scan_token(at(s.u, r) + h * s.size, dt, std::exp(dt * s.A[h]), at(s.B, r) + group, at(s.C, r) + group, s.D[h], s.size,
-                       s.states, state, state, at(s.out, r) + h * s.size);
+                       s.states, state.before[i] + offset, state.after[i] + offset, at(s.out, r) + h * s.size);
         });
     }
 
     void run(const DeltaOp& s) {
         float *u = own(s.value + s.rates), *decay = u + s.value;
-        each(s.heads, [&](long r, long h) {
+        const StateTensor& state = call.state[s.state];
+        each_in_order(s.heads, [&](long r, long h) {
             for (long i = 0; i < s.rates; i++) {
                 const long j = h * s.rates + i;
                 decay[i] = std::exp(s.A[h] * softplus(at(s.a, r)[j] + s.dt_bias[j]));
             }
             const float beta = 1.f / (1.f + std::exp(-at(s.b, r)[h]));
-            float* state = call.state[s.state].p + (r * s.heads + h) * s.size * s.value;
+            const long offset = h * s.size * s.value, i = call.row[r];
             delta_token(at(s.q, r) + h * s.size, at(s.k, r) + h * s.size, at(s.v, r) + h * s.value, decay, s.rates > 1, beta, s.size,
-                        s.value, state, state, at(s.out, r) + h * s.value, u);
+                        s.value, state.before[i] + offset, state.after[i] + offset, at(s.out, r) + h * s.value, u);
         });
     }
 
@@ -215,9 +251,9 @@ struct Thread {  // one of a team
         const StateTensor& kv = call.state[s.kv];
         const long half = s.size / 2;
         each(s.heads, [&](long r, long h) {
-            const long slot = call.row[r] * kv.row + h * kv.head + call.position[r] * s.size;
-            turn_head(at(s.k, r) + h * s.size, kv.cos + call.row[r] * half, kv.sin + call.row[r] * half, half, 1.f, kv.p + slot);
-            std::memcpy(kv.v + slot, at(s.v, r) + h * s.size, s.size * sizeof(float));
+            const long i = call.row[r], slot = (h * kv.capacity[i] + call.position[r]) * s.size;
+            turn_head(at(s.k, r) + h * s.size, kv.cos + i * half, kv.sin + i * half, half, 1.f, kv.before[i] + slot);
+            std::memcpy(kv.after[i] + slot, at(s.v, r) + h * s.size, s.size * sizeof(float));
         });
     }
 
@@ -236,25 +272,38 @@ struct Thread {  // one of a team
     void run(const HeadOp& s) {
         std::vector<long> missing;
         for (long r = 0; r < call.rows; r++)
-            if (shared.known[s.column * call.rows + r] != shared.versions[r]) missing.push_back(r);
+            if (!shared.known[shared.key(s.column, shared.versions[r], r)]) missing.push_back(r);
         const long n = (long)missing.size();
-        if (n) read(s, missing, n * s.count <= s.most ? s.count : 1);
+        if (n) {
+            std::vector<Reading> readings;
+            for (long i = 0; i < (n * s.count <= s.most ? s.count : 1); i++) collect(s, i, missing, 0, *this, readings);
+            read(s, readings);
+        }
         each(1, [&](long r, long) {
-            const float* stats = shared.stats.data() + (s.column * call.rows + r) * facts::STATS;
+            const float* stats = shared.stats.data() + shared.key(s.column, shared.versions[r], r) * facts::STATS;
             const float margin = std::exp(stats[2] - stats[1]) - std::exp(stats[3] - stats[1]);
             *at(s.out, r) = s.shift + (s.stat == ENTROPY ? stats[0] : margin) / s.divisor;
             if (s.column == s.last) call.entropy[r] = stats[0];
         });
     }
 
-    void read(const HeadOp& s, const std::vector<long>& missing, long count) {
-        const long n = (long)missing.size(), all = n * count, width = s.h.width, outputs = s.layers->outputs;
-        me.each(all, [&](long i) {
-            const float* h = at(s.h, missing[i % n]);
-            float* to = shared.vectors.data() + i * width;
-            if (s.eps[i / n] < 0) std::memcpy(to, h, width * sizeof(float));
-            else norm_row(h, s.norms + i / n * width, width, s.eps[i / n], to);
+    // Column `index` of s, of the residuals of `rows`, as vectors to be read. They are rows of `from`, or (run ahead) its rows
+    // 0, 1, ...; firings: of these rows since their version.
+    void collect(const HeadOp& s, long index, const std::vector<long>& rows, long firings, const Thread& from,
+                 std::vector<Reading>& readings) {
+        const long first = (long)readings.size(), width = s.h.width;
+        for (long r : rows) readings.push_back({(long)s.columns[index], shared.versions[r] + firings, r});
+        me.each((long)rows.size(), [&](long i) {
+            const float* h = from.at(s.h, &from == this ? rows[i] : i);
+            float* to = shared.vectors.data() + (first + i) * width;
+            if (s.eps[index] < 0) std::memcpy(to, h, width * sizeof(float));
+            else norm_row(h, s.norms + index * width, width, s.eps[index], to);
         });
+    }
+
+    // One pass over the head for the vectors that were collected.
+    void read(const HeadOp& s, const std::vector<Reading>& readings) {
+        const long all = (long)readings.size(), width = s.h.width, outputs = s.layers->outputs;
         me.wait();
         const long slabs = (outputs + facts::SLAB - 1) / facts::SLAB;
         ready.take(*s.layers, shared.vectors.data(), width, all);
@@ -264,31 +313,46 @@ struct Thread {  // one of a team
                 const long from = slab * facts::SLAB, words = from + facts::SLAB < outputs ? facts::SLAB : outputs - from;
                 facts::slab_facts(kind, from, words, all, z, shared.slabs.data() + slab, slabs);
                 for (long i = 0; i < all; i++)
-                    if ((long)s.columns[i / n] == s.last)
-                        std::memcpy(call.logits + missing[i % n] * outputs + from, z + i * facts::SLAB, words * sizeof(float));
+                    if (readings[i].column == s.last)
+                        std::memcpy(call.logits + readings[i].row * outputs + from, z + i * facts::SLAB, words * sizeof(float));
             });
         });
         me.wait();
         me.each(all, [&](long i) {
-            const long at = (long)s.columns[i / n] * call.rows + missing[i % n];
+            const long at = shared.key(readings[i].column, readings[i].version, readings[i].row);
             facts::stats_of(facts::merged(shared.slabs.data() + i * slabs, slabs), shared.stats.data() + at * facts::STATS, 1);
-            shared.known[at] = shared.versions[missing[i % n]];
+            shared.known[at] = 1;
         });
         if (mine == 0) call.counts[0]++, call.counts[1] += all;
         me.wait();
     }
 
-    // Decides; then gathers the rows that fire, runs the body for them, and puts their residuals back.
+    // Decides; then gathers the rows that fire, runs the body for them, and puts their residuals back. The residual of a row
+    // that was run ahead is there already.
     void run(const FireOp& s) {
+        const long now = block++, width = s.h.width, bytes = width * sizeof(float);
         each(1, [&](long r, long) {
             const float given = *at(s.given, r);
             *at(s.fire, r) = std::isnan(given) ? *at(s.score, r) > *at(s.threshold, r) : given;
         });
         me.wait();
-        std::vector<long> fired;
-        for (long r = 0; r < call.rows; r++)
-            if (*at(s.fire, r) != 0.f) fired.push_back(r);
-        if (fired.empty()) return;
+        std::vector<long> fired;  // and not run ahead
+        for (long r = 0; r < call.rows; r++) {
+            const bool fires = *at(s.fire, r) != 0.f;
+            if (fires && !shared.ahead[r]) fired.push_back(r);
+            if (!fires && mine == 0) drop_ahead(r);
+        }
+        if (!fired.empty()) fire(s, fired);
+        me.each(call.rows, [&](long r) {
+            if (*at(s.fire, r) == 0.f) return;
+            if (shared.ahead[r]) std::memcpy(at(s.h, r), shared.ahead_after.data() + (now * call.rows + r) * width, bytes);
+            shared.versions[r]++;
+        });
+        if (!fired.empty() && call.speculate && !call.chains) run_ahead(s, fired);
+    }
+
+    // The residuals of some rows after a block at which they fire.
+    void fire(const FireOp& s, const std::vector<long>& fired) {
         const long n = (long)fired.size(), bytes = s.h.width * sizeof(float);
         me.each(n, [&](long i) {
             std::memcpy(shared.h.data() + i * s.h.width, at(s.h, fired[i]), bytes);
@@ -296,17 +360,71 @@ struct Thread {  // one of a team
             shared.row[i] = call.row[fired[i]], shared.position[i] = call.position[fired[i]];
         });
         me.wait();
-        float* const inputs[] = {shared.h.data(), shared.x.data(), shared.after.data()};
-        const Call some{n, shared.scratch.data(), inputs, call.state, shared.row.data(), shared.position.data()};
-        Thread body{some, me, shared};
+        body(s, n, shared.h.data(), shared.x.data());
+        me.each(n, [&](long i) { std::memcpy(at(s.h, fired[i]), shared.after.data() + i * s.h.width, bytes); });
+        me.wait();
+    }
+
+    // n rows of h and x to shared.after.
+    void body(const FireOp& s, long n, float* h, float* x) {
+        float* const inputs[] = {h, x, shared.after.data()};
+        Call some{};
+        some.rows = n, some.scratch = shared.scratch.data(), some.inputs = inputs, some.state = call.state;
+        some.row = shared.row.data(), some.position = shared.position.data();
+        Thread thread{some, me, shared};
         for (long i = 0; i < s.length; i++) {
-            dispatch(s.body[i], [&](const auto& step) { body.run(step); });
+            dispatch(s.body[i], [&](const auto& step) { thread.run(step); });
             me.wait();
         }
-        me.each(n, [&](long i) {
-            std::memcpy(at(s.h, fired[i]), shared.after.data() + i * s.h.width, bytes);
-            shared.versions[fired[i]]++;
-        });
+    }
+
+    // Runs the rest of the program for rows that fired, as if they fired at every later block, and reads the head for all columns
+    // on the way in one pass. What is kept of it are readings and residuals, by version and block; keys of later blocks are
+    // written again, with the same numbers or the right ones, before a query reads them.
+    void run_ahead(const FireOp& s, const std::vector<long>& fired) {
+        const long n = (long)fired.size(), width = s.h.width;
+        long heads = 0;
+        const HeadOp* last = nullptr;
+        for (const Instruction* i = next; i < end; i++)
+            if (i->kind == HeadOp::kind) last = (const HeadOp*)i->fields, heads++;
+        if (heads < 2 || n * heads > last->most) return;
+        std::vector<float*> inputs;
+        for (auto& input : shared.ahead_inputs) inputs.push_back(input.data());
+        me.wait();
+        me.each(n, [&](long i) { std::memcpy(inputs[s.h.buffer] + i * width, at(s.h, fired[i]), width * sizeof(float)); });
+        me.wait();
+        Call some{};
+        some.rows = n, some.scratch = shared.ahead_scratch.data(), some.inputs = inputs.data(), some.state = call.state;
+        some.row = shared.row.data(), some.position = shared.position.data();
+        Thread thread{some, me, shared};
+        std::vector<Reading> readings;
+        long firings = 0;
+        for (const Instruction* i = next; i < end; i++) {
+            if (i->kind == HeadOp::kind) collect(*(const HeadOp*)i->fields, 0, fired, firings, thread, readings);
+            else if (i->kind != FireOp::kind) dispatch(*i, [&](const auto& step) { thread.run(step); });
+            else {
+                const FireOp& later = *(const FireOp*)i->fields;
+                body(later, n, thread.at(later.h, 0), thread.at(later.x, 0));
+                me.each(n, [&](long j) {
+                    const float* after = shared.after.data() + j * width;
+                    std::memcpy(thread.at(later.h, j), after, width * sizeof(float));
+                    std::memcpy(shared.ahead_after.data() + ((block + firings) * call.rows + fired[j]) * width, after, width * sizeof(float));
+                });
+                firings++;
+            }
+            me.wait();
+        }
+        read(*last, readings);
+        if (mine == 0)
+            for (long r : fired) shared.ahead[r] = 1;
+    }
+
+    // A row that does not fire: what was read of residuals after further firings is of another residual.
+    void drop_ahead(long r) {
+        for (long column = 0; shared.ahead[r] && column < shared.columns; column++)
+            for (long version = shared.versions[r] + 1; version < shared.columns; version++)
+                shared.known[shared.key(column, version, r)] = 0;
+        shared.ahead[r] = 0;
     }
 
     void run(const AttendOp& s) {
@@ -315,12 +433,12 @@ struct Thread {  // one of a team
         const long half = s.size / 2, width = part_size(s.size);
         const float scale = 1.f / std::sqrt((float)s.size);
         each(s.heads, [&](long r, long h) {
-            const long keys = call.position[r] + 1, begin = call.row[r] * kv.row + h * kv.head;
+            const long i = call.row[r], keys = call.position[r] + 1, begin = h * kv.capacity[i] * s.size;
             float *q = own(s.size + slabs(keys) * width), *parts = q + s.size;
-            turn_head(at(s.q, r) + h * s.size, kv.cos + call.row[r] * half, kv.sin + call.row[r] * half, half, 1.f, q);
-            for (long i = 0; i < slabs(keys); i++) {
-                const long from = i * SLAB, count = keys - from < SLAB ? keys - from : SLAB;
-                slab(q, kv.p + begin + from * s.size, kv.v + begin + from * s.size, count, s.size, scale, parts + i * width);
+            turn_head(at(s.q, r) + h * s.size, kv.cos + i * half, kv.sin + i * half, half, 1.f, q);
+            for (long j = 0; j < slabs(keys); j++) {
+                const long from = j * SLAB, count = keys - from < SLAB ? keys - from : SLAB, first = begin + from * s.size;
+                slab(q, kv.before[i] + first, kv.after[i] + first, count, s.size, scale, parts + j * width);
             }
             join(parts, slabs(keys), s.size, at(s.out, r) + h * s.size);
         });
@@ -354,7 +472,8 @@ bool fits(const Instruction& step, const Call& call) {
     dispatch(step, [&](const auto& s) {
         using Kind = std::decay_t<decltype(s)>;
         if constexpr (std::is_same_v<Kind, KeysOp> || std::is_same_v<Kind, AttendOp>)
-            for (long r = 0; r < call.rows; r++) inside &= call.position[r] >= 0 && call.position[r] < call.state[s.kv].capacity;
+            for (long r = 0; r < call.rows; r++)
+                inside &= call.position[r] >= 0 && call.position[r] < call.state[s.kv].capacity[call.row[r]];
     });
     return inside;
 }
@@ -366,15 +485,19 @@ extern "C" int walk(const Instruction* steps, long count, const Call* call, int 
     for (long i = 0; i < count; i++)
         if (!fits(steps[i], *call)) return 1;
     Shared shared;
+    long width = 0, blocks = 0;
     for (long i = 0; i < count; i++)
         dispatch(steps[i], [&](const auto& s) {
             using Kind = std::decay_t<decltype(s)>;
             if constexpr (std::is_same_v<Kind, HeadOp> || std::is_same_v<Kind, FireOp>) shared.fit(s, call->rows);
+            if constexpr (std::is_same_v<Kind, FireOp>) width = s.h.width, blocks++;
         });
+    if (call->speculate) shared.fit(*call, blocks, width);
     expect_more();
     together(threads, [&](Member me) {
         Thread thread{*call, me, shared};
         for (long i = 0; i < count; i++) {
+            thread.next = steps + i + 1, thread.end = steps + count;
             dispatch(steps[i], [&](const auto& s) { thread.run(s); });
             if (i + 1 < count) me.wait();
         }
@@ -383,8 +506,9 @@ extern "C" int walk(const Instruction* steps, long count, const Call* call, int 
 }
 
 LAYOUT(STRUCT(Vector, buffer, scratch_offset, row_stride, offset, width)
-       STRUCT(StateTensor, p, v, cos, sin, row, head, capacity)
-       STRUCT(Call, rows, scratch, inputs, state, row, position, logits, entropy, counts)
+       STRUCT(StateTensor, before, after, cos, sin, capacity)
+       STRUCT(Call, rows, scratch, inputs, state, row, position, chains, chain_count, logits, entropy, counts, widths, input_count, scratch_size,
+              speculate)
        STRUCT(Instruction, kind, fields)
        STRUCT(Weights, weight, scales, outputs, inner, format)
        STRUCT(ProductOp, x, out, add, layers, count)

@@ -131,9 +131,8 @@ class Scorer:
     def session(self, read: ContextOutput, room: int = 0) -> Session:
         """A session of the engine behind contexts, with memory reserved for `room` more tokens."""
         assert self.engine is not None
-        state = read.state.reserve(read.state.max_position + room)
         output = StepOutput(read.fire, read.score, self.engine._logits(read.hidden))
-        return Session(self.engine, state, output)
+        return Session(self.engine, read.state, output, room)
 
     def _by_forward(self, read: ContextOutput, members: list[Member]) -> RequestScores:
         # the first token of a target is predicted at the last token of its context

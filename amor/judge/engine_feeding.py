@@ -20,7 +20,7 @@ class EngineFeeder:
     """Rows of a feeder fed to an engine, with its outputs from the end of each prompt on."""
 
     def __init__(self, feeder: Feeder, engine: Engine):
-        self.engine = engine
+        self.feeder, self.engine = feeder, engine
         self.tokens = [row[0].tolist() for row in feeder.rows()]
         self.outputs: list[list[FeedOutput]] = [[] for _ in self.tokens]  # per row, one per token
         self.starts = [0] * len(self.tokens)  # the column of a row's first output
@@ -51,6 +51,25 @@ class EngineFeeder:
     def position(self, row: int) -> int:
         """How many tokens of a row have been read."""
         return self.starts[row] + len(self.outputs[row])
+
+    def step_ahead(self) -> None:
+        """Some tokens of every row and wrong ones behind them in one pass; the wrong ones are taken
+        back, and every row is forked and rolled back once."""
+        assert self.session is not None
+        random, vocab = self.feeder.random, self.engine.model.config.vocab
+        drafts, counts = [], []
+        for row in self.rows:
+            rest = self.tokens[row][self.position(row) :][: random.randint(1, 4)]
+            drafts.append(rest + [random.randrange(vocab) for _ in range(random.randint(0, 2))])
+            counts.append(len(rest))
+        output = self.session.step_ahead(drafts)
+        self.session.accept(counts)
+        fork = self.session.fork()
+        fork.step([random.randrange(vocab) for _ in self.rows])
+        kept = [row for row, n in zip(self.rows, counts, strict=True) for _ in range(n)]
+        first = [sum(map(len, drafts[:index])) for index in range(len(drafts))]
+        lines = [start + t for start, n in zip(first, counts, strict=True) for t in range(n)]
+        self.record(output.map(lambda t: t[lines]), kept)
 
     def record(self, output: StepOutput, rows: Sequence[int]) -> None:
         """Keep the output of one token of some rows; rows at their end leave the session, with
@@ -134,9 +153,20 @@ def engine_rows(feeder: Feeder, engine: Engine, clear: list[int]) -> list[FeedOu
     return fed.results()
 
 
+def engine_drafts(feeder: Feeder, engine: Engine, clear: list[int]) -> list[FeedOutput]:
+    """All rows at once, several tokens per pass with wrong drafts behind them."""
+    fed = EngineFeeder(feeder, engine)
+    prompts = [feeder.random.randint(1, min(n, clear[r])) for r, n in enumerate(feeder.lengths)]
+    fed.prefill(range(len(prompts)), prompts)
+    while fed.rows:
+        fed.step_ahead()
+    return fed.results()
+
+
 # name in the table of `amor check` -> the way; clear: how long the prompt of each row may be
 ENGINE_WAYS: dict[str, Callable[[Feeder, Engine, list[int]], list[FeedOutput]]] = {
     "engine steps": engine_steps,
     "engine, chunked prefill": engine_chunks,
     "engine, rows join and leave": engine_rows,
+    "engine, drafts taken back": engine_drafts,
 }

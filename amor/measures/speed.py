@@ -164,6 +164,6 @@ def _speed(model: Amor, rate: float | None, rounds: DecodeRounds) -> DecodeSpeed
     tally, times = rounds.engine.stats, from_rounds(rounds.seconds[1:]).divided(len(rounds.text))
     fire = sum(tally.fired) / (len(tally.fired) * tally.tokens) if tally.fired else 0.0
     passes = tally.head_passes / tally.tokens
-    cost = model.cost(int(rounds.session.state.position[0]), fire, passes)
+    cost = model.cost(int(rounds.session.position[0]), fire, passes)
     read, took = 4 * cost.weights + cost.state_read, {"seconds": times.best, "median": times.median}
     return DecodeSpeed(rate=rate, fire=fire, bytes=read, head_passes=passes, **took)
