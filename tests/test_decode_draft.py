@@ -109,7 +109,8 @@ def test_drafts_are_as_long_as_they_pay_and_stop_where_they_do_not():
     draft = NgramDraft([1, 2, 3] * 5)
     assert draft.length(0.0) == drafting.MOST
     assert 1 <= draft.length(0.2) < drafting.MOST and draft.length(2.0) == 0
-    for _ in range(20):
+    assert draft.propose(0.2)
+    for _ in range(40):
         draft.observe(3, 0)
     assert draft.length(0.15) == 0 and draft.propose(0.15) == []
     while not draft.propose(0.15):

@@ -6,6 +6,7 @@ so that their simulated gates fire at different steps.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import random
 import re
@@ -36,8 +37,8 @@ VARIANTS = ("once", "gain", "router")
 ROOM = 32  # tokens a row has memory for beyond its context; a round writes fewer
 LENGTHS = range(100, 500, 50)  # contexts of the rows of `churn`
 STAY = 10  # steps between a row that leaves and the next one
-WRITTEN = 120  # tokens per round of `drafts`
-PROMPT = 400  # tokens read before them
+WRITTEN = 200  # tokens per round of `drafts`
+PROMPT = 2000  # tokens read before them
 
 
 def rows(plan: DecodePlan) -> DecodeResults:
@@ -127,16 +128,16 @@ def drafts(plan: DecodePlan) -> DecodeResults:
     library, which the sampler chooses whatever the model predicts.
     """
     engine = Engine(build(preset(OURS, plan.scale)).eval())
-    code = words_of(inspect.getsource(random) + inspect.getsource(re), engine.model.config.vocab)
+    code = words_of(inspect.getsource(argparse), engine.model.config.vocab)
     shuffled = random.Random(0).sample(code, len(code))
-    written = 20 if plan.quick else WRITTEN
-    repeated = code[:PROMPT]
-    for place in range(20, PROMPT, 50):  # an edit: every fiftieth word is another
+    read, written = (100, 20) if plan.quick else (PROMPT, WRITTEN)
+    repeated = code[:written]
+    for place in range(20, written, 50):  # an edit: every fiftieth word is another
         repeated[place] = code[-place]
     texts = {
-        "code": (code[:PROMPT], code[PROMPT : PROMPT + written]),
-        "a repeated text": (code[:PROMPT], repeated[: PROMPT - 1][:written]),
-        "a text without repeats": (shuffled[:PROMPT], shuffled[PROMPT : PROMPT + written]),
+        "code": (code[:read], code[read : read + written]),
+        "a repeated text": (code[:read], repeated),
+        "a text without repeats": (shuffled[:read], shuffled[read : read + written]),
     }
     for name, (prompt, text) in texts.items():
         base = engine.prefill([prompt], room=written + 16)

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-LONGEST, SHORTEST = 5, 3  # tokens whose earlier occurrence is looked up; shorter ones are chance
+LONGEST, SHORTEST = 8, 2  # tokens whose earlier occurrence is looked up
 MOST = 15  # draft tokens per row and pass
-PRIOR = 0.6  # chance of a draft token to be accepted, before any was read
-RATE = 0.15  # of the EMA of that chance, per draft token that was judged
+# chance of a draft token to be accepted, by size of the match, before any was read; 0.7 for others
+PRIOR = {2: 0.25, 3: 0.45, 4: 0.6}
+RATE = 0.08  # of the EMA of that chance, per draft token that was judged
 EXTRA = 0.15  # cost of one more token per pass, in passes, before any was timed
 FIRST_PAUSE, LAST_PAUSE = 16, 512  # tokens without drafts after they stopped to pay
 
@@ -29,7 +30,11 @@ class NgramDraft:
         self.tokens: list[int] = []
         self.ends: dict[tuple[int, ...], int] = {}  # of each n-gram, the index of its last token
         self.match: int | None = None  # where the last tokens ended before
-        self.chance, self.pause, self.waited = PRIOR, FIRST_PAUSE, 0
+        self.size = SHORTEST  # how many of them
+        sizes = range(SHORTEST, LONGEST + 1)
+        self.chances = {size: PRIOR.get(size, 0.7) for size in sizes}  # by size of the match
+        self.drafted_by = SHORTEST  # size of the match of the last draft
+        self.pause, self.waited = FIRST_PAUSE, 0
         for token in tokens:
             self.append(token)
 
@@ -43,13 +48,14 @@ class NgramDraft:
                 continue
             key = tuple(self.tokens[-size:])
             if self.match is None:
-                self.match = self.ends.get(key)
+                self.match, self.size = self.ends.get(key), size
             self.ends[key] = last
 
     def propose(self, cost: float) -> list[int]:
         """The tokens to draft, as many as pay; cost: of one more token per pass, in passes."""
         if self.match is None:
             return []
+        self.drafted_by = self.size
         count = self.length(cost)
         if not count:
             if self.waited < self.pause:
@@ -66,7 +72,7 @@ class NgramDraft:
         """The number of draft tokens that yields the most tokens per time."""
         best, speed, expected = 0, 1.0, 1.0
         for count in range(1, MOST + 1):
-            expected += self.chance**count
+            expected += self.chances[self.size] ** count
             if expected / (1 + cost * count) > speed:
                 best, speed = count, expected / (1 + cost * count)
         return best
@@ -74,7 +80,7 @@ class NgramDraft:
     def observe(self, drafted: int, accepted: int) -> None:
         """Update by the first `accepted` of `drafted` tokens having been kept."""
         for kept in [True] * accepted + [False] * (accepted < drafted):
-            self.chance += RATE * (kept - self.chance)
+            self.chances[self.drafted_by] += RATE * (kept - self.chances[self.drafted_by])
         self.waited = 0
         if accepted:
             self.pause = FIRST_PAUSE

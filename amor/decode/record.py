@@ -87,7 +87,9 @@ class RecordedPass:
                 *(
                     shift,
                     sign * (math.log(self.vocab) if name == "entropy" else 1.0),
-                    ROWS,
+                    # with several rows some row fires at nearly every token, and its later columns are
+                    # read again: one more pass, so reading two columns together saves none
+                    ROWS * (len(columns) if len(columns) > 2 else 1),
                     torch.tensor(columns).float(),
                 ),
                 torch.stack([torch.as_tensor(w) for w in weights]),

@@ -103,9 +103,9 @@ struct Shared {
         rows = of, columns = s.last + 1;
         versions.resize(rows);
         known.assign(columns * columns * rows, 0), stats.resize(columns * columns * rows * facts::STATS);
-        const long most = rows > s.most ? rows : s.most;
-        vectors.resize(most * s.h.width);
-        slabs.resize(most * ((s.layers->outputs + facts::SLAB - 1) / facts::SLAB));
+        const size_t most = rows > s.most ? rows : s.most, all = most * ((s.layers->outputs + facts::SLAB - 1) / facts::SLAB);
+        if (vectors.size() < most * s.h.width) vectors.resize(most * s.h.width);
+        if (slabs.size() < all) slabs.resize(all);
     }
     void fit(const FireOp& s, long of) {
         versions.resize(of), row.resize(of), position.resize(of), ahead.resize(of);
@@ -383,11 +383,11 @@ struct Thread {  // one of a team
     // written again, with the same numbers or the right ones, before a query reads them.
     void run_ahead(const FireOp& s, const std::vector<long>& fired) {
         const long n = (long)fired.size(), width = s.h.width;
-        long heads = 0;
+        long heads = 0, most = 0;
         const HeadOp* last = nullptr;
         for (const Instruction* i = next; i < end; i++)
-            if (i->kind == HeadOp::kind) last = (const HeadOp*)i->fields, heads++;
-        if (heads < 2 || n * heads > last->most) return;
+            if (i->kind == HeadOp::kind) last = (const HeadOp*)i->fields, most = heads++ ? most : last->most;
+        if (heads < 2 || n * heads > most) return;
         std::vector<float*> inputs;
         for (auto& input : shared.ahead_inputs) inputs.push_back(input.data());
         me.wait();
