@@ -31,6 +31,16 @@ class Columns(Protocol):
         """[columns, n, D] of the residual of some rows (None: all)."""
 
 
+def most_vectors(columns: int) -> int:
+    """The number of vectors up to which one pass over the head reads several columns together.
+
+    Eight vectors cost little more than one, for a pass waits for memory. With several rows some row
+    fires at nearly every token, and its later columns are read again: one more pass. So two columns
+    are read together only where the pass is that small; of more columns there is more to save.
+    """
+    return ROWS * (columns if columns > 2 else 1)
+
+
 @dataclass(frozen=True)
 class RowStats:
     """The reading of one vector."""
@@ -52,7 +62,6 @@ class JointEvidence:
     probe_output: bool  # every gate reads the output vector, as it is before its block
     joint: bool = True  # read later columns in the same pass
     scorers: Scorers | None = None  # compiled scores of gates; None: gates run in torch
-    most: int = ROWS  # vectors per pass that cost little more than one: it waits for memory
     readings: dict[tuple[int, int, int], RowStats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -139,7 +148,8 @@ class JointEvidence:
         missing = self._missing(column)
         if missing:
             columns = [c for c in self.read_columns if c >= column]
-            if self.probe_output or not self.joint or len(missing) * len(columns) > self.most:
+            together = len(missing) * len(columns) <= most_vectors(len(columns))
+            if self.probe_output or not self.joint or not together:
                 columns = [column]
             vectors = [self.last] if self.probe_output else columns
             some = None if len(missing) == self.rows else missing

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from amor.decode.compile import Compiled, Pack, StateEntries
+from amor.decode.evidence import most_vectors
 from amor.decode.head import Head
 from amor.decode.scores import record_score, states_program
 from amor.decode.step_output import StepOutput
@@ -22,7 +23,6 @@ from amor.gates.base import Adaptive, Evidence, Gate
 from amor.layout import Layout
 from amor.models.amor import Amor
 from amor.models.gated import gated_pass
-from amor.ops.product import ROWS
 from amor.ops.spent import someone_counts, spend
 from amor.parts import Linear
 from amor.program import STATISTICS, HeadOp, NoProgramError, Program, Vector
@@ -87,9 +87,7 @@ class RecordedPass:
                 *(
                     shift,
                     sign * (math.log(self.vocab) if name == "entropy" else 1.0),
-                    # with several rows some row fires at nearly every token, and its later columns are
-                    # read again: one more pass, so reading two columns together saves none
-                    ROWS * (len(columns) if len(columns) > 2 else 1),
+                    most_vectors(len(columns)),
                     torch.tensor(columns).float(),
                 ),
                 torch.stack([torch.as_tensor(w) for w in weights]),

@@ -88,7 +88,7 @@ enum { ENTROPY, MARGIN };      // statistics of a HeadOp
 // later blocks that were run ahead for them.
 struct Shared {
     long rows = 0, columns = 0;
-    std::vector<long> versions;  // [rows] residual version
+    std::vector<long> versions, logits_of;  // [rows] residual version; the version whose logits are in Call::logits
     std::vector<char> known;     // [columns, versions, rows] whether it was read
     std::vector<float> stats;    // [columns, versions, rows, STATS]
     std::vector<float> vectors;  // read by one pass
@@ -101,7 +101,7 @@ struct Shared {
 
     void fit(const HeadOp& s, long of) {
         rows = of, columns = s.last + 1;
-        versions.resize(rows);
+        versions.resize(rows), logits_of.assign(rows, -1);
         known.assign(columns * columns * rows, 0), stats.resize(columns * columns * rows * facts::STATS);
         const size_t most = rows > s.most ? rows : s.most, all = most * ((s.layers->outputs + facts::SLAB - 1) / facts::SLAB);
         if (vectors.size() < most * s.h.width) vectors.resize(most * s.h.width);
@@ -272,7 +272,8 @@ struct Thread {  // one of a team
     void run(const HeadOp& s) {
         std::vector<long> missing;
         for (long r = 0; r < call.rows; r++)
-            if (!shared.known[shared.key(s.column, shared.versions[r], r)]) missing.push_back(r);
+            if (!shared.known[shared.key(s.column, shared.versions[r], r)] || (next == end && shared.logits_of[r] != shared.versions[r]))
+                missing.push_back(r);
         const long n = (long)missing.size();
         if (n) {
             std::vector<Reading> readings;
@@ -323,7 +324,11 @@ struct Thread {  // one of a team
             facts::stats_of(facts::merged(shared.slabs.data() + i * slabs, slabs), shared.stats.data() + at * facts::STATS, 1);
             shared.known[at] = 1;
         });
-        if (mine == 0) call.counts[0]++, call.counts[1] += all;
+        if (mine == 0) {
+            call.counts[0]++, call.counts[1] += all;
+            for (const Reading& reading : readings)  // of several for a row the last one's logits stay
+                if (reading.column == s.last) shared.logits_of[reading.row] = reading.version;
+        }
         me.wait();
     }
 
