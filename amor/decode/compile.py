@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from amor.errors import AmorError
 from amor.kv import KV
-from amor.layout import Layout, StepLayout
+from amor.layout import Layout, StepLayout, frequencies
 from amor.ops import native
 from amor.ops.native import team
 from amor.ops.product import Matrix, spend_product
@@ -58,7 +58,7 @@ class VectorStruct(ctypes.Structure):
 
 
 class StateTensorStruct(ctypes.Structure):
-    """Addresses of a StateTable, and rotary tables of keys."""
+    """Addresses of a StateTable, and of a RotaryTable for keys."""
 
     _fields_ = [(name, c_void_p) for name in ("before", "after", "cos", "sin", "capacity")]
 
@@ -70,7 +70,9 @@ class CallStruct(ctypes.Structure):
         ("rows", c_long),
         *((name, c_void_p) for name in ("scratch", "inputs", "state", "row", "position", "chains")),
         ("chain_count", c_long),
-        *((name, c_void_p) for name in ("logits", "entropy", "counts", "widths")),
+        *((name, c_void_p) for name in ("logits", "entropy", "counts", "fired")),
+        ("blocks", c_long),
+        ("widths", c_void_p),
         *((name, c_long) for name in ("input_count", "scratch_size", "speculate")),
     ]
 
@@ -155,6 +157,28 @@ def library() -> ctypes.CDLL:
     joined = team.join(loaded)
     joined.walk.argtypes, joined.walk.restype = [c_void_p, c_long, c_void_p, c_int], c_int
     return joined
+
+
+class RotaryTable:
+    """Cosines and sines of the positions 0, 1, ..., [positions, size / 2] in float32."""
+
+    def __init__(self, size: int, theta: float, positions: int):
+        angles = torch.arange(positions)[:, None].float() * frequencies(size, theta, CPU)
+        self.cos, self.sin, self.positions = angles.cos(), angles.sin(), positions
+        self.addresses = self.cos.data_ptr(), self.sin.data_ptr()
+
+
+CPU = torch.device("cpu")
+_rotary_tables: dict[tuple[int, float], RotaryTable] = {}
+
+
+def rotary_table(size: int, theta: float, last: int) -> RotaryTable:
+    """A table that holds the position `last`, shared by all models of a head size and theta."""
+    table = _rotary_tables.get((size, theta))
+    if table is None or table.positions <= last:
+        table = RotaryTable(size, theta, max(1024, 2 * (last + 1)))
+        _rotary_tables[size, theta] = table
+    return table
 
 
 Pack = Callable[[Tensor], Matrix]
@@ -272,8 +296,8 @@ class Compiled:
         layout: of the whole batch; a `StepLayout` whose rows may be tokens of the same text.
         rows: [rows] indices into the batch; None: all of it.
         steps: (first, end) of the instructions to run; None: all.
-        results: of a program that reads the head: logits [rows, V], entropies [rows] in nats, and
-        int64 counts [2] of passes and vectors, which are added to.
+        results: of a program that reads the head: logits [rows, V], entropies [rows] in nats, int64
+        counts [2] of passes and vectors, which are added to, and decisions [rows, K], bool.
         speculate: run the blocks after one that fired ahead, as if they fired too.
         """
         count = inputs[0].shape[0]
@@ -308,7 +332,8 @@ class Compiled:
             *(count, scratch.data_ptr(), ctypes.addressof(pointers), ctypes.addressof(state)),
             *(row, position, chains, chain_count),
             *(t.data_ptr() for t in results),
-            *(None for _ in range(3 - len(results))),
+            *(None for _ in range(4 - len(results))),
+            len(self.body_costs),
             *(ctypes.addressof(self.widths), len(inputs), self.scratch_size, speculate),
         )
         first, last = steps or (0, len(self.instructions))
@@ -343,12 +368,12 @@ class Compiled:
             struct.capacity = None if table.capacity is None else table.capacity.data_ptr()
 
     def _turn(self, layout: Layout | None, keepalive: list[Any]) -> None:
-        """Point structs of keys at cosines and sines of each row's position."""
+        """Point structs of keys at cosines and sines of every position up to the largest."""
         for index, ref in enumerate(self.state_refs):
             if ref.theta and layout is not None:
-                turns = layout.rotary(ref.shape[1], ref.theta)
-                keepalive += turns
-                self.state[index].cos, self.state[index].sin = (t.data_ptr() for t in turns)
+                turns = rotary_table(ref.shape[1], ref.theta, layout.max_position)
+                keepalive.append(turns)
+                self.state[index].cos, self.state[index].sin = turns.addresses
 
     def _table(self, ref: StateRef, entry: Tensor | KV | None, rows: int) -> StateTable:
         """The table of an entry of a State of `rows` rows."""

@@ -294,7 +294,7 @@ class Engine:
         if program is not None:
             h, ahead = self.model.embed(tokens).contiguous(), self.policy.speculates()
             output = program(h, parts, layout, ahead)
-            self.policy.observe(output.fire.T.tolist())
+            self.policy.observe(output.fire.tolist())
             return output
         h, columns = compiled.through_layers(tokens, parts, layout)
         keys, programs = parts[len(self.model.backbone.layers) :], compiled.blocks

@@ -22,7 +22,7 @@ class Policy(Protocol):
         ...
 
     def observe(self, fires: Sequence[Sequence[bool]]) -> None:
-        """Update by the decisions at one token: per block, which rows fired."""
+        """Update by the decisions of a step: per row, which blocks fired."""
         ...
 
 
@@ -36,7 +36,7 @@ class Follow:
         return self.refire_rate > REFIRE_MIN
 
     def observe(self, fires: Sequence[Sequence[bool]]) -> None:
-        for row in zip(*fires, strict=True):
+        for row in fires:
             for index, fired in enumerate(row[:-1]):
                 if fired:
                     self.refire_rate += (1 - DECAY) * (any(row[index + 1 :]) - self.refire_rate)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -153,8 +154,8 @@ class StepProgram:
         """
         rows, count, vocab = len(h), len(self.gates), self.head.matrix.outputs
         columns = torch.empty(count + 1, *h.shape)
-        numbers = self.numbers[:, None].repeat(1, rows, 1)
-        scores, _, given, fires = numbers
+        numbers = _repeated(self.numbers, rows).clone()
+        scores, _, given, _ = numbers.unbind()
         for index, gate in enumerate(self.gates):
             if gate.by_position and states_program(gate):
                 given[:, index] = torch.tensor(gate.fires([], layout.start.tolist()))
@@ -163,15 +164,18 @@ class StepProgram:
                 scores[:, index], given[:, index] = verdict.score, verdict.fire
         logits, entropy = torch.empty(rows, vocab), torch.empty(rows)
         counts = torch.zeros(2, dtype=torch.long)
-        inputs, results = [h, *columns, *numbers], (logits, entropy, counts)
+        fire = torch.empty(rows, count, dtype=torch.bool)
+        inputs = [h, *columns.unbind(), *numbers.unbind()]
+        results = logits, entropy, counts, fire
         self.compiled(inputs, parts, layout, results=results, speculate=speculate)
         passes, vectors = counts.tolist()
         self.head.passes.passes += passes
         self.head.passes.rows += vectors
-        fire = fires[:, :count] > 0
         if someone_counts():
             self._spend(passes, vectors, fire, layout)
-        return StepOutput(fire, scores[:, self.leaders], logits, entropy)
+        own = self.leaders == list(range(count))
+        scores = scores[:, :count] if own else scores[:, self.leaders]
+        return StepOutput(fire, scores, logits, entropy)
 
     def _spend(self, passes: int, vectors: int, fire: Tensor, layout: Layout) -> None:
         matrix = self.head.matrix
@@ -180,3 +184,9 @@ class StepProgram:
             rows = block.nonzero()[:, 0]
             if len(rows):
                 self.compiled.spend(costs, len(rows), layout, rows)
+
+
+@lru_cache(64)
+def _repeated(numbers: Tensor, rows: int) -> Tensor:
+    """[4, rows, K + 1]: the same numbers for every row; only read."""
+    return numbers[:, None].repeat(1, rows, 1)

@@ -23,7 +23,7 @@ struct Vector {  // numbers [rows, width], `offset` numbers into rows of row_str
 struct StateTensor {  // of every row: a recurrent tensor before and after the token; or keys and values [heads, capacity, size]
     float* const* before;  // or keys
     float* const* after;   // may be `before`; or values
-    const float *cos, *sin;  // [rows, size / 2] at each row's position
+    const float *cos, *sin;  // [positions, size / 2]
     const int64_t* capacity;
 };
 
@@ -37,6 +37,8 @@ struct Call {
     long chain_count;
     float *logits, *entropy;  // of a program with HeadOps: [rows, vocabulary] and [rows], of the last column
     int64_t* counts;  // passes over the head, and vectors it read
+    char* fired;      // [rows, blocks]
+    long blocks;
     const int64_t* widths;  // of every input
     long input_count, scratch_size;  // scratch numbers per row
     long speculate;  // whether the blocks after one that fired are run ahead as if they fired too
@@ -252,7 +254,7 @@ struct Thread {  // one of a team
         const long half = s.size / 2;
         each(s.heads, [&](long r, long h) {
             const long i = call.row[r], slot = (h * kv.capacity[i] + call.position[r]) * s.size;
-            turn_head(at(s.k, r) + h * s.size, kv.cos + i * half, kv.sin + i * half, half, 1.f, kv.before[i] + slot);
+            turn_head(at(s.k, r) + h * s.size, kv.cos + call.position[r] * half, kv.sin + call.position[r] * half, half, 1.f, kv.before[i] + slot);
             std::memcpy(kv.after[i] + slot, at(s.v, r) + h * s.size, s.size * sizeof(float));
         });
     }
@@ -339,6 +341,7 @@ struct Thread {  // one of a team
         each(1, [&](long r, long) {
             const float given = *at(s.given, r);
             *at(s.fire, r) = std::isnan(given) ? *at(s.score, r) > *at(s.threshold, r) : given;
+            call.fired[r * call.blocks + now] = *at(s.fire, r) != 0.f;
         });
         me.wait();
         std::vector<long> fired;  // and not run ahead
@@ -440,7 +443,7 @@ struct Thread {  // one of a team
         each(s.heads, [&](long r, long h) {
             const long i = call.row[r], keys = call.position[r] + 1, begin = h * kv.capacity[i] * s.size;
             float *q = own(s.size + slabs(keys) * width), *parts = q + s.size;
-            turn_head(at(s.q, r) + h * s.size, kv.cos + i * half, kv.sin + i * half, half, 1.f, q);
+            turn_head(at(s.q, r) + h * s.size, kv.cos + call.position[r] * half, kv.sin + call.position[r] * half, half, 1.f, q);
             for (long j = 0; j < slabs(keys); j++) {
                 const long from = j * SLAB, count = keys - from < SLAB ? keys - from : SLAB, first = begin + from * s.size;
                 slab(q, kv.before[i] + first, kv.after[i] + first, count, s.size, scale, parts + j * width);
@@ -512,7 +515,7 @@ extern "C" int walk(const Instruction* steps, long count, const Call* call, int 
 
 LAYOUT(STRUCT(Vector, buffer, scratch_offset, row_stride, offset, width)
        STRUCT(StateTensor, before, after, cos, sin, capacity)
-       STRUCT(Call, rows, scratch, inputs, state, row, position, chains, chain_count, logits, entropy, counts, widths, input_count, scratch_size,
+       STRUCT(Call, rows, scratch, inputs, state, row, position, chains, chain_count, logits, entropy, counts, fired, blocks, widths, input_count, scratch_size,
               speculate)
        STRUCT(Instruction, kind, fields)
        STRUCT(Weights, weight, scales, outputs, inner, format)
