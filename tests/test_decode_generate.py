@@ -336,6 +336,11 @@ def test_a_stop_id_ends_a_text(model, folder, capsys):
     stop = whole.tokens[20]
     cut = amor.generate(model, bytes_tokenizer(), "abc", stop_ids=[stop], **options)
     assert cut.tokens == whole.tokens[: whole.tokens.index(stop) + 1] and cut.end == "stop"
+    unused = set(range(256)) - set(whole.tokens)
+    assert min(unused) < stop < max(unused)
+    for other in (min(unused), max(unused)):
+        either = amor.generate(model, bytes_tokenizer(), "abc", stop_ids=[stop, other], **options)
+        assert either.tokens == cut.tokens, "each of several ids ends a text"
     words = ["--prompt", "abc", "--max-tokens", 40, "--seed", 3, "--json"]
     code, out, _ = run(capsys, folder, *words, "--stop-id", 300, "--stop-id", stop)
     assert code == 2

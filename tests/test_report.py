@@ -235,6 +235,10 @@ def test_a_report_begins_with_its_conclusion_and_its_tiles_hold_one_number_each(
     )
     saved = "Attention runs on 42 / 42 % of held-out tokens and saves 0.016 ± 0.001 nats per token"
     assert f"{saved}, more than on as many tokens chosen by chance." in words
+    blind = worth | {"chance": Worth(saved=0.0155, se=0.001)}
+    attention = AttentionWorth(fire=0.4, **blind)
+    run.write(run.findings, replace(found, attention=attention))
+    assert any("about as much as on as many tokens" in each for each in report.sentences(run))
     tiles = dict(re.findall(r'"tile"><b>(.*?)</b><span>(.*?)</span>', text))
     assert len(tiles) >= 10 and {"0.016", "0.006", "0.010"} <= tiles.keys()
     for value in tiles:

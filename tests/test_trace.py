@@ -126,6 +126,30 @@ def test_every_architecture_has_a_trace_and_one_token_is_a_text():
         trace(model, tokenizer, [])
 
 
+def test_the_command_takes_bos_and_no_bos(tmp_path, capsys):
+    from test_decode_generate import bos_tokenizer
+
+    save(small("amor-mamba2", vocab=258), tmp_path / "m", bos_tokenizer())
+    (tmp_path / "book.txt").write_text("abc" * 30)
+    for words, first in (((), "<s>"), (("--bos",), "<s>"), (("--no-bos",), "a")):
+        assert main(["trace", str(tmp_path / "m"), "--text", "abc", "--json", *words]) == 0
+        tokens_read = last_json(capsys)["traces"][0]["tokens"]
+        assert tokens_read[0]["text"] == first and len(tokens_read) == (4 if first == "<s>" else 3)
+    value = [
+        "trace",
+        str(tmp_path / "m"),
+        "--value",
+        "--file",
+        str(tmp_path / "book.txt"),
+        "--json",
+    ]
+    losses = []
+    for words in ((), ("--bos",), ("--no-bos",)):
+        assert main([*value, "--windows", "2", "--context", "16", *words]) == 0
+        losses.append(last_json(capsys)["losses"]["never"]["nll"])
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_every_token_has_one_kind_and_the_summary_counts_each_once():
     model, tokenizer, ids = reading()
     found = plain(trace(model, tokenizer, ids))
