@@ -1,6 +1,7 @@
 """Writing text: a thousand odd prompts never crash it and never mix; characters and
 stop strings come out whole."""
 
+import inspect
 import io
 import json
 import random
@@ -396,6 +397,7 @@ def test_the_command_and_the_function_have_one_default_of_each_option():
 
     args = vars(parser_of("generate").parse_args(["x"]))
     assert {name: args[name] for name in asdict(amor.Sampling())} == asdict(amor.Sampling())
+    assert args["rows"] == inspect.signature(amor.generate_batch).parameters["rows"].default
     assert all(
         f"{name}={value}" in amor.generate.__doc__
         for name, value in asdict(amor.Sampling()).items()
