@@ -252,7 +252,7 @@ def test_a_gate_that_fires_nowhere_is_said_plainly_with_the_reason_in_a_short_ru
     attention = AttentionWorth(fire=0.0, **worth)
     run.write(run.findings, replace(found, blocks=shut, attention=attention))
     words = " ".join(report.sentences(run))
-    assert "Attention runs on none of the held-out tokens: its thresholds are averages" in words
+    assert "Attention runs on none of the held-out tokens: the thresholds are averages" in words
     assert "about 100 steps" in words and "in 30; train longer" in words
     for step in range(31, 302):
         run.measured(metrics(step, loss=5.0))

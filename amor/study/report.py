@@ -190,7 +190,7 @@ def why_none_fires(data: RunData) -> str:
     if not adaptive or not eta or steps > FOLLOWED / eta:
         return ""
     return (
-        f": its thresholds are averages over about {1 / eta:,.0f} steps and do not follow the "
+        f": the thresholds are averages over about {1 / eta:,.0f} steps and do not follow the "
         f"falling entropy in {steps:,}; train longer, or set blocks.gate_options.eta"
     )
 
