@@ -136,6 +136,8 @@ def check_token_ids(tokens: Tensor, vocab: int, valid: Tensor | None = None) -> 
         raise AmorError(
             f"tokens are {dtype} of shape {list(tokens.shape)}; give int64 of shape [rows, columns]"
         )
+    if not tokens.shape[0]:
+        raise AmorError("no rows: tokens of shape [rows, columns] need at least one")
     if tokens.device.type != "cpu" or torch.compiler.is_compiling():
         return
     real = tokens if valid is None or valid.shape != tokens.shape else tokens[valid.bool()]

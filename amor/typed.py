@@ -94,12 +94,19 @@ def toml_tree(text: str, where: str) -> dict[str, Any]:
         raise AmorError(f"{where}: not TOML ({error})") from None
     except RecursionError:
         raise AmorError(f"{where}: nested too deeply") from None
-    level: list[Any] = [tree]  # a dotted key nests without recursion, so nothing has stopped it yet
+    check_levels(tree, where)  # a dotted key nests without recursion, so nothing has stopped it yet
+    return tree
+
+
+def check_levels(tree: Any, where: str) -> None:
+    """Refuse tables and lists nested more than MOST_LEVELS deep: libraries copy them by recursion,
+    which ends in a RecursionError at a depth that their parsers take."""
+    level = [tree]
     for _ in range(MOST_LEVELS):
-        level = [inner for table in level for inner in table.values() if isinstance(inner, dict)]
+        tables = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [inner for each in tables for inner in each if isinstance(inner, dict | list)]
     if level:
         raise AmorError(f"{where}: nested too deeply")
-    return tree
 
 
 def toml_value(text: str) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 import amor
 from amor.vocabulary import prefix_ids
 
-BATCH = 64  # stories per seed; 8 of them are written at the same time
+BATCH = 64  # stories per seed; 16 of them are written at the same time
 
 
 def main() -> None:

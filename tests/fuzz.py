@@ -58,7 +58,8 @@ ENVIRONMENT = {
 PRELOADED = (
     *("amor.train.loop", "amor.hf", "amor.eval.harness", "amor.eval.lm", "matplotlib.pyplot"),
     *("transformers.models.mamba2.modeling_mamba2", "transformers.models.llama.modeling_llama"),
-    *("datasets", "training", "test_convert", "studying", "evaluations", "eval_rows"),
+    *("datasets", "training", "test_convert", "test_convert_llama2c", "studying"),
+    *("evaluations", "eval_rows"),
 )
 KINDS = ("success", "one line", "traceback", "signal", "hang", "other")
 GOOD = KINDS[:2]

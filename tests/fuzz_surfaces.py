@@ -119,6 +119,7 @@ SURFACES: dict[str, Surface] = {
         for name in ("metrics.jsonl", "events.jsonl", "config.json", "machine.json")
     },
     "run/findings": Surface(RUN, ("run/findings.json",), READS_RUN[:3]),
+    "run/recall": Surface(RUN, ("run/recall.json", "run/recall/by_policy.json"), READS_RUN[:3]),
     "run/checkpoint": Surface(
         RUN, ("run/latest/*.json", "run/latest/*.safetensors"), READS_RUN[2:]
     ),
@@ -145,6 +146,26 @@ SURFACES: dict[str, Surface] = {
         ("authors-ours",),
         tuple(f"authors-ours/{name}" for name in MODEL_FILES),
         ("convert @/authors-ours --out @/new --to authors",),
+    ),
+    "convert/llama2c": Surface(
+        ("llama2c", "book.txt"),
+        ("llama2c/*.bin",),
+        ("convert @/llama2c --out @/new", "convert @/llama2c/m.bin --out @/new --tokenizer bytes"),
+    ),
+    "tokenizer/bos": Surface(
+        ("llama2c-ours", "book.txt"),
+        ("llama2c-ours/tokenizer.json",),
+        (
+            f"generate @/llama2c-ours {GENERATE}",
+            f"generate @/llama2c-ours --no-bos --stop-id 1 {GENERATE}",
+            "trace @/llama2c-ours --text ab --bos",
+            "eval @/llama2c-ours --suite perplexity --text @/book.txt --context 32 --out @/new",
+        ),
+    ),
+    "router": Surface(
+        ("routed",),
+        ("routed/config.json", "routed/fit.json", "routed/model.safetensors"),
+        (f"generate @/routed {GENERATE}", "info @/routed", "fit @/routed --out @/new --detach"),
     ),
     "hf/config": Surface(
         ("hf",),
@@ -188,6 +209,7 @@ SURFACES: dict[str, Surface] = {
             "compare @/evals/a @/evals/b --samples 50",
         ),
     ),
+    "results/pages": Surface(("results",), ("results/*.json",), ("python results_page",)),
     "study/definition": Surface(("study.toml", "data"), ("study.toml",), (STUDY,)),
     "study/ledger": Surface(
         ("study.toml", "data", "study"), ("study/*.json",), (STUDY, "python study_tables")
@@ -253,7 +275,7 @@ COMMANDS = {
     "eval": (
         "eval @/model --data @/rows --out @/new --suite common-sense --task piqa --limit 1 "
         "--gates model,closed --path likelihood --max-length 64 --rows 2 --seed 1",
-        "eval @/model --out @/new --suite perplexity --text @/book.txt --context 32 --bos",
+        "eval @/model --out @/new --suite perplexity --text @/book.txt --context 32 --no-bos",
     ),
     "table": (
         "table @/evals/a @/evals/b --suite niah --format markdown --scale 180M --figure @/a.svg",
@@ -412,8 +434,19 @@ def study_tables(folder: Path) -> int:
     return code[0]
 
 
+def results_page(folder: Path) -> int:
+    """The page of results, from files of measurements."""
+    sys.path.append(str(Path(__file__).parent.parent))  # benchmarks/ is not installed
+    from benchmarks import results
+
+    with answering("results") as code:
+        results.page(results.read(folder / "results"))
+    return code[0]
+
+
 PYTHON: dict[str, Callable[[Path], int]] = {
-    function.__name__: function for function in (read_on, bars_of, from_pretrained, study_tables)
+    function.__name__: function
+    for function in (read_on, bars_of, from_pretrained, study_tables, results_page)
 }
 
 # --- the stock
@@ -439,6 +472,13 @@ pattern = "mamba2"
 mixers.mamba2 = {head_size = 16, state_size = 16}
 blocks.head_size = 16
 """
+RECALL = {
+    **{"model": "m", "task": {"kind": "mqar", "pairs": 2}, "gate": "entropy", "seed": 0},
+    **{"rows": 2, "questions": 2, "answers": 2, "chance": 0.1},
+    **{"token": {"mean": 0.5, "se": 0.1}, "whole": {"mean": 0.5, "se": 0.1}},
+    **{"nll_questions": {"mean": 1.0, "se": 0.1}, "nll_elsewhere": {"mean": 1.0, "se": None}},
+    **{"blocks": [{"questions": 0.5, "elsewhere": 0.2}], "state": {"fixed": 9, "a_token": 9}},
+}
 PROSE = "The quick brown fox jumps over the lazy dog, and nobody minds.\n"
 
 
@@ -470,6 +510,11 @@ def make_run(folder: Path) -> None:
     (folder / "recipe.toml").write_text(toml({k: v for k, v in tree.items() if v is not None}))
     run_verb("train @/recipe.toml --data @/data --out @/run", folder)
     Run(folder / "run").happened(Event(event="resumed", step=2))
+    (folder / "run/recall.json").write_text(json.dumps(RECALL))
+    (folder / "run/recall").mkdir()
+    policies = ("gate", "chance", "everywhere", "never")
+    by_policy = {"rate": 0.2} | {name: {"mean": 0.5, "se": 0.1} for name in policies}
+    (folder / "run/recall/by_policy.json").write_text(json.dumps(by_policy))
     sources = folder / "sources"
     sources.mkdir()
     texts = [path.read_text() for path in sorted((folder / "texts").iterdir())[:12]]
@@ -496,6 +541,11 @@ def make_models(folder: Path) -> None:
     (folder / "prompts.txt").write_text("ab c\nde\n")
     (folder / "prompts.jsonl").write_text('"ab c"\n{"prompt": "de"}\n')
     shutil.copy(Path(__file__).parent.parent / "benchmarks/bars.toml", folder / "bars.toml")
+    fit = "fit @/model --data @/data --out @/routed --hidden 8 --tokens 64 --windows 2"
+    run_verb(f"{fit} --context 16 --no-frontier", folder)
+    for path in sorted((Path(__file__).parent.parent / "results").glob("*.json"))[::7]:
+        (folder / "results").mkdir(exist_ok=True)
+        shutil.copy(path, folder / "results")
     bench = "bench decode --quick --models amor-mamba2,mamba2 --contexts 16 --fire-rates 0.5"
     run_verb(f"{bench} --rounds 1 --out @/decode.json", folder)
 
@@ -504,6 +554,7 @@ def make_sources(folder: Path) -> None:
     """A folder of every layout that is converted, the authors' in one file and in shards."""
     from authors_folders import model_kwargs, released
     from test_convert import gdn_fla, llama, mamba2_hf, mamba2_ssm
+    from test_convert_llama2c import checkpoint, pieces
 
     from amor.data.tokenizer import bytes_tokenizer
 
@@ -519,6 +570,8 @@ def make_sources(folder: Path) -> None:
         config |= {"add_bos_token": True, "bos_token": {"content": "<|endoftext|>"}}
         (folder / name / "tokenizer_config.json").write_text(json.dumps(config))
     run_verb("convert @/authors --out @/authors-ours", folder)
+    checkpoint(folder / "llama2c/m.bin", pieces(False))
+    run_verb("convert @/llama2c --out @/llama2c-ours", folder)
 
 
 def make_evaluations(folder: Path) -> None:

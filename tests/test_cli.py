@@ -98,6 +98,12 @@ def test_doctor_says_which_backend_runs_and_why(capsys, monkeypatch):
     main(["doctor", "--quick", "--json"])
     rows = {row["operator"]: row for row in last_json(capsys)["operators"]}
     assert rows["scan"]["backend"] == "reference" and "AMOR_KERNELS" in rows["scan"]["why"]
+    step = rows["decode step"]
+    assert step["backend"] == "the model's forward" and "scan=reference" in step["why"]
+    monkeypatch.setenv("AMOR_KERNELS", "reference")
+    main(["doctor", "--quick", "--json"])
+    rows = last_json(capsys)["operators"]
+    assert {row["backend"] for row in rows} == {"reference", "the model's forward"}
     monkeypatch.setenv("AMOR_KERNELS", "scan=fast")
     assert main(["doctor", "--quick"]) == 2
 

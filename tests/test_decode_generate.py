@@ -1,6 +1,7 @@
 """Writing text: a thousand odd prompts never crash it and never mix; characters and
 stop strings come out whole."""
 
+import inspect
 import io
 import json
 import random
@@ -338,6 +339,11 @@ def test_a_stop_id_ends_a_text(model, folder, capsys):
     stop = whole.tokens[20]
     cut = amor.generate(model, bytes_tokenizer(), "abc", stop_ids=[stop], **options)
     assert cut.tokens == whole.tokens[: whole.tokens.index(stop) + 1] and cut.end == "stop"
+    unused = set(range(256)) - set(whole.tokens)
+    assert min(unused) < stop < max(unused)
+    for other in (min(unused), max(unused)):
+        either = amor.generate(model, bytes_tokenizer(), "abc", stop_ids=[stop, other], **options)
+        assert either.tokens == cut.tokens, "each of several ids ends a text"
     words = ["--prompt", "abc", "--max-tokens", 40, "--seed", 3, "--json"]
     code, out, _ = run(capsys, folder, *words, "--stop-id", 300, "--stop-id", stop)
     assert code == 2
@@ -393,6 +399,7 @@ def test_the_command_and_the_function_have_one_default_of_each_option():
 
     args = vars(parser_of("generate").parse_args(["x"]))
     assert {name: args[name] for name in asdict(amor.Sampling())} == asdict(amor.Sampling())
+    assert args["rows"] == inspect.signature(amor.generate_batch).parameters["rows"].default
     assert all(
         f"{name}={value}" in amor.generate.__doc__
         for name, value in asdict(amor.Sampling()).items()

@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -183,6 +184,22 @@ def test_the_notebook_runs():
 def test_the_notebook_is_stored_without_outputs():
     notebook = json.loads((ROOT / "examples/first_steps.ipynb").read_text())
     assert not [cell for cell in notebook["cells"] if cell.get("outputs")]
+
+
+def test_every_place_that_the_page_of_the_gate_names_exists():
+    page = (ROOT / "docs/gate.md").read_text()
+    table = page[page.index("| part of the equation") : page.index("`kappa` is 0.2")]
+    assert (ROOT / "amor/ops/head/reference.py").is_file() and "head/reference.py" in table
+    named = re.findall(r"`(\w+)\.(\w+)` in `(amor/gates/\w+)\.py`", table)
+    assert len(named) == 3
+    for owner, method, file in named:
+        assert method in vars(getattr(importlib.import_module(file.replace("/", ".")), owner))
+
+
+def test_long_signatures_of_the_site_are_cut_into_lines():
+    """mkdocstrings leaves them in one line, without a word, where no formatter is installed."""
+    docs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "ruff" in docs["docs"]
 
 
 def test_arguments_and_comments_become_documentation_of_the_site():

@@ -300,6 +300,13 @@ def generation(text):
     return lambda folder: (folder / "generation_config.json").write_text(text)
 
 
+def nested(levels):
+    tree = 1
+    for _ in range(levels):
+        tree = [tree]
+    return tree
+
+
 # values that transformers would fail over with an exception of its own
 WRONG_KEYS = {
     "dtype: expected str": configured(lambda tree: tree.update(dtype=-1)),
@@ -310,6 +317,8 @@ WRONG_KEYS = {
     "surrogate": configured(lambda tree: tree["amor"].update(width="\ud800")),
     "generation_config.json: expected an object of keys, not bool": generation("true"),
     "generation_config.json: not JSON": generation("{"),
+    "generation_config.json: nested too deeply": generation('{"a":' * 300 + "1" + "}" * 300),
+    "config.json: nested too deeply": configured(lambda tree: tree.update(a=nested(300))),
     "generation_config.json: pad_token_id: expected int": generation('{"pad_token_id": "x"}'),
 }
 

@@ -236,10 +236,37 @@ def test_a_report_begins_with_its_conclusion_and_its_tiles_hold_one_number_each(
     )
     saved = "Attention runs on 42 / 42 % of held-out tokens and saves 0.016 ± 0.001 nats per token"
     assert f"{saved}, more than on as many tokens chosen by chance." in words
+    blind = worth | {"chance": Saving(saved=0.0155, se=0.001)}
+    attention = AttentionWorth(fire=0.4, **blind)
+    run.write(run.findings, replace(found, attention=attention))
+    assert any("about as much as on as many tokens" in each for each in report.sentences(run))
     tiles = dict(re.findall(r'"tile"><b>(.*?)</b><span>(.*?)</span>', text))
     assert len(tiles) >= 10 and {"0.016", "0.006", "0.010"} <= tiles.keys()
     for value in tiles:
         assert re.fullmatch(r"[\d,]+(\.\d+)?(%| s| min)?", value), value
+
+
+def test_a_gate_that_fires_nowhere_is_said_plainly_with_the_reason_in_a_short_run(run):
+    worth = {name: Saving(saved=0.0, se=0.0) for name in RATES}
+    found = run.read_findings()
+    shut = tuple(replace(block, fire=0.0) for block in found.blocks)
+    attention = AttentionWorth(fire=0.0, **worth)
+    run.write(run.findings, replace(found, blocks=shut, attention=attention))
+    words = " ".join(report.sentences(run))
+    assert "Attention runs on none of the held-out tokens: the thresholds are averages" in words
+    assert "about 100 steps" in words and "in 30; train longer" in words
+    for step in range(31, 302):
+        run.measured(metrics(step, loss=5.0))
+    assert "Attention runs on none of the held-out tokens." in report.sentences(run)
+
+
+def test_a_run_faster_than_the_ceiling_measured_before_it_has_no_share_of_it(run):
+    for rate, shown in ((1e6, True), (1e-3, False)):
+        run.write(run.machine, replace(run.read_machine(), gemm_gflops=rate))
+        assert ("of the machine's ceiling" in Reader(drawn(run)).words) == shown
+    pace = display.Pace(ABOUT, 1.0)
+    pace.took(1, 2.0)
+    assert pace.share is None
 
 
 RATES = {"gate": 0.016, "chance": 0.006, "everywhere": 0.010}
@@ -279,7 +306,9 @@ def test_every_run_ends_with_a_report(name, prepared, tmp_path, capsys):
     recipe = small_recipe(prepared, name, steps=3)
     ended = train_observed(recipe, tmp_path / "run")
     page = Reader((tmp_path / "run" / "report.html").read_text())
-    assert f"report: {run_result(ended)['report']}\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"report: {run_result(ended)['report']}\n" in said
+    assert "\nHeld-out text has a perplexity of " in said and "; guessing by token freq" in said
     assert "Written by the model" in page.words and "of the machine's ceiling" in page.words
     assert ("Gates over training" in page.words) == (name == "amor-mamba2")
     text = (tmp_path / "run" / "report.html").read_text()
@@ -419,9 +448,9 @@ def test_the_live_picture_fits_its_terminal(width):
 
 
 def test_the_share_of_the_ceiling_is_work_done_over_work_possible():
-    pace = display.Pace(ABOUT, 1e9)
+    pace = display.Pace(ABOUT, 1e10)
     pace.took(1, 2.0)
-    assert pace.share == pytest.approx(50 * display.flops_per_token(RECIPE) / 1e9)
+    assert pace.share == pytest.approx(50 * display.flops_per_token(RECIPE) / 1e10)
     assert display.Pace(ABOUT, None).share is None
 
 

@@ -423,8 +423,9 @@ def test_a_state_made_by_hand_is_looked_at_before_native_code_writes_to_it():
         (torch.tensor([1, 2]), r"int64 of shape \[2\]; give int64 of shape \[rows, columns\]"),
         (torch.tensor([[1.0, 2.0]]), "tokens are float32"),
         (torch.tensor([[True]]), "tokens are bool"),
+        (torch.zeros(0, 3, dtype=torch.long), "no rows"),
     ],
-    ids=["beyond", "negative", "1-D", "float", "bool"],
+    ids=["beyond", "negative", "1-D", "float", "bool", "no rows"],
 )
 def test_tokens_that_are_no_ids_of_the_model_are_refused_in_one_line(given, words):
     model = small("mamba2")

@@ -503,6 +503,17 @@ def test_a_study_of_an_earlier_version_can_be_opened(prepared, tmp_path):
     assert cells_of(tmp_path)[0]["a"]["loss"].value == 1.5
 
 
+def test_a_ledger_without_the_runs_of_a_row_is_refused(prepared, tmp_path):
+    """Rows are compared with the baseline by their places in the list."""
+    given = {(row, 1, "loss"): losses(1.0, 2.0) for row in ("a", "b")}
+    invented(tmp_path, prepared, given, judge={"loss": {"windows": 2}})
+    tree = json.loads((tmp_path / "study.json").read_text())
+    tree["runs"] = [run for run in tree["runs"] if run["row"] == "a"]
+    (tmp_path / "study.json").write_text(json.dumps(tree))
+    with pytest.raises(AmorError, match="runs: of 1 rows, where the study has 2"):
+        results.read(tmp_path)
+
+
 # wrong studies
 
 

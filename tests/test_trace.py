@@ -13,6 +13,7 @@ from amor.cli import main
 from amor.data.spelling import Speller, kinds, rare
 from amor.data.tokenizer import bytes_tokenizer
 from amor.errors import AmorError
+from amor.gates.override import override_gates
 from amor.judge.choosing import WAYS
 from amor.judge.gates import RecordingGate, own_gates
 from amor.judge.prompts import PAPER
@@ -22,6 +23,7 @@ from amor.models.gated import PassOptions
 from amor.records.trace import Traces
 from amor.records.value import Value
 from amor.study import figures
+from amor.study.trace import verdict
 
 TEXT = "The old tower, 12 m tall, is é-shaped.\nIt fell."
 
@@ -43,6 +45,14 @@ def test_watching_a_gate_changes_nothing():
     for gate, a, b in zip(watched, seen.gates, plain.gates, strict=True):
         assert torch.equal(a.fire, b.fire)
         close(gate.values("entropy", 0), b.score)
+
+
+def test_a_trace_in_which_no_gate_fired_begins_with_that():
+    model, tokenizer, ids = reading()
+    never = trace(model, tokenizer, ids, gates=override_gates(own_gates(model), "never"))
+    assert verdict(never).startswith("No gate fired: attention ran on none of the tokens, ")
+    always = trace(model, tokenizer, ids, gates=override_gates(own_gates(model), "always"))
+    assert verdict(always).startswith("Attention ran on 100 / 100")
 
 
 def test_a_trace_says_what_the_model_did():
@@ -114,6 +124,30 @@ def test_every_architecture_has_a_trace_and_one_token_is_a_text():
             )
     with pytest.raises(AmorError, match="empty"):
         trace(model, tokenizer, [])
+
+
+def test_the_command_takes_bos_and_no_bos(tmp_path, capsys):
+    from test_decode_generate import bos_tokenizer
+
+    save(small("amor-mamba2", vocab=258), tmp_path / "m", bos_tokenizer())
+    (tmp_path / "book.txt").write_text("abc" * 30)
+    for words, first in (((), "<s>"), (("--bos",), "<s>"), (("--no-bos",), "a")):
+        assert main(["trace", str(tmp_path / "m"), "--text", "abc", "--json", *words]) == 0
+        tokens_read = last_json(capsys)["traces"][0]["tokens"]
+        assert tokens_read[0]["text"] == first and len(tokens_read) == (4 if first == "<s>" else 3)
+    value = [
+        "trace",
+        str(tmp_path / "m"),
+        "--value",
+        "--file",
+        str(tmp_path / "book.txt"),
+        "--json",
+    ]
+    losses = []
+    for words in ((), ("--bos",), ("--no-bos",)):
+        assert main([*value, "--windows", "2", "--context", "16", *words]) == 0
+        losses.append(last_json(capsys)["losses"]["never"]["nll"])
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_every_token_has_one_kind_and_the_summary_counts_each_once():

@@ -61,6 +61,7 @@ def make_report(run: Run, data: str | None = None) -> dict[str, Any]:
         print("\n".join(lines(recalled)))
         return {"report": str(report.write(run)), "recall": typed.tree(recalled)}
     findings = summarise_run(run, data)
+    print("\n".join(report.sentences(run)))
     scores = {"judged": typed.tree(findings.judged), "unigram": typed.tree(findings.unigram)}
     return {"report": str(report.write(run)), "step": findings.step, **scores}
 

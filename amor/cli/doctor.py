@@ -20,6 +20,7 @@ from amor.bench import machine
 from amor.bench.chunks import ChunkTiming, measure_chunks
 from amor.cli import Parser
 from amor.decode.compile import SOURCE
+from amor.decode.engine import kernels_not_native
 from amor.errors import AmorError, nearest
 from amor.ops import chunks
 from amor.ops.backends import BACKENDS, choice, missing
@@ -112,7 +113,7 @@ def operators() -> Iterator[OperatorBackend]:
             reasons = {b.name: missing(op, b, device) or POSSIBLE for b in backends}
             del reasons[name]
             yield OperatorBackend(op, device, name, why, reasons)
-    why_not = missing_source(SOURCE)
+    why_not = missing_source(SOURCE) or kernels_not_native()
     backend, why = ("the model's forward", why_not) if why_not else ("compiled", "the fastest")
     others = {"compiled": why_not} if why_not else {}
     yield OperatorBackend("decode step", "cpu", backend, why, others)

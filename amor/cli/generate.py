@@ -35,7 +35,7 @@ from amor.cli._model import (
 )
 from amor.cli._terminal import shade
 from amor.decode.engine import Engine
-from amor.decode.generate import Draft, GeneratedToken, Generation, Generator
+from amor.decode.generate import ROWS, Draft, GeneratedToken, Generation, Generator
 from amor.decode.sample import Sampling
 from amor.errors import AmorError
 from amor.files import disk_errors, file_to_write
@@ -63,7 +63,7 @@ def arguments(parser: Parser) -> None:
     parser.repeated("--stop-id", "N", "end at this token id, e.g. the BOS between texts", int)
     bos_arguments(parser)
     parser.number("--seed", default.seed, "of the choices; the same seed gives the same text")
-    parser.number("--rows", 8, "prompts continued at the same time")
+    parser.number("--rows", ROWS, "prompts continued at the same time")
     words = "ngram: read repeated text ahead, several tokens per pass; the text stays the same"
     parser.choice("--draft", get_args(Draft), "none", words)
     gate_arguments(parser)

@@ -51,6 +51,14 @@ INSIDE = {"product", "scan", "delta", "conv", "gated_norm", "rowwise", "linear",
 CHUNK = 512  # tokens of a prompt per prefill call
 
 
+def kernels_not_native() -> str:
+    """What AMOR_KERNELS asks for in place of compiled steps, or an empty string."""
+    kernels = wishes(os.environ.get("AMOR_KERNELS", "")).items()
+    others = [f"{op}={name}" for op, name in kernels if op in INSIDE and name != "native"]
+    asked = f"AMOR_KERNELS asks for {', '.join(others)}"
+    return f"{asked}, and compiled steps are native" if others else ""
+
+
 class Engine:
     """A model ready to generate: packed weights, compiled steps, counts of work.
 
@@ -139,11 +147,7 @@ class Engine:
         """Why no step can be compiled, or an empty string."""
         if not self.savings.compiled:
             return "compiled steps are switched off"
-        kernels = wishes(os.environ.get("AMOR_KERNELS", "")).items()
-        others = [f"{op}={name}" for op, name in kernels if op in INSIDE and name != "native"]
-        if others:
-            return f"AMOR_KERNELS asks for {', '.join(others)}, and compiled steps are native"
-        return why_not_compilable(self.model)
+        return kernels_not_native() or why_not_compilable(self.model)
 
     @property
     def nbytes(self) -> int:

@@ -100,6 +100,7 @@ def check_keys(tree: Any, where: str) -> None:
     """Refuse a file of transformers whose values have other types than TransformersKeys."""
     if not isinstance(tree, dict):
         raise AmorError(f"{where}: expected an object of keys, not {type(tree).__name__}")
+    typed.check_levels(tree, where)
     known = {field.name for field in fields(TransformersKeys)}
     # a caller's own dtype may be torch's, not the name of one
     some = {k: v for k, v in tree.items() if k in known and not isinstance(v, torch.dtype)}

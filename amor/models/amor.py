@@ -132,8 +132,8 @@ class Amor(nn.Module):
             optimizer.zero_grad()
             model.observe(out)
 
-        tokens: [B, T] token ids. All further arguments are by name:
-        state: where to continue; None: from the beginning.
+        tokens: [B, T] token ids.
+        state: where to continue; None: from the beginning. Arguments after it are by name.
         valid: [B, T] False at pads, wherever they are; None: every token is real.
         reset: [B, T] True where a packed document begins.
         targets: [B, T] true next tokens, head.IGNORE where none; sets `loss` and `nll`.

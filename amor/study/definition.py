@@ -6,6 +6,7 @@ A study is a TOML file (`Study`). STUDY/study.json is the same with the list of 
 (`Measurement`), whose kinds are the files of amor/measures.
 """
 
+import math
 from collections import Counter
 from typing import Annotated, Any, cast
 
@@ -119,6 +120,15 @@ class StudyLedger(typed.File, frozen=True):
     study: Study
     data: Words
     runs: tuple[PlannedRun, ...]
+
+    def __post_init__(self) -> None:
+        points = math.prod(map(len, self.study.axes.values()))
+        rows, expected = len(self.rows), len(self.study.runs) * points
+        if rows != expected:
+            raise ValueError(
+                f"runs: of {rows} rows, where the study has {expected}: one per run and point of "
+                "the axes"
+            )
 
     @property
     def rows(self) -> tuple[str, ...]:

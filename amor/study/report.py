@@ -28,6 +28,8 @@ from amor.study.verdict import FEW
 
 FILE = "report.html"
 BY_POLICY = "recall/by_policy.json"
+ETA = 0.01  # of gates whose options do not name it: the paper's
+FOLLOWED = 3.0  # a run of more than FOLLOWED / eta steps is long enough for its thresholds
 SMOOTH = 0.04  # share of the run over which the training loss is averaged
 # policy -> what it is called beside a share of right answers
 POLICIES = {
@@ -114,6 +116,11 @@ def write(run: Run) -> Path:
     return path
 
 
+def sentences(run: Run) -> list[str]:
+    """What the run came to, as its report begins."""
+    return list(conclusion(RunData(run)))
+
+
 def add_recall(run: Run, by_policy: Mapping[str, Any]) -> Path:
     """Keep what the demo's second model recalls, by policy (the fields of RecallByPolicy), and draw
     the report again."""
@@ -157,7 +164,10 @@ def conclusion(data: RunData) -> Iterator[str]:
             saves = f"saves {gate.saved:.3f} ± {gate.se:.3f} nats per token"
             saves = f"{saves}, {than} on as many tokens chosen by chance"
         fires = percents(block.fire for block in findings.blocks)
-        yield f"Attention runs on {fires} of held-out tokens and {saves}."
+        if any(block.fire for block in findings.blocks):
+            yield f"Attention runs on {fires} of held-out tokens and {saves}."
+        else:
+            yield f"Attention runs on none of the held-out tokens{why_none_fires(data)}."
     elif data.blocks:
         yield f"Attention ran on {data.fire:.0%} of the tokens of the last step, mean of blocks."
     if data.recalled:
@@ -171,6 +181,22 @@ def conclusion(data: RunData) -> Iterator[str]:
             f"{right['chance']:.0%}, everywhere {right['everywhere']:.0%}, nowhere "
             f"{right['never']:.0%}."
         )
+
+
+def why_none_fires(data: RunData) -> str:
+    """Of a run so short that the thresholds are still those of its first steps, else nothing.
+
+    The entropy of a new model falls faster than an EMA of weight eta follows, about 1 / eta steps.
+    """
+    blocks = data.findings.model.get("blocks", {}) if data.findings else {}
+    eta = blocks.get("gate_options", {}).get("eta", ETA)
+    steps, adaptive = data.steps[-1].step, any(block.mu for block in data.steps[-1].blocks)
+    if not adaptive or not eta or steps > FOLLOWED / eta:
+        return ""
+    return (
+        f": the thresholds are averages over about {1 / eta:,.0f} steps and do not follow the "
+        f"falling entropy in {steps:,}; train longer, or set blocks.gate_options.eta"
+    )
 
 
 def facts(data: RunData) -> dict[str, str]:
@@ -195,8 +221,9 @@ def facts(data: RunData) -> dict[str, str]:
     rate = statistics.median(data.speed)
     shown["tokens per second, median"] = f"{rate:,.0f}"
     ceiling, work = data.machine.gemm_gflops, data.machine.flops_per_token
-    if ceiling and work:
-        shown["of the machine's ceiling"] = f"{rate * work / ceiling / 1e9:.0%}"
+    # above 1 the machine was busy while the ceiling was measured
+    if ceiling and work and (share := rate * work / ceiling / 1e9) <= 1:
+        shown["of the machine's ceiling"] = f"{share:.0%}"
     seconds = sum(line.timing.seconds for line in data.steps)
     shown["time in steps"] = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.1f} s"
     return shown

@@ -38,6 +38,8 @@ def verdict(trace: Trace) -> str:
         text = "One token, which nothing predicts"
     elif not trace.blocks:
         text = f"{as_is:.3f} nats per token; this model has no gated blocks"
+    elif not any(trace.fire_rate):
+        text = f"No gate fired: attention ran on none of the tokens, {as_is:.3f} nats each"
     else:
         effect = "lowered" if closed >= as_is else "raised"
         text = f"Attention ran on {percents(trace.fire_rate)} of the tokens and {effect} the loss "

@@ -47,8 +47,10 @@ class Pace(Countdown):
 
     @property
     def share(self) -> float | None:
-        """Fraction of the ceiling; None if it was not measured."""
-        return self.tokens_per_second * self.flops / self.ceiling if self.ceiling else None
+        """Fraction of the ceiling; None if it was not measured, or while the machine was so busy
+        that the run is faster."""
+        share = self.tokens_per_second * self.flops / self.ceiling if self.ceiling else None
+        return share if share is not None and share <= 1 else None
 
     @property
     def left(self) -> str:
