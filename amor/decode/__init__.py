@@ -1,1 +1,1 @@
-"""Decode: one token a row at a time, from weights made ready once."""
+"""Decode: one token per row and step, from packed weights."""
