@@ -637,3 +637,17 @@ def test_tokens_without_end_are_refused_and_long_texts_take_room_as_they_grow(
     with pytest.raises(ZeroDivisionError):
         generate(*opened, "abc", max_tokens=writing.LONGEST)
     assert asked == [1]
+
+
+def test_so_many_shards_that_they_cannot_all_be_open_are_refused_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
+    """--shard-tokens 1 once wrote a file per token, and none could be read."""
+    monkeypatch.setattr("amor.data.writer.MOST_FILES", 5)
+    (tmp_path / "book.txt").write_text("abcdefgh")
+    words = ["prepare", str(tmp_path / "book.txt"), "--tokenizer", "bytes", "--workers", "1"]
+    words += ["--out", str(tmp_path / "out"), "--shard-tokens"]
+    assert main([*words, "1"]) == 2
+    said = capsys.readouterr().err
+    assert "more than 5 shards of 1 tokens" in said and said.count("amor prepare:") == 1
+    assert main([*words, "2", "--overwrite"]) == 0

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 BLOCK = 1 << 24  # bytes hashed at a time
 MOST_SHARD = 1 << 40  # tokens in one file
+MOST_FILES = 4096  # of one split; a reader holds all of them open. 2^38 tokens at the default size
 MEND = "copy it or prepare it again"
 
 Split = Literal["train", "valid"]

@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from amor.data.shards import Shard, SourceName, digest_of, dtype_for, little_endian
+from amor.data.shards import MOST_FILES, Shard, SourceName, digest_of, dtype_for, little_endian
 from amor.errors import AmorError
 from amor.files import disk_errors, replace_file
 from amor.typed import Count, Positive
@@ -88,6 +88,12 @@ class ShardWriter:
         with disk(self.folder):
             while len(tokens):
                 if self._file is None:
+                    if len(self.shards) >= MOST_FILES:
+                        raise AmorError(
+                            f"{self.folder}: more than {MOST_FILES:,} shards of "
+                            f"{self.shard_tokens:,} tokens; give a larger --shard-tokens, "
+                            "and --overwrite"
+                        )
                     self._file = self._path().open("ab")
                 taken, tokens = np.split(tokens, [self.shard_tokens - self.written.part])
                 data = taken.astype(self.dtype).tobytes()
