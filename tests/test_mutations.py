@@ -9,7 +9,6 @@ from laws import small
 
 from amor.decode import compile
 from amor.decode.blocks import CompiledBlocks, Residual
-from amor.decode.compile import Compiled
 from amor.decode.engine import Engine
 from amor.decode.evidence import JointEvidence
 from amor.decode.record import RecordedPass
@@ -216,19 +215,6 @@ def test_a_program_that_leaves_out_the_norm_of_the_mlp_is_noticed(monkeypatch):
     caught("amor-mamba2-mlp", *ENGINE)
 
 
-def test_keys_turned_by_the_position_before_theirs_are_noticed_in_decode(monkeypatch):
-    honest = Compiled._bind
-
-    def late(self, index, ref, parts, layout, *more):
-        before = Layout(
-            (layout.start - 1).clamp(min=0), 1, layout.rows_aligned, layout.max_position
-        )
-        return honest(self, index, ref, parts, before, *more)
-
-    monkeypatch.setattr(Compiled, "_bind", late)
-    caught("transformer", *ENGINE)
-
-
 def test_a_fired_row_whose_later_readings_are_kept_is_noticed(monkeypatch):
     """A reading made ahead is of the residual before the firing; the pass in Python."""
     monkeypatch.setattr(Engine, "_step_program", lambda *_: None)
@@ -349,6 +335,13 @@ def test_keys_that_lose_their_last_token_when_they_grow_are_noticed(monkeypatch)
             "transformer",
             ENGINE,
             id="keys written by another capacity than they are read by",
+        ),
+        pytest.param(
+            "s.k, r) + h * s.size, kv.cos + call.position[r] * half",
+            "s.k, r) + h * s.size, kv.cos + (call.position[r] / 2) * half",
+            "transformer",
+            ENGINE,
+            id="keys turned by another position than their own",
         ),
         pytest.param(
             "shared.versions[r]++;",

@@ -632,7 +632,7 @@ def test_tokens_without_end_are_refused_and_long_texts_take_room_as_they_grow(
     assert generate(*opened, "abc", max_tokens=100, temperature=1.0).tokens == wanted
     asked = []
     monkeypatch.setattr(
-        writing.Engine, "prefill", lambda self, ids, room: asked.append(room) or 1 / 0
+        writing.Engine, "begin", lambda self, ids, room: asked.append(room) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         generate(*opened, "abc", max_tokens=writing.LONGEST)

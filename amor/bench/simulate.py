@@ -166,7 +166,8 @@ class ScheduledRounds:
         self.base = self.engine.own_rows(state, self.tokens)
         if rows > 1:
             assert isinstance(self.base, RowMemory)
-            self.base = rewound(self.base.select([0] * rows), range(rows))
+            apart = [row % start for row in range(rows)]
+            self.base = rewound(self.base.select([0] * rows), apart)
 
     @property
     def rate(self) -> float:

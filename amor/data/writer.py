@@ -88,7 +88,7 @@ class ShardWriter:
         with disk(self.folder):
             while len(tokens):
                 if self._file is None:
-                    if len(self.shards) >= MOST_FILES:
+                    if len(self.written.shards) >= MOST_FILES:
                         raise AmorError(
                             f"{self.folder}: more than {MOST_FILES:,} shards of "
                             f"{self.shard_tokens:,} tokens; give a larger --shard-tokens, "
