@@ -18,6 +18,7 @@ WRONG = [
     (["info", ""], "which model"),
     (["info", LONG], "... (300 characters): File name too long"),
     (["info", NUL], "NUL"),
+    (["info", "a\ud800"], "surrogate"),
     (["info", "folder"], "holds no config.json"),
     (["info", "file.txt"], "holds no config.json"),
     (["info", "model", "--fire-rate", "nan"], "between 0 and 1"),

@@ -89,8 +89,9 @@ def test_a_report_of_a_broken_run_is_drawn_or_refused_in_one_line(whole, tmp_pat
     cases = [
         case for case in cases if case[1][:2] != ("model", "changes")
     ]  # what a config may be is test_config.py's
-    # a recipe's nonsense is mostly not read, so that nearly every case draws a whole page
-    drawn, most = 0, 30 if name == "config.json" else 100
+    # nonsense in a recipe is mostly not read, so nearly every case draws a whole page, which takes
+    # most of a second; tests/fuzz.py tries more
+    drawn, most = 0, 15 if name == "config.json" else 40
     for k, where, value in chance.sample(cases, min(len(cases), most)):
         put = [*trees[:k], replaced(trees[k], where, value), *trees[k + 1 :]]
         drawn += survives(

@@ -142,6 +142,11 @@ def main(words: list[str] | None = None) -> int:
     if any("\0" in word for word in words):  # impossible in a shell, but not for a caller in Python
         print("amor: an argument holds a NUL character, which no name or text can", file=sys.stderr)
         return 2
+    try:
+        os.fsencode("".join(words))
+    except UnicodeEncodeError:
+        print("amor: an argument holds half of a character, a lone surrogate", file=sys.stderr)
+        return 2
     if not words or words[0] in ("-h", "--help", "help"):
         print(contents())
         return 0
