@@ -142,11 +142,6 @@ def main(words: list[str] | None = None) -> int:
     if any("\0" in word for word in words):  # impossible in a shell, but not for a caller in Python
         print("amor: an argument holds a NUL character, which no name or text can", file=sys.stderr)
         return 2
-    try:
-        os.fsencode("".join(words))
-    except UnicodeEncodeError:
-        print("amor: an argument holds half of a character, a lone surrogate", file=sys.stderr)
-        return 2
     if not words or words[0] in ("-h", "--help", "help"):
         print(contents())
         return 0
@@ -212,6 +207,9 @@ def run_command(module: ModuleType, prog: str, words: list[str]) -> int:
     except OSError as error:  # a name too long, a folder where a file should be, a full disk
         message = f"{prog}: {shortened(error.filename)}: {error.strerror or error}"
         return failed(args, message, 2)
+    except UnicodeEncodeError as error:
+        message = f"{shortened(ascii(error.object))} is no name: it holds half of a character"
+        return failed(args, f"{prog}: {message}", 2)
     except KeyboardInterrupt:
         print(f"\n{prog}: stopped", file=sys.stderr)
         return 130
