@@ -126,12 +126,17 @@ def test_a_rollback_takes_back_what_steps_ahead_kept_and_single_steps(name):
 
 def test_what_cannot_be_accepted_is_refused():
     session = Engine(small("mamba2")).prefill(prompts_of(9))
+    with pytest.raises(amor.AmorError, match="call step_ahead"):
+        session.accept([1])
     with pytest.raises(amor.AmorError, match="at least one token"):
         session.step_ahead([[]])
     session.step_ahead([[1, 2]])
     for count in (0, 3):
         with pytest.raises(amor.AmorError, match="accepted"):
             session.accept([count])
+    session.step([1])
+    with pytest.raises(amor.AmorError, match="call step_ahead"):
+        session.accept([1])
     whole = Engine(small("mamba2"), amor.decode.savings.Savings(compiled=False))
     with pytest.raises(amor.AmorError, match="compiled as a whole"):
         whole.prefill(prompts_of(9)).step_ahead([[1, 2]])

@@ -36,6 +36,7 @@ class Session:
     ):
         """room: tokens that the rows of a State get memory for."""
         self.engine, self._next = engine, output
+        self._ahead: tuple[StepOutput, list[int]] | None = None  # of `step_ahead`, until `accept`
         self.memory = engine.own_rows(memory, room) if isinstance(memory, State) else memory
 
     @property
@@ -69,6 +70,7 @@ class Session:
                 f"{list(tokens.shape)}"
             )
         check_token_ids(tokens[:, None], self.engine.model.config.vocab)
+        self._ahead = None
         self.memory, self._next = self.engine.advance(tokens, self.memory)
         return self._next
 
@@ -88,12 +90,15 @@ class Session:
 
     def accept(self, counts: Sequence[int]) -> StepOutput:
         """Keep the first tokens of every row of the last `step_ahead`, at least one."""
+        if self._ahead is None:
+            raise AmorError("accept keeps tokens of step_ahead: call step_ahead() before it")
         output, lengths = self._ahead
         starts = [sum(lengths[:r]) for r in range(len(lengths))]
         kept = [start + t for start, n in zip(starts, counts, strict=True) for t in range(n)]
         last = torch.tensor([start + n - 1 for start, n in zip(starts, counts, strict=True)])
         assert isinstance(self.memory, RowMemory)
         self.memory.accept(counts)
+        self._ahead = None
         self.engine.count_accepted(output, torch.tensor(kept), self.memory, counts)
         self._next = output.map(lambda t: t[last])
         return self._next
