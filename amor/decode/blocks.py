@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amor.decode.compile import Compiled, Pack, StateEntries
+from amor.decode.compile import Compiled, Pack
+from amor.decode.tables import StateEntries
 from amor.gates.base import Verdict
 from amor.layout import Layout
 from amor.models.amor import Amor

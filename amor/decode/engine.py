@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from amor.decode.blocks import CompiledBlocks, Residual
-from amor.decode.compile import RowTables, StateEntries
 from amor.decode.evidence import JointEvidence
 from amor.decode.fingerprint import ModelFingerprint
 from amor.decode.head import Head, HeadPasses
@@ -31,6 +30,7 @@ from amor.decode.scores import Scorers
 from amor.decode.session import Prefill, Session
 from amor.decode.step import CompiledModel, why_not_compilable
 from amor.decode.step_output import DecodeStats, StepOutput
+from amor.decode.tables import RowTables, StateEntries
 from amor.errors import AmorError
 from amor.form import Part, spec_of
 from amor.gates.base import Gate, Verdict

@@ -15,11 +15,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from amor.decode.compile import Compiled, Pack, StateEntries
+from amor.decode.compile import Compiled, Pack
 from amor.decode.evidence import most_vectors
 from amor.decode.head import Head
 from amor.decode.scores import record_score, states_program
 from amor.decode.step_output import StepOutput
+from amor.decode.tables import StateEntries
 from amor.gates.base import Adaptive, Evidence, Gate
 from amor.layout import Layout
 from amor.models.amor import Amor

@@ -3,7 +3,7 @@
 A State is one batch of tensors; there a row that enters or leaves means a copy of all. Here a row
 is two runs of memory: its recurrent tensors, one behind the other, and its keys and values, which
 grow when the row needs it. Compiled steps find both by a table of addresses
-(`amor.decode.compile.StateTable`). A row may belong to several sessions, as after a fork; it is
+(`amor.decode.tables.StateTable`). A row may belong to several sessions, as after a fork; it is
 copied when one of them steps.
 
 Recurrent tensors cannot run backwards. A step that may be taken back (draft tokens, `memory`)
@@ -19,7 +19,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from amor.decode.compile import RowTables, StateTable
+from amor.decode.tables import RowTables, StateTable
 from amor.errors import AmorError
 from amor.form import Part, StateSpec, TensorSpec
 from amor.kv import KV

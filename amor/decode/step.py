@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from amor.decode.blocks import BlockPrograms, record_columns
-from amor.decode.compile import SOURCE, Compiled, RowTables, StateEntries
+from amor.decode.compile import SOURCE, Compiled
 from amor.decode.head import Head
 from amor.decode.record import StepProgram
+from amor.decode.tables import RowTables, StateEntries
 from amor.errors import AmorError
 from amor.form import Part
 from amor.gates.base import Gate
